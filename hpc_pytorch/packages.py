@@ -56,7 +56,7 @@ def install(names):
     print("Installing with %s: %s" % (command[0], ' '.join(names)), file=sys.stderr, flush=True)
     done = run(command)
     if done.returncode and 'apt-get' in command:
-        # a new machine has no package lists, an old one stale ones; and a dpkg that was killed wants to be told to go on
+        # a new machine has no package lists, an old one stale ones; a dpkg that was killed wants to be told to go on
         as_root = command[:command.index('apt-get')]
         run(as_root + ['dpkg', '--configure', '-a'])
         run(as_root + ['apt-get', '-qq', '-o', 'DPkg::Lock::Timeout=600', 'update'])

@@ -1,0 +1,397 @@
+"""
+EasyBuild support for installing Python packages from lock files, implemented as an easyblock.
+
+A lock file names every package with its version and SHA256 (pip's own format; uv and pip-tools write it). All of it is
+fetched in EasyBuild's fetch step, by pip, so that the mirrors, proxies and caches that the user configured for pip are
+used; everything after that works without a network.
+"""
+import glob
+import os
+import re
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+
+from easybuild.framework.easyblock import EasyBlock
+from easybuild.framework.easyconfig import CUSTOM, MANDATORY
+from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import build_option, source_paths
+from easybuild.tools.environment import restore_env
+from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, read_file, remove_dir, write_file
+from easybuild.tools.modules import get_software_root
+from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.utilities import nub
+
+from hpc_pytorch import packages
+from hpc_pytorch.system import Problem, current
+from hpc_pytorch.wheels import ask_python, normal_name, parse_lock, parse_wheel, sha256_of, why_not
+
+# pip's last word about a requirement that no file fits
+NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
+
+
+class LockedWheels(EasyBlock):
+    """Support for installing Python packages from lock files into a virtual environment that is a module."""
+
+    @staticmethod
+    def extra_options():
+        """Easyconfig parameters of this easyblock."""
+        return EasyBlock.extra_options({
+            'lock_files': [None, "Lock files with all packages to install", MANDATORY],
+            'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
+            'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
+            'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
+            'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
+            'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
+            'scripts': [[], "Scripts beside the easyconfig to install in bin", CUSTOM],
+        })
+
+    def __init__(self, *args, **kwargs):
+        """Nothing is known yet of the Python and of the files."""
+        super().__init__(*args, **kwargs)
+        self.python = None
+        self.mpi_compiler = None
+        self.wheels = None
+        self.build_in_installdir = True
+
+    # --- what there is to work with ---------------------------------------------------------------------------------
+
+    def locked(self, parameter):
+        """All entries of the lock files that a parameter names."""
+        files = [self.obtain_file(name) for name in self.cfg[parameter]]
+        return [entry for path in files for entry in parse_lock(read_file(path))]
+
+    def from_source(self, entry):
+        """Whether this package is to be built here."""
+        return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
+
+    def find_python(self):
+        """The first Python, of those that the packages exist for, on this machine."""
+        versions = self.cfg['python_versions']
+        root = get_software_root('Python')
+        if root:
+            names = [os.path.join(root, 'bin', 'python3')]
+        else:
+            names = ['python3'] + ['python' + version for version in versions] + [sys.executable]
+        paths = nub([path for path in map(shutil.which, names) if path])
+        pythons = [python for python in map(ask_python, paths) if python]
+        for python in pythons:
+            if python.version in versions:
+                return python
+        found = ', '.join("%s (%s)" % (python.version, python.path) for python in pythons)
+        raise EasyBuildError("%s %s needs Python %s; found: %s. Install one of them, or load its module, "
+                             "so that python3.x is found.",
+                             self.name, self.version, ' or '.join(versions), found or 'none')
+
+    def find_mpi_compiler(self):
+        """The system's MPI compiler, if it is there."""
+        try:
+            name = current(self.cfg.filename()).compilers['mpi_c'] or 'mpicc'
+        except Problem as problem:
+            raise EasyBuildError(str(problem))
+        return shutil.which(name)
+
+    @contextmanager
+    def external_modules(self):
+        """The system's modules that this depends on are loaded: fetching must know the Python that will be used."""
+        names = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['external_module']]
+        environment = os.environ.copy()
+        if names:
+            self.modules_tool.load(names)
+        try:
+            yield
+        finally:
+            if names:
+                restore_env(environment)
+
+    def look_around(self):
+        """Find Python and MPI, and install the headers that building needs where that is allowed."""
+        if self.python:
+            return
+        self.python = self.find_python()
+        self.mpi_compiler = self.find_mpi_compiler()
+        if self.cfg['build_from_source'] and not self.python.headers:
+            try:
+                packages.install(['python%s-dev' % self.python.version])
+            except packages.NotInstalled as problem:
+                raise EasyBuildError("%s has no Python.h, which building %s needs: %s", self.python.path,
+                                     ', '.join(self.cfg['build_from_source']), problem)
+        mpi = self.mpi_compiler or 'none here, so the locked one'
+        self.dry_run_or_log("Python %s at %s; MPI: %s" % (self.python.version, self.python.path, mpi))
+
+    def dry_run_or_log(self, text):
+        """Say it where it is of use."""
+        if self.dry_run:
+            self.dry_run_msg(text)
+        else:
+            print_msg(text, log=self.log)
+
+    def wheel_locks(self):
+        """All entries to install from wheels."""
+        entries = [entry for entry in self.locked('lock_files') if not self.from_source(entry)]
+        return entries + ([] if self.mpi_compiler else self.locked('mpi_lock_files'))
+
+    def source_locks(self):
+        """All entries to build here."""
+        return [entry for entry in self.locked('lock_files') if self.from_source(entry)]
+
+    def check_version(self):
+        """The lock must be the lock of this version (with --try-software-version it is not)."""
+        for entry in self.locked('lock_files'):
+            if entry.name == 'torch' and self.name == 'PyTorch' and entry.version.split('+')[0] != self.version:
+                raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
+                                     "(how is said in the .in file beside it) and name it in the easyconfig.",
+                                     entry.version, self.version, self.version)
+
+    # --- pip --------------------------------------------------------------------------------------------------------
+
+    def pip(self, python, *arguments, **kwargs):
+        """Run pip for this Python: EasyBuild's own pip where it can, else the Python's."""
+        environment = {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
+        environment.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', **kwargs.pop('environment', {}))
+        own = [sys.executable, '-m', 'pip', '--python', python]
+        other = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=environment,
+                              output_file=False, in_dry_run=True, use_bash=False).exit_code
+        command = [python, '-m', 'pip'] if other else own
+        return run_shell_cmd(command + list(arguments), env=environment, fail_on_error=False, hidden=True,
+                             use_bash=False, **kwargs)
+
+    @contextmanager
+    def lock_file(self, entries):
+        """A temporary lock file with just these entries."""
+        directory = tempfile.mkdtemp(prefix='lock-')
+        path = os.path.join(directory, 'lock.txt')
+        write_file(path, '\n'.join(entry.text for entry in entries) + '\n')
+        try:
+            yield path
+        finally:
+            remove_dir(directory)
+
+    def missing(self, entries, directory):
+        """What pip says of installing these from this directory alone; None if nothing is missing."""
+        with self.lock_file(entries) as lock:
+            result = self.pip(self.python.path, 'install', '--dry-run', '--ignore-installed', '--quiet', '--no-index',
+                              '--find-links', directory, '--no-deps', '--require-hashes', '--only-binary', ':all:',
+                              '--target', directory, '-r', lock, output_file=False)
+        return result.output if result.exit_code else None
+
+    def install_from(self, directory, python, entries, *arguments, **kwargs):
+        """Install entries from the fetched files, every checksum verified, no network."""
+        with self.lock_file(entries) as lock:
+            result = self.pip(python, 'install', '--quiet', '--no-index', '--find-links', directory, '--no-deps',
+                              '--require-hashes', '--no-warn-script-location', *arguments, '-r', lock, **kwargs)
+        if result.exit_code:
+            self.log.debug(result.output)
+            raise EasyBuildError("Installing from %s failed: %s%s", directory, last_words(result.output),
+                                 self.explain(result.output, directory))
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def fetch_step(self, *args, **kwargs):
+        """Fetch what the locks name, unless all of it lies in a source path."""
+        super().fetch_step(*args, **kwargs)
+        self.check_version()
+        if self.dry_run:
+            for entry in self.locked('lock_files'):
+                self.dry_run_msg("  * %s %s", entry.name, entry.version)
+            return
+        with self.external_modules():
+            self.look_around()
+            self.wheels = self.complete_store() or self.fetch_all()
+
+    def stores(self):
+        """Where the fetched files may lie: a directory of this easyconfig's in every source path."""
+        name = '%s-%s%s-wheels' % (self.name, self.version, self.cfg['versionsuffix'])
+        return [os.path.join(path, self.name[0].lower(), self.name, name) for path in source_paths()]
+
+    def complete_store(self):
+        """The first directory that has everything, undamaged."""
+        for store in filter(os.path.isdir, self.stores()):
+            self.drop_damaged(store)
+            binaries = self.wheel_locks() + self.locked('build_lock_files')
+            if not any(self.missing(part, store) for part in (self.wheel_locks(), self.locked('build_lock_files'))
+                       if part) and all(self.source_file(entry, store) for entry in self.source_locks()):
+                self.log.info("All %d files are in %s", len(binaries), store)
+                return store
+        return None
+
+    def drop_damaged(self, store):
+        """Remove files that are not what the lock says: cut short by a full disk, say."""
+        known = set()
+        for parameter in ('lock_files', 'build_lock_files', 'mpi_lock_files'):
+            known.update(*[entry.hashes for entry in self.locked(parameter)])
+        for path in glob.glob(os.path.join(store, '*.*')):
+            if os.path.isfile(path) and sha256_of(path) not in known:
+                print_msg("%s is not what the lock file names (damaged, or of an older lock): not used", path,
+                          log=self.log)
+                if os.access(store, os.W_OK):
+                    os.remove(path)
+
+    def source_file(self, entry, store):
+        """The fetched source of a package that is built here, if it is there."""
+        names = (entry.name, entry.name.replace('-', '_'))
+        for path in [os.path.join(store, '%s-%s.tar.gz' % (name, entry.version)) for name in names]:
+            if os.path.isfile(path) and sha256_of(path) in entry.hashes:
+                return path
+        return None
+
+    def fetch_all(self):
+        """Download what is missing; files appear in the store when they are whole and right."""
+        store = self.stores()[0]
+        try:
+            mkdir(store, parents=True)
+            for left in glob.glob(os.path.join(store, 'part-*')):
+                remove_dir(left)
+            part = tempfile.mkdtemp(prefix='part-', dir=store)
+        except (EasyBuildError, OSError) as err:
+            raise EasyBuildError("The source path cannot be written to: %s. Choose another with --sourcepath.", err)
+        try:
+            build_tools = self.locked('build_lock_files')
+            self.download(self.wheel_locks(), part, store)
+            if build_tools:
+                self.download(build_tools, part, store)
+            if self.source_locks():
+                self.download_sources(build_tools, part, store)
+        finally:
+            remove_dir(part)
+        return store
+
+    def download(self, entries, part, store):
+        """Download wheels: from the user's indexes, and if they do not have them, from the easyconfig's, too."""
+        extra = [word for url in self.cfg['extra_index_urls'] for word in ('--extra-index-url', url)]
+        if not self.missing(entries, store):
+            return
+        print_msg("fetching %d packages into %s", len(entries), store, log=self.log)
+        with self.lock_file(entries) as lock:
+            for indexes in ([], extra):
+                result = self.pip(self.python.path, 'download', '--quiet', '--no-deps', '--require-hashes',
+                                  '--only-binary', ':all:', '--find-links', store, '--dest', part, '-r', lock, *indexes)
+                if result.exit_code == 0:
+                    return self.keep(part, store)
+        raise EasyBuildError("Fetching failed: %s%s", last_words(result.output), self.explain(result.output, store))
+
+    def download_sources(self, build_tools, part, store):
+        """Download sources; pip insists on asking each for its metadata, which needs the build tools."""
+        tools = os.path.join(part, 'tools')
+        self.install_from(store, self.python.path, build_tools, '--target', tools)
+        with self.lock_file(self.source_locks()) as lock:
+            result = self.pip(self.python.path, 'download', '--quiet', '--no-deps', '--require-hashes', '--no-binary',
+                              ':all:', '--no-build-isolation', '--dest', part, '-r', lock,
+                              environment={'PYTHONPATH': tools})
+        if result.exit_code:
+            raise EasyBuildError("Fetching failed: %s", last_words(result.output))
+        self.keep(part, store)
+
+    @staticmethod
+    def keep(part, store):
+        """Move what was downloaded to where it stays."""
+        for path in glob.glob(os.path.join(part, '*.*')):
+            os.replace(path, os.path.join(store, os.path.basename(path)))
+
+    def explain(self, output, store):
+        """More than pip says about a package that does not fit: its wheels' tags taken apart."""
+        match = NO_MATCH.search(output)
+        if not match:
+            if re.search('hashes are required|DO NOT MATCH THE HASHES', output, re.I):
+                return "\nThe index served another file than the one that was locked; do not use it."
+            if re.search('connection|resolution|timed out|unreachable|proxy', output, re.I):
+                return ("\nNo index could be reached: check the network, or the mirror and proxy in 'pip config list'; "
+                        "or fetch on a machine with a network (eb --fetch) and bring %s." % store)
+            return ''
+        name, version = normal_name(match.group(1)), match.group(2)
+        lines = []
+        for path in sorted(glob.glob(os.path.join(store, '*.whl'))):
+            wheel = parse_wheel(path)
+            if (wheel.name, wheel.version) == (name, version):
+                lines.append("  %s:" % os.path.basename(path))
+                lines += ["    " + reason for reason in why_not(path, self.python)]
+        if not lines:
+            return ("\nNo index has %s %s for Python %s on %s, or none could be reached."
+                    % (name, version, self.python.version, self.python.machine))
+        return "\nThere is a wheel, and it does not fit:\n" + '\n'.join(lines)
+
+    def extract_step(self):
+        """Wheels are not unpacked beforehand."""
+
+    def prepare_step(self, *args, **kwargs):
+        """Load the system's modules; look around again where fetching was skipped."""
+        super().prepare_step(*args, **kwargs)
+        if not self.dry_run:
+            self.look_around()
+
+    def configure_step(self):
+        """Nothing to configure."""
+
+    def build_step(self):
+        """Everything is built while it is installed."""
+
+    def install_step(self):
+        """A virtual environment with the wheels, then what is built here."""
+        if self.dry_run:
+            self.dry_run_msg("virtual environment with %d packages, %s built here",
+                             len(self.locked('lock_files')), ', '.join(self.cfg['build_from_source']) or 'none')
+            return
+        run_shell_cmd([self.python.path, '-I', '-m', 'venv', '--without-pip', self.installdir], use_bash=False)
+        python = os.path.join(self.installdir, 'bin', 'python')
+        self.install_from(self.wheels, python, self.wheel_locks(), '--only-binary', ':all:')
+        if self.source_locks():
+            self.build_here(python)
+        for script in self.cfg['scripts']:
+            target = os.path.join(self.installdir, 'bin', script)
+            copy_file(self.obtain_file(script), target)
+            adjust_permissions(target, 0o755, relative=False)
+
+    def build_here(self, python):
+        """Build what is to be built with the system's MPI, or with the one just installed."""
+        tools = os.path.join(self.builddir, 'tools')
+        self.install_from(self.wheels, python, self.locked('build_lock_files'), '--target', tools)
+        path = os.pathsep.join([os.path.join(self.installdir, 'bin'), os.environ['PATH']])
+        compiler = self.mpi_compiler or os.path.join(self.installdir, 'bin', 'mpicc')
+        environment = {'PYTHONPATH': tools, 'MPICC': compiler, 'PATH': path}
+        self.install_from(self.wheels, python, self.source_locks(), '--no-build-isolation', '--no-binary', ':all:',
+                          environment=environment)
+
+    # --- module and checks ------------------------------------------------------------------------------------------
+
+    def site_packages(self):
+        """Where the packages are; known from the installation itself, so that --module-only works."""
+        paths = glob.glob(os.path.join(self.installdir, 'lib', 'python3.*', 'site-packages'))
+        if len(paths) != 1 and not self.dry_run:
+            raise EasyBuildError("Expected one lib/python3.*/site-packages in %s, found %d: reinstall with --rebuild",
+                                 self.installdir, len(paths))
+        return paths[0] if paths else os.path.join(self.installdir, 'lib', 'python3', 'site-packages')
+
+    def make_module_extra(self, *args, **kwargs):
+        """
+        Only the module's own packages: a $PYTHONPATH of the user's is put aside until the module is unloaded, and
+        packages below $HOME are not seen. Virtual environments on top of the module see its packages.
+        """
+        text = super().make_module_extra(*args, **kwargs)
+        text += self.module_generator.set_environment('PYTHONPATH', {
+            'value': self.site_packages(), 'pushenv': True, 'resolve_env_vars': False})
+        text += self.module_generator.set_environment('PYTHONNOUSERSITE', {'value': '1', 'pushenv': True})
+        return text
+
+    def sanity_check_step(self, *args, **kwargs):
+        """The environment is there, and its packages agree with each other."""
+        if self.python is None and not self.dry_run:
+            self.python = ask_python(os.path.join(self.installdir, 'bin', 'python'))
+        paths = {
+            'files': ['bin/python'] + ['bin/%s' % script for script in self.cfg['scripts']],
+            'dirs': [os.path.relpath(self.site_packages(), self.installdir)],
+        }
+        super().sanity_check_step(custom_paths=paths, *args, **kwargs)
+
+    def make_module_step(self, *args, **kwargs):
+        """--module-only needs an installation to describe."""
+        if build_option('module_only') and not os.path.isdir(self.installdir):
+            raise EasyBuildError("--module-only: nothing is installed at %s; install first", self.installdir)
+        return super().make_module_step(*args, **kwargs)
+
+
+def last_words(output):
+    """pip's reason, without its advice."""
+    lines = [line for line in output.splitlines() if line.strip() and not re.match(r'WARNING|\[notice|hint', line, re.I)]
+    errors = [line for line in lines if line.startswith('ERROR')]
+    return (errors or lines or ['pip failed without a word'])[-1]
