@@ -392,6 +392,6 @@ class LockedWheels(EasyBlock):
 
 def last_words(output):
     """pip's reason, without its advice."""
-    lines = [line for line in output.splitlines() if line.strip() and not re.match(r'WARNING|\[notice|hint', line, re.I)]
+    lines = [line for line in output.splitlines() if line.strip() and not re.match(r'warning|hint', line, re.I)]
     errors = [line for line in lines if line.startswith('ERROR')]
     return (errors or lines or ['pip failed without a word'])[-1]

@@ -1,0 +1,111 @@
+"""
+What all tests share: the checkout, ./eb as a user calls it, and shells with a modules tool.
+
+EasyBuild is always run as a program. Nothing that the developer has configured gets in.
+"""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+# what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
+CACHE = CHECKOUT / '.local' / 'test-cache'
+
+
+def clean_environment():
+    """The developer's environment without what configures EasyBuild, modules or Python."""
+    prefixes = ('EASYBUILD_', 'HPC_', 'LMOD_', 'MODULE', '_ModuleTable', 'PYTHON', '__LMOD', 'EBROOT')
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    for name in ('VIRTUAL_ENV', 'LOADEDMODULES', '_LMFILES_', 'BASH_ENV'):
+        environment.pop(name, None)
+    # the tests' own environment must not be the Python that is installed for
+    environment['PATH'] = os.pathsep.join(part for part in environment['PATH'].split(os.pathsep)
+                                          if not part.startswith(str(Path(sys.prefix) / 'bin')))
+    return environment
+
+
+class EB:
+    """./eb with a prefix of the test's own."""
+
+    def __init__(self, prefix, command=None):
+        self.prefix = Path(prefix)
+        self.command = [str(part) for part in command or [CHECKOUT / 'eb']]
+        self.sources = CACHE / 'sources'
+
+    def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=900, user=None):
+        """Run it; `status` is the exit status that is expected, None for any. Returns the process with its output."""
+        options = ['--prefix=%s' % self.prefix, '--sourcepath=%s' % self.sources]
+        # EasyBuild folds long lines at the terminal's width, which tests do not want to know about
+        environment = dict(clean_environment(), COLUMNS='10000', **dict(env))
+        done = subprocess.run(self.command + [str(word) for word in arguments] + options, env=environment,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              cwd=cwd or self.prefix.parent, timeout=timeout, user=user)
+        assert status is None or done.returncode == status, done.stdout
+        assert 'Traceback' not in done.stdout, done.stdout
+        return done
+
+    @property
+    def modules(self):
+        """The directory to `module use`."""
+        return self.prefix / 'modules' / 'all'
+
+
+@pytest.fixture
+def checkout():
+    """The top of the checkout."""
+    return CHECKOUT
+
+
+@pytest.fixture
+def eb(tmp_path):
+    """./eb with a prefix in the test's own directory."""
+    return EB(tmp_path / 'prefix')
+
+
+def unpacked_environment_modules():
+    """Environment Modules, which Debian does not install beside Lmod, unpacked for the tests."""
+    place = CACHE / 'environment-modules'
+    program = place / 'usr/lib' / ('%s-linux-gnu' % os.uname().machine) / 'modulecmd.tcl'
+    if not program.exists():
+        partial = place.with_name('environment-modules.%d' % os.getpid())
+        partial.mkdir(parents=True)
+        subprocess.run(['apt-get', '-qq', 'download', 'environment-modules'], cwd=partial, check=True)
+        subprocess.run(['dpkg', '-x', str(next(partial.glob('*.deb'))), str(partial)], check=True)
+        shutil.rmtree(place, ignore_errors=True)
+        partial.rename(place)
+    return program
+
+
+class ModulesTool:
+    """A shell with one of the two modules tools."""
+
+    def __init__(self, name):
+        self.name = name
+        if name == 'Lmod':
+            self.start = 'source /usr/share/lmod/lmod/init/bash'
+        else:
+            self.start = 'eval "$(%s bash autoinit)"' % unpacked_environment_modules()
+
+    def run(self, script, env=(), status=0, **options):
+        """Run a script in a bash that has the `module` command."""
+        done = subprocess.run(['bash', '-c', 'set -u +u; %s\n%s' % (self.start, script)],
+                              env=dict(clean_environment(), **dict(env)), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+        assert status is None or done.returncode == status, done.stdout
+        return done.stdout
+
+
+@pytest.fixture(params=['Lmod', 'Environment Modules'])
+def modules_tool(request):
+    """Each of the two modules tools."""
+    return ModulesTool(request.param)
+
+
+@pytest.fixture
+def lmod():
+    """Lmod alone, where the tool makes no difference."""
+    return ModulesTool('Lmod')
