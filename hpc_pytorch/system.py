@@ -18,6 +18,7 @@ import fnmatch
 import operator
 import os
 import re
+import socket
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 DEFAULT = 'workstation'
@@ -380,3 +381,9 @@ def is_for(easyconfig, system):
     stem = os.path.basename(easyconfig)
     stem = stem[:-len('.eb')] if stem.endswith('.eb') else stem
     return bool(set(stem.split('-')[1:]) & set(system.system['easyconfig_suffix']))
+
+
+def current(easyconfig=''):
+    """The system that this process works for: what ./eb chose for this easyconfig, or would have chosen."""
+    name, _ = choose(None, os.environ, socket.gethostname(), [easyconfig])
+    return load(name)
