@@ -168,16 +168,17 @@ def say_what_to_type():
 
 # --- the hooks ------------------------------------------------------------------------------------------------------
 
+def start_hook():
+    """EasyBuild is configured, and has made no directory yet."""
+    if any(word.endswith('.eb') for word in sys.argv):
+        check_directories()
+
+
 def parse_hook(ec):
     """An easyconfig was read."""
     check_external_modules(ec)
     if os.path.basename(ec.path) in [os.path.basename(word) for word in sys.argv]:
         ASKED_FOR.append(ec)
-
-
-def pre_build_and_install_loop_hook(_ecs):
-    """Installing is about to begin."""
-    check_directories()
 
 
 def pre_easyblock_hook(easyblock):

@@ -1,0 +1,66 @@
+"""Style, and what the oldest Python of a cluster understands."""
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import CHECKOUT
+
+# What EasyBuild itself, or a compute node's own Python, runs.
+FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'ramgate', 'hpc_pytorch')
+
+
+def tracked():
+    """All files of the project, also those that are not committed yet."""
+    listed = subprocess.run(['git', 'ls-files', '--cached', '--others', '--exclude-standard'], cwd=CHECKOUT,
+                            stdout=subprocess.PIPE, text=True, check=True)
+    return [path for path in map(CHECKOUT.joinpath, listed.stdout.splitlines()) if path.is_file()]
+
+
+def first_line(path):
+    """The first line of a file, as far as it is text."""
+    with path.open('rb') as handle:
+        return handle.readline(100).decode(errors='replace')
+
+
+def scripts(interpreter):
+    """All files that are run by this interpreter."""
+    return [path for path in tracked() if first_line(path).startswith('#!') and interpreter in first_line(path)]
+
+
+def python_files():
+    """All Python files, with and without a suffix."""
+    return sorted(set([path for path in tracked() if path.suffix == '.py'] + scripts('python')))
+
+
+def test_flake8():
+    """flake8 finds nothing; its settings are in setup.cfg."""
+    done = subprocess.run([sys.executable, '-m', 'flake8', *map(str, python_files())], cwd=CHECKOUT,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_shellcheck():
+    """shellcheck finds nothing in any shell script."""
+    found = scripts('bash') + [path for path in tracked() if path.suffix in ('.sh', '.bash')]
+    assert found
+    done = subprocess.run(['shellcheck', *map(str, sorted(set(found)))], cwd=CHECKOUT,
+                          stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize('folder', [folder for folder in FOR_PYTHON_3_6 if (CHECKOUT / folder).is_dir()])
+def test_python_3_6(folder):
+    """Nothing newer than Python 3.6 in what EasyBuild runs."""
+    # the launcher runs in the environment that ./eb makes, with Python 3.9 or newer
+    done = subprocess.run([str(Path(sys.executable).parent / 'vermin'), '--no-tips', '--violations', '-t=3.6-',
+                           '--exclude-regex', 'launcher', str(CHECKOUT / folder)],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_executables_have_an_interpreter():
+    """What starts with #! can be executed, and the other way round."""
+    for path in tracked():
+        if not path.is_symlink():
+            assert bool(path.stat().st_mode & 0o100) == first_line(path).startswith('#!'), path
