@@ -149,7 +149,7 @@ def set_default(name, value):
 
 def configure_modules_tool(arguments):
     """Tell EasyBuild which modules tool there is; the user's own choice stands."""
-    chosen = any(word.startswith(('--modules-tool', '--module-syntax')) for word in arguments)
+    chosen = any(word.startswith('--modules-tool') for word in arguments)
     if chosen or 'EASYBUILD_MODULES_TOOL' in os.environ:
         return
     tool, syntax, variable, program = modules_tool()

@@ -87,8 +87,12 @@ class ModulesTool:
         self.name = name
         if name == 'Lmod':
             self.start = 'source /usr/share/lmod/lmod/init/bash'
+            self.for_easybuild = {}
         else:
-            self.start = 'eval "$(%s bash autoinit)"' % unpacked_environment_modules()
+            program = unpacked_environment_modules()
+            self.start = 'eval "$(%s bash autoinit)"' % program
+            self.for_easybuild = {'EASYBUILD_MODULES_TOOL': 'EnvironmentModules', 'EASYBUILD_MODULE_SYNTAX': 'Tcl',
+                                  'MODULES_CMD': str(program)}
 
     def run(self, script, env=(), status=0, **options):
         """Run a script in a bash that has the `module` command."""

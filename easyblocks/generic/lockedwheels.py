@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import build_option, source_paths
+from easybuild.tools.config import source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, read_file, remove_dir, write_file
 from easybuild.tools.modules import get_software_root
@@ -147,8 +147,15 @@ class LockedWheels(EasyBlock):
     # --- pip --------------------------------------------------------------------------------------------------------
 
     def pip(self, python, *arguments, **kwargs):
-        """Run pip for this Python: EasyBuild's own pip where it can, else the Python's."""
-        environment = {key: value for key, value in os.environ.items() if not key.startswith('PYTHON')}
+        """
+        Run pip for this Python: EasyBuild's own pip where it can, else the Python's.
+
+        Only `download` sees how the user configured pip; everything else works from the fetched files alone.
+        """
+        unwanted = ('PYTHON',) if arguments[0] == 'download' else ('PYTHON', 'PIP_')
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
+        if arguments[0] != 'download':
+            environment['PIP_CONFIG_FILE'] = os.devnull
         environment.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', **kwargs.pop('environment', {}))
         own = [sys.executable, '-m', 'pip', '--python', python]
         other = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=environment,
@@ -358,7 +365,8 @@ class LockedWheels(EasyBlock):
         """Where the packages are; known from the installation itself, so that --module-only works."""
         paths = glob.glob(os.path.join(self.installdir, 'lib', 'python3.*', 'site-packages'))
         if len(paths) != 1 and not self.dry_run:
-            raise EasyBuildError("Expected one lib/python3.*/site-packages in %s, found %d: reinstall with --rebuild",
+            raise EasyBuildError("nothing is installed at %s (one lib/python3.*/site-packages was expected, %d found): "
+                                 "install it first, without --module-only and --sanity-check-only",
                                  self.installdir, len(paths))
         return paths[0] if paths else os.path.join(self.installdir, 'lib', 'python3', 'site-packages')
 
@@ -382,12 +390,6 @@ class LockedWheels(EasyBlock):
             'dirs': [os.path.relpath(self.site_packages(), self.installdir)],
         }
         super().sanity_check_step(custom_paths=paths, *args, **kwargs)
-
-    def make_module_step(self, *args, **kwargs):
-        """--module-only needs an installation to describe."""
-        if build_option('module_only') and not os.path.isdir(self.installdir):
-            raise EasyBuildError("--module-only: nothing is installed at %s; install first", self.installdir)
-        return super().make_module_step(*args, **kwargs)
 
 
 def last_words(output):

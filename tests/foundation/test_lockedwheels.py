@@ -1,0 +1,268 @@
+"""LockedWheels through ./eb, with small packages that the test makes: what is installed, and what is refused."""
+import base64
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from conftest import CHECKOUT, EB, clean_environment
+
+VERSION = '%d.%d' % sys.version_info[:2]
+LOCK_HEADER = '# made by the test\n'
+
+
+def sha256(path):
+    """The SHA256 of a file."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def make_wheel(folder, name, version='1.0', tag='py3-none-any', text='here = __file__\n'):
+    """A real wheel of one module."""
+    path = folder / ('%s-%s-%s.whl' % (name, version, tag))
+    info = '%s-%s.dist-info' % (name, version)
+    files = {
+        '%s.py' % name: text,
+        info + '/METADATA': 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' % (name, version),
+        info + '/WHEEL': 'Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: %s\n' % tag,
+    }
+    record = ''
+    for key, value in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(value.encode()).digest()).rstrip(b'=').decode()
+        record += '%s,sha256=%s,%d\n' % (key, digest, len(value))
+    files[info + '/RECORD'] = record + info + '/RECORD,,\n'
+    with zipfile.ZipFile(path, 'w') as archive:
+        for key, value in files.items():
+            archive.writestr(key, value)
+    return path
+
+
+EASYCONFIG = """easyblock = 'LockedWheels'
+name = 'toy'
+version = '1.0'
+homepage = 'https://example.org'
+description = 'a toy'
+toolchain = SYSTEM
+lock_files = ['toy.lock']
+python_versions = [%r]
+sanity_check_commands = ['python -c "import toy, other"']
+moduleclass = 'ai'
+"""
+
+
+class Toy:
+    """A software of two packages, its lock, and an index that is only a directory."""
+
+    def __init__(self, folder):
+        self.index = folder / 'index'
+        self.index.mkdir()
+        self.folder = folder
+        self.easyconfig = folder / 'toy-1.0.eb'
+        self.wheels = [make_wheel(self.index, 'toy'), make_wheel(self.index, 'other', '2.0')]
+        self.write()
+
+    def write(self, python=VERSION):
+        """Write the lock as the wheels are now, and the easyconfig."""
+        lines = ['%s==%s --hash=sha256:%s\n' % (*path.name.split('-')[:2], sha256(path)) for path in self.wheels]
+        (self.folder / 'toy.lock').write_text(LOCK_HEADER + ''.join(lines))
+        self.easyconfig.write_text(EASYCONFIG % python)
+
+    @property
+    def online(self):
+        """The user's configuration of pip: a mirror that has everything."""
+        return {'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(self.index),
+                'PIP_EXTRA_INDEX_URL': ''}
+
+    @property
+    def offline(self):
+        """No index at all, as on a compute node."""
+        return {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0',
+                'PIP_FIND_LINKS': '', 'PIP_EXTRA_INDEX_URL': ''}
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """See Toy."""
+    return Toy(tmp_path)
+
+
+@pytest.fixture
+def eb(tmp_path):
+    """./eb with its own prefix and its own source path."""
+    runner = EB(tmp_path / 'prefix')
+    runner.sources = tmp_path / 'sources'
+    return runner
+
+
+def store(eb):
+    """Where the fetched files are."""
+    return eb.sources / 't' / 'toy' / 'toy-1.0-wheels'
+
+
+def nothing_installed(eb):
+    """No module, and no file where the module would point."""
+    return not list(eb.modules.glob('toy/*')) and not (eb.prefix / 'software' / 'toy' / '1.0' / 'bin').exists()
+
+
+@pytest.mark.slow
+def test_install_use_and_reinstall_without_network(eb, toy, modules_tool):
+    """Fetched on the login node, installed without a network, loaded and unloaded."""
+    eb(toy.easyconfig, '--fetch', env=toy.online)
+    assert sorted(path.name for path in store(eb).iterdir()) == sorted(path.name for path in toy.wheels)
+    assert nothing_installed(eb)
+    output = eb(toy.easyconfig, env=dict(toy.offline, **modules_tool.for_easybuild)).stdout
+    assert 'module load toy/1.0' in output
+    output = modules_tool.run("""
+        export PYTHONPATH=/users/own
+        module use %s
+        module load toy
+        python -c 'import toy, sys; print("imported", toy.here); print("user site", sys.flags.no_user_site)'
+        echo "loaded $PYTHONPATH"
+        module unload toy
+        echo "unloaded $PYTHONPATH [$PYTHONNOUSERSITE]"
+    """ % eb.modules)
+    assert 'imported %s' % (eb.prefix / 'software/toy/1.0/lib') in output
+    assert 'user site 1' in output
+    assert 'loaded %s/software/toy/1.0/lib/python%s/site-packages\n' % (eb.prefix, VERSION) in output
+    assert 'unloaded /users/own []' in output
+    eb(toy.easyconfig, '--rebuild', env=dict(toy.offline, **modules_tool.for_easybuild))
+    eb(toy.easyconfig, '--sanity-check-only', env=dict(toy.offline, **modules_tool.for_easybuild))
+
+
+@pytest.mark.slow
+def test_users_python_does_not_enter(eb, toy, lmod, tmp_path):
+    """A module of the user's, in $PYTHONPATH or below $HOME, neither shadows nor breaks an installed one."""
+    leak = tmp_path / 'leak'
+    leak.mkdir()
+    (leak / 'toy.py').write_text("raise SystemExit('the user\\'s file was imported')")
+    (leak / 'sitecustomize.py').write_text("raise SystemExit('the user\\'s file was imported')")
+    eb(toy.easyconfig, env=dict(toy.online, PYTHONPATH=str(leak)))
+    home = tmp_path / 'home'
+    user_site = home / '.local' / 'lib' / ('python' + VERSION) / 'site-packages'
+    user_site.mkdir(parents=True)
+    (user_site / 'other.py').write_text("raise SystemExit('the user\\'s file was imported')")
+    (user_site / 'usercustomize.py').write_text("raise SystemExit('the user\\'s file was imported')")
+    lmod.run("module use %s; module load toy; python -c 'import toy, other'" % eb.modules,
+             env={'PYTHONPATH': str(leak), 'HOME': str(home)})
+
+
+@pytest.mark.slow
+def test_module_only_and_other_modes(eb, toy):
+    """--module-only describes what is installed, or says that nothing is; -x shows what would be done."""
+    refused = eb(toy.easyconfig, '--module-only', env=toy.online, status=None)
+    assert refused.returncode != 0 and 'nothing is installed' in refused.stdout
+    assert 'toy 1.0' in eb(toy.easyconfig, '-x', env=toy.online).stdout
+    eb(toy.easyconfig, env=toy.online)
+    module = next(eb.modules.glob('toy/1.0*'))
+    before = module.read_text()
+    module.unlink()
+    eb(toy.easyconfig, '--module-only', env=toy.offline)
+    assert next(eb.modules.glob('toy/1.0*')).read_text() == before
+
+
+@pytest.mark.slow
+def test_another_file_than_the_locked_one(eb, toy):
+    """The index serves something else under the same name: refused, nothing installed."""
+    make_wheel(toy.index, 'other', '2.0', text='evil = True\n')
+    output = eb(toy.easyconfig, env=toy.online, status=None)
+    assert output.returncode != 0
+    assert 'another file than the one that was locked' in output.stdout
+    assert nothing_installed(eb)
+
+
+@pytest.mark.slow
+def test_damaged_file_in_the_store(eb, toy):
+    """A file cut short is fetched again; without a network that is said."""
+    eb(toy.easyconfig, '--fetch', env=toy.online)
+    damaged = store(eb) / toy.wheels[1].name
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    output = eb(toy.easyconfig, '--fetch', env=toy.offline, status=None)
+    assert output.returncode != 0
+    assert damaged.name in output.stdout and 'other' in output.stdout
+    eb(toy.easyconfig, env=toy.online)
+    assert sha256(damaged) == sha256(toy.wheels[1])
+
+
+@pytest.mark.slow
+def test_wheel_that_does_not_fit(eb, toy):
+    """The tags of a wheel for another Python and another processor are taken apart."""
+    eb(toy.easyconfig, '--fetch', env=toy.online)
+    toy.wheels[1].unlink()
+    toy.wheels[1] = make_wheel(toy.index, 'other', '2.0', 'cp38-cp38-linux_s390x')
+    toy.write()
+    store(eb).joinpath(toy.wheels[1].name).write_bytes(toy.wheels[1].read_bytes())
+    output = eb(toy.easyconfig, env=toy.online, status=None)
+    assert output.returncode != 0
+    assert 'Python tag cp38: it is for CPython 3.8' in output.stdout
+    assert 'linux_s390x is for s390x processors' in output.stdout
+    assert nothing_installed(eb)
+
+
+def test_no_network(eb, toy):
+    """Nothing fetched, no index reached: said, with what to do."""
+    output = eb(toy.easyconfig, env=toy.offline, status=None)
+    assert output.returncode != 0
+    assert 'none could be reached' in output.stdout
+    assert nothing_installed(eb)
+
+
+def test_no_python_that_fits(eb, toy):
+    """Which Pythons would do, and which are there."""
+    toy.write(python='2.9')
+    output = eb(toy.easyconfig, env=toy.online, status=None)
+    assert output.returncode != 0
+    assert 'needs Python 2.9; found: ' in output.stdout
+
+
+def test_lock_of_another_version(eb):
+    """--try-software-version does not install the old version under a new name."""
+    output = eb('PyTorch-2.13.0-workstation.eb', '--try-software-version=2.14.0', status=None)
+    assert output.returncode != 0
+    assert 'The lock file has torch 2.13.0+cpu, the easyconfig says 2.14.0' in output.stdout
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment(eb, toy, lmod):
+    """Killed with signal 9 at random, again and again; the next call ends well and no lock stays."""
+    begin = time.monotonic()
+    eb(toy.easyconfig, env=toy.online)
+    duration = time.monotonic() - begin
+    chance = random.Random(1)
+    for _ in range(6):
+        running = subprocess.Popen([str(CHECKOUT / 'eb'), str(toy.easyconfig), '--rebuild', '--prefix=%s' % eb.prefix,
+                                    '--sourcepath=%s' % eb.sources], env=dict(clean_environment(), **toy.online),
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
+        try:
+            running.wait(timeout=duration * chance.uniform(0.1, 1))
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+    eb(toy.easyconfig, '--rebuild', env=toy.online)
+    assert not list((eb.prefix / 'software' / '.locks').iterdir())
+    lmod.run("module use %s; module load toy; python -c 'import toy, other'" % eb.modules)
+
+
+def test_lock_of_a_running_installation_is_kept(eb, toy):
+    """A lock whose owner runs, or is unknown, stops the second installation, with what to do."""
+    lock = eb.prefix / 'software' / '.locks' / (str(eb.prefix / 'software/toy/1.0').replace('/', '_') + '.lock')
+    lock.mkdir(parents=True)
+    output = eb(toy.easyconfig, env=toy.online, status=None)
+    assert output.returncode != 0
+    assert 'owner unknown' in output.stdout and str(lock) in output.stdout
+    assert lock.is_dir()
+
+
+def test_lock_of_a_dead_installation_goes(eb, toy):
+    """A lock whose owner is known to be gone does not stop anybody."""
+    lock = eb.prefix / 'software' / '.locks' / (str(eb.prefix / 'software/toy/1.0').replace('/', '_') + '.lock')
+    lock.mkdir(parents=True)
+    gone = subprocess.Popen(['true'])
+    gone.wait()
+    Path('%s.owner=%s=%d=1' % (lock, os.uname().nodename, gone.pid)).touch()
+    assert 'its lock is removed' in eb(toy.easyconfig, env=toy.online).stdout
