@@ -95,11 +95,11 @@ def scheduler_kind(value):
 
 
 def conditions(value):
-    """features (see FEATURES) or versions of software (aws-ofi-nccl>=1.7.0), separated by blanks; all must hold"""
+    """features (see FEATURES) or versions of software (aws-ofi-nccl>=1.13), separated by blanks; all must hold"""
     found = [CONDITION.match(word) for word in value.split()]
     for word, match in zip(value.split(), found):
         if not match or (not match.group('relation') and word not in FEATURES):
-            raise ValueError("%r is neither a feature (%s) nor a version such as aws-ofi-nccl>=1.7.0%s" % (
+            raise ValueError("%r is neither a feature (%s) nor a version such as aws-ofi-nccl>=1.13%s" % (
                 word, ', '.join(sorted(FEATURES)), nearest(word, FEATURES)))
     return [(match.group('name'), match.group('relation'), match.group('version')) for match in found]
 
@@ -137,8 +137,8 @@ SCHEMA = collections.OrderedDict([
     ])),
     ('launcher', collections.OrderedDict([
         ('command', (text, "command that starts ranks: srun")),
-        ('two_processes', (words, "complete command that starts two ranks on one node within a job, without the program")),
-        ('gpu_options', (words, "what to add to `command` so that each rank has one GPU and the cores nearest to it")),
+        ('two_processes', (words, "complete command that starts two ranks on one node in a job, without the program")),
+        ('gpu_options', (words, "what to add to `command` to give each rank one GPU and the cores nearest to it")),
     ])),
     ('scheduler', collections.OrderedDict([
         ('kind', (scheduler_kind, "of the batch system")),
@@ -154,12 +154,12 @@ SCHEMA = collections.OrderedDict([
     ('node', collections.OrderedDict([
         ('cores', (number, "physical cores of a compute node")),
         ('threads_per_core', (number, "hardware threads of a core")),
-        ('memory', (size, "of a compute node")),
+        ('memory', (size, "that a job can have of a compute node")),
         ('gpus', (number, "devices that a compute node shows")),
         ('gpu_architecture', (text, "as compilers name it: gfx90a, 8.0")),
         ('gpu_cores', (core_lists, "for each GPU, in their order, the cores nearest to it")),
         ('gpu_variable', (text, "environment variable that says which GPUs a process may see: ROCR_VISIBLE_DEVICES")),
-        ('local_storage', (text, "directory on storage of the compute node itself; may be there only in jobs that ask")),
+        ('local_storage', (text, "directory on the compute node's own disk; may be there only in jobs that ask")),
         ('local_storage_option', (words, "what a job asks for to get it")),
         ('temporary_directory', (text, "directory for temporary files on compute nodes")),
     ])),
@@ -174,7 +174,7 @@ SCHEMA = collections.OrderedDict([
     ])),
 ])
 # `[setting NAME]` is set by modules, `[advice NAME]` is only told in `module help`. One variable with several values,
-# each for other versions, has a section for each: [setting NCCL_NET], [setting NCCL_NET (plugin before 1.7)].
+# each for other versions, has a section for each: [setting NCCL_NET], [setting NCCL_NET (plugin before 1.13)].
 VARIABLE_SCHEMA = collections.OrderedDict([
     ('value', (text, "of the environment variable")),
     ('reason', (str, "why, for whoever wonders; ends up in `module help`")),
@@ -231,12 +231,12 @@ def version_key(version):
 # -- where the systems are
 
 def systems_directory():
-    """The directory with one directory for each system: in a checkout beside this package, when installed inside it."""
+    """The directory with one for each system: in a checkout beside this package, when installed inside it."""
     for place in (os.path.join(os.path.dirname(HERE), 'systems'), os.path.join(HERE, 'systems')):
         if os.path.isdir(place):
             return place
-    raise Problem("the directory systems/ is neither in %s nor in %s: this installation is incomplete; clone or install "
-                  "it again" % (os.path.dirname(HERE), HERE))
+    raise Problem("the directory systems/ is neither in %s nor in %s: this installation is incomplete; clone or "
+                  "install it again" % (os.path.dirname(HERE), HERE))
 
 
 def names():
@@ -361,8 +361,9 @@ def choose(option, environ, host_name, easyconfigs):
     of_names = collections.OrderedDict((system.name, easyconfig) for easyconfig in easyconfigs for system in systems
                                        if is_for(easyconfig, system))
     if len(of_names) > 1:
-        raise Problem("these easyconfigs are for different systems: %s. Install them one system at a time, or say "
-                      "--system NAME" % ', '.join('%s (%s)' % (file_name, name) for name, file_name in of_names.items()))
+        pairs = ', '.join('%s (%s)' % (os.path.basename(easyconfig), name) for name, easyconfig in of_names.items())
+        raise Problem("these easyconfigs are for different systems: %s. Install those of one system at a time, or say "
+                      "--system NAME" % pairs)
     if of_names:
         name, easyconfig = of_names.popitem()
         return name, "the name of %s says so" % os.path.basename(easyconfig)
