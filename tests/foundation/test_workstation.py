@@ -1,0 +1,106 @@
+"""
+The command that a newcomer types first, for real: PyTorch's official wheels as a module that trains on two processes.
+
+Installed once for all tests of this file; the downloaded wheels are kept in the checkout's .local between runs.
+"""
+import os
+import shutil
+import subprocess
+
+import pytest
+from conftest import EB, ModulesTool
+
+pytestmark = pytest.mark.slow
+
+EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
+TRAIN = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group('gloo')
+torch.manual_seed(dist.get_rank())
+inputs = torch.rand(64, 8)
+targets = inputs.sum(dim=1, keepdim=True)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for _ in range(50):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+weights = [torch.empty(1, 8) for _ in range(2)]
+dist.all_gather(weights, model.module.weight.detach())
+assert torch.equal(*weights), weights
+assert losses[-1] < losses[0] / 10, losses
+print('rank', dist.get_rank(), 'trained')
+"""
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    """The installation, and what ./eb said."""
+    eb = EB(tmp_path_factory.mktemp('workstation') / 'prefix')
+    return eb, eb(EASYCONFIG, '--robot').stdout
+
+
+def test_says_what_to_type(installed, tmp_path):
+    """The printed lines, pasted as they are, work."""
+    _, output = installed
+    block = output.split('now and in job scripts:')[1].split('\n\n')[1]
+    assert 'module load PyTorch/2.13.0-workstation' in block
+    done = subprocess.run(['bash', '-e', '-c', block], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env={'PATH': os.environ['PATH'], 'HOME': '/'})
+    assert done.returncode == 0, done.stdout
+    for way in ('import', 'gloo', 'mpi4py'):
+        assert '%-8s works' % way in done.stdout
+
+
+@pytest.mark.parametrize('name, syntax', [('Lmod', 'Lua'), ('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
+def test_train_on_two_processes(installed, tmp_path, name, syntax):
+    """A small model, trained by two processes, in each syntax and with each modules tool."""
+    eb, _ = installed
+    tool = ModulesTool(name)
+    modules = tmp_path / 'modules'
+    eb(EASYCONFIG, '--module-only', '--module-syntax=%s' % syntax, '--installpath-modules=%s' % modules, '--rebuild')
+    (tmp_path / 'train.py').write_text(TRAIN)
+    output = tool.run("""
+        module use %s/all
+        module load PyTorch
+        torchrun --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py || exit 1
+        module unload PyTorch
+        [ -z "$EBROOTPYTORCH" ]
+    """ % modules, cwd=tmp_path)
+    assert output.count('trained') == 2, output
+
+
+def test_venv_on_top(installed, tmp_path, lmod):
+    """A user's virtual environment on top of the module sees the module's packages."""
+    eb, _ = installed
+    lmod.run("""
+        module use %s
+        module load PyTorch
+        python -m venv --without-pip mine
+        source mine/bin/activate
+        python -c 'import torch, sys; assert sys.prefix.endswith("mine"); print(torch.__version__)'
+    """ % eb.modules, cwd=tmp_path)
+
+
+def test_no_mpi_on_the_machine(installed, tmp_path, lmod):
+    """Without mpicc on the path a real MPI comes with the module."""
+    tools = tmp_path / 'bin'
+    tools.mkdir()
+    for folder in os.environ['PATH'].split(os.pathsep):
+        if os.path.isdir(folder):
+            for name in os.listdir(folder):
+                if not name.startswith(('mpi', 'ompi', 'orte', 'prte', 'hydra')) and not (tools / name).exists():
+                    (tools / name).symlink_to(os.path.join(folder, name))
+    eb = EB(tmp_path / 'prefix')
+    eb(EASYCONFIG, env={'PATH': str(tools)})
+    output = lmod.run("module use %s; module load PyTorch; which mpiexec; pytorch-check mpi4py" % eb.modules,
+                      env={'PATH': str(tools)})
+    assert str(eb.prefix) in output.splitlines()[0]
+    assert 'MPICH' in output
+    shutil.rmtree(eb.prefix)
