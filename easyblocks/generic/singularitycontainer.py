@@ -180,6 +180,7 @@ class SingularityContainer(EasyBlock):
             raise EasyBuildError("`sources` of %s names no image", self.cfg.path)
         self.image_name = os.path.basename(sources[0] if isinstance(sources[0], str) else sources[0]['filename'])
         self.variable = convert_name(self.name, upper=True)
+        self.module_load_environment.replace({'PATH': ['bin']})
         # like a conda environment for it would be called
         self.venv = os.path.join('/', USER_SOFTWARE, 'venv', self.name.lower())
         for path in self.bind_paths:
