@@ -45,6 +45,7 @@ SchedulerParameters=sched_interval=1,batch_sched_delay=0
 KillWait=5
 MinJobAge=600
 GresTypes=gpu
+MailProg=/bin/true
 {nodes}
 PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
 """
@@ -125,7 +126,9 @@ class Slurm:
         self.write('slurm.conf', CONFIGURATION.format(directory=self.directory, port=ports[0], nodes='\n'.join(lines),
                                                       partition=self.partition))
         self.write('cgroup.conf', CGROUPS)
-        self.write('gres.conf', 'Name=gpu Count=%d Flags=CountOnly\n' % self.gpus if self.gpus else '')
+        for number in range(self.gpus):
+            self.write('gpu%d' % number, '')
+        self.write('gres.conf', 'Name=gpu File=%s/gpu[0-%d]\n' % (self.directory, self.gpus - 1) if self.gpus else '')
         hosts = ''.join('127.0.0.1 %s\n' % node for node in self.nodes)
         self.write('hosts', Path('/etc/hosts').read_text().rstrip('\n') + '\n' + hosts)
         key = self.directory / 'munge.key'
