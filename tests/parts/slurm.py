@@ -1,0 +1,182 @@
+"""
+A real Slurm of the tests' own: several nodes on this machine, with daemons, ports, keys and directories that no other
+Slurm uses. Needs root, and Debian's packages slurm-wlm and munge.
+
+    with Slurm(directory) as slurm:
+        subprocess.run(['srun', '-N2', 'hostname'], env=dict(os.environ, **slurm.environment))
+
+The nodes are called nid0xxxxx and so on; their names can be looked up by what runs in a job, as on a cluster (but not
+outside: the machine's /etc/hosts stays as it is). `hostname` prints the machine's name on all of them.
+"""
+import glob
+import os
+import secrets
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+CONFIGURATION = """
+ClusterName=tests
+SlurmctldHost=localhost
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={directory}/munge.socket
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool-%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd-%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd-%n.log
+ReturnToService=2
+MpiDefault=none
+SwitchType=switch/none
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU=128
+# the nodes have what is written here, whatever the machine has
+SlurmdParameters=config_overrides
+SchedulerParameters=sched_interval=1,batch_sched_delay=0
+KillWait=5
+MinJobAge=600
+GresTypes=gpu
+MailProg=/bin/true
+{nodes}
+PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+"""
+NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={memory} {gpus}"
+CGROUPS = """
+CgroupPlugin=cgroup/v1
+CgroupAutomount=no
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainCores=no
+ConstrainRAMSpace=yes
+ConstrainSwapSpace=no
+AllowedRAMSpace=100
+MinRAMSpace=16
+"""
+# A node's daemon sees names that the machine does not know: /etc/hosts of its own, in a mount namespace of its own.
+START_NODE = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+
+
+def free_ports(count):
+    """Ports that nothing listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(('127.0.0.1', 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def wait_for(true, what, seconds=60):
+    """Poll until something is true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "%s: not within %d seconds" % (what, seconds)
+        time.sleep(0.05)
+
+
+class Slurm:
+    """Starts when entered, and has left nothing running when left."""
+
+    def __init__(self, directory, nodes=4, cpus=4, memory=2048, gpus=0, partition='main'):
+        """`memory` of a node in MiB; `gpus` that can be asked for, and are not there."""
+        self.directory = Path(directory)
+        self.cpus, self.memory, self.gpus, self.partition = cpus, memory, gpus, partition
+        self.count = nodes
+        self.nodes = []
+        self.daemons = []
+
+    @property
+    def environment(self):
+        """What Slurm's commands need to find it."""
+        return {'SLURM_CONF': str(self.directory / 'slurm.conf')}
+
+    def __enter__(self):
+        try:
+            self.configure()
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def configure(self):
+        """Write the files; the ports are chosen as late as can be."""
+        for name in ('state', 'log'):
+            (self.directory / name).mkdir(parents=True)
+        # users' jobs have to get at their scripts below it
+        self.directory.chmod(0o755)
+        ports = free_ports(self.count + 1)
+        # names are unique on this machine, as ports are: Slurm's cgroups are called after them
+        self.nodes = sorted('nid%06d' % port for port in ports[1:])
+        lines = [NODE.format(name=node, port=int(node[3:]), cpus=self.cpus, memory=self.memory,
+                             gpus='Gres=gpu:%d' % self.gpus if self.gpus else '') for node in self.nodes]
+        self.write('slurm.conf', CONFIGURATION.format(directory=self.directory, port=ports[0], nodes='\n'.join(lines),
+                                                      partition=self.partition))
+        self.write('cgroup.conf', CGROUPS)
+        for number in range(self.gpus):
+            self.write('gpu%d' % number, '')
+        self.write('gres.conf', 'Name=gpu File=%s/gpu[0-%d]\n' % (self.directory, self.gpus - 1) if self.gpus else '')
+        hosts = ''.join('127.0.0.1 %s\n' % node for node in self.nodes)
+        self.write('hosts', Path('/etc/hosts').read_text().rstrip('\n') + '\n' + hosts)
+        key = self.directory / 'munge.key'
+        key.touch(0o600)
+        key.write_bytes(secrets.token_bytes(128))
+
+    def write(self, name, text):
+        """A file that everybody can read."""
+        path = self.directory / name
+        path.write_text(text)
+        path.chmod(0o644)
+
+    def start(self):
+        """All daemons as children of this process, then wait until every node is ready for work."""
+        here = self.directory
+        self.daemon('munged', '--foreground', '--force', '--key-file', here / 'munge.key', '--socket',
+                    here / 'munge.socket', '--pid-file', here / 'munged.pid', '--log-file', here / 'munged.log',
+                    '--seed-file', here / 'munged.seed')
+        wait_for((here / 'munge.socket').exists, "munged")
+        self.daemon('slurmctld', '-D', '-f', here / 'slurm.conf')
+        for node in self.nodes:
+            self.daemon('unshare', '--mount', '--propagation', 'private', '--', 'sh', '-c', START_NODE, 'sh',
+                        here / 'hosts', 'slurmd', '-D', '-N', node, '-f', here / 'slurm.conf')
+        wait_for(lambda: self.output('sinfo', '-h', '-t', 'idle', '-o', '%D').strip() == str(self.count),
+                 "nodes of Slurm")
+
+    def daemon(self, *command):
+        """Start a daemon."""
+        with open(self.directory / 'log' / ('%d' % len(self.daemons)), 'wb') as log:
+            self.daemons.append(subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
+                                                 stdout=log, stderr=log, env=dict(os.environ, **self.environment)))
+
+    def output(self, *command):
+        """What a command of Slurm prints."""
+        return subprocess.run(command, env=dict(os.environ, **self.environment), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=60).stdout
+
+    def stop(self):
+        """End the jobs, then the daemons in the opposite order, and remove their cgroups."""
+        if len(self.daemons) > 2:
+            self.output('scancel', '--state=RUNNING,PENDING,SUSPENDED', '--user=', '--quiet',
+                        *self.output('squeue', '-h', '-o', '%A').split())
+            wait_for(lambda: not self.output('squeue', '-h', '-o', '%A').strip(), "end of the jobs")
+        while self.daemons:
+            daemon = self.daemons.pop()
+            daemon.terminate()
+            daemon.wait(30)
+        for node in self.nodes:
+            for top in glob.glob('/sys/fs/cgroup/*/slurm_%s' % node):
+                for directory, _, _ in sorted(os.walk(top), reverse=True):
+                    os.rmdir(directory)
