@@ -87,6 +87,10 @@ def test_checksums(easyconfig):
         return
     checksums = found.get('checksums') or []
     assert len(checksums) == files, "%d files, %d checksums" % (files, len(checksums))
+    if found.get('easyblock') == 'SingularityContainer' and checksums == [None]:
+        # the image comes from the site's own store, and the site publishes no checksum; the easyconfig says so
+        assert 'publishes no checksums' in easyconfig.read_text()
+        return
     for checksum in all_checksums(checksums):
         assert re.match(r'[0-9a-f]{64}$', str(checksum)), checksum
 

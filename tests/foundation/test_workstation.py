@@ -52,7 +52,8 @@ def test_says_what_to_type(installed, tmp_path):
     block = output.split('now and in job scripts:')[1].split('\n\n')[1]
     assert 'module load PyTorch/2.13.0-workstation' in block
     done = subprocess.run(['bash', '-e', '-c', block], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env={'PATH': os.environ['PATH'], 'HOME': '/'})
+                          stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+                          env={'PATH': os.environ['PATH'], 'HOME': '/'})
     assert done.returncode == 0, done.stdout
     for way in ('import', 'gloo', 'mpi4py'):
         assert '%-8s works' % way in done.stdout
