@@ -59,7 +59,7 @@ class LockedWheels(EasyBlock):
 
     def locked(self, parameter):
         """All entries of the lock files that a parameter names."""
-        files = [self.obtain_file(name) for name in self.cfg[parameter]]
+        files = [self.obtain_file(name, no_download=True) for name in self.cfg[parameter]]
         return [entry for path in files for entry in parse_lock(read_file(path))]
 
     def from_source(self, entry):
@@ -156,7 +156,9 @@ class LockedWheels(EasyBlock):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
         if arguments[0] != 'download':
             environment['PIP_CONFIG_FILE'] = os.devnull
-        environment.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', **kwargs.pop('environment', {}))
+        # pip folds its messages at the terminal's width, and says nothing at all when that is 0, as it is under `script`
+        environment.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', COLUMNS='1000',
+                           **kwargs.pop('environment', {}))
         own = [sys.executable, '-m', 'pip', '--python', python]
         other = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=environment,
                               output_file=False, in_dry_run=True, use_bash=False).exit_code
@@ -176,12 +178,12 @@ class LockedWheels(EasyBlock):
             remove_dir(directory)
 
     def missing(self, entries, directory):
-        """What pip says of installing these from this directory alone; None if nothing is missing."""
+        """Whether pip could not install these from this directory alone."""
         with self.lock_file(entries) as lock:
             result = self.pip(self.python.path, 'install', '--dry-run', '--ignore-installed', '--quiet', '--no-index',
                               '--find-links', directory, '--no-deps', '--require-hashes', '--only-binary', ':all:',
                               '--target', directory, '-r', lock, output_file=False)
-        return result.output if result.exit_code else None
+        return result.exit_code != 0
 
     def install_from(self, directory, python, entries, *arguments, **kwargs):
         """Install entries from the fetched files, every checksum verified, no network."""
@@ -348,7 +350,7 @@ class LockedWheels(EasyBlock):
             self.build_here(python)
         for script in self.cfg['scripts']:
             target = os.path.join(self.installdir, 'bin', script)
-            copy_file(self.obtain_file(script), target)
+            copy_file(self.obtain_file(script, no_download=True), target)
             adjust_permissions(target, 0o755, relative=False)
 
     def build_here(self, python):

@@ -266,3 +266,13 @@ def test_lock_of_a_dead_installation_goes(eb, toy):
     gone.wait()
     Path('%s.owner=%s=%d=1' % (lock, os.uname().nodename, gone.pid)).touch()
     assert 'its lock is removed' in eb(toy.easyconfig, env=toy.online).stdout
+
+
+@pytest.mark.slow
+def test_progress_on_a_terminal(eb, toy):
+    """On a terminal EasyBuild shows its progress bars."""
+    command = '%s %s --prefix=%s --sourcepath=%s' % (CHECKOUT / 'eb', toy.easyconfig, eb.prefix, eb.sources)
+    done = subprocess.run(['script', '-qec', command, '/dev/null'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          env=dict(clean_environment(), TERM='xterm-256color', **toy.online), text=True)
+    assert done.returncode == 0, done.stdout
+    assert 'Installing toy/1.0: ' in done.stdout
