@@ -156,7 +156,7 @@ class LockedWheels(EasyBlock):
         environment = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
         if arguments[0] != 'download':
             environment['PIP_CONFIG_FILE'] = os.devnull
-        # pip folds its messages at the terminal's width, and says nothing at all when that is 0, as it is under `script`
+        # pip folds its messages at the terminal's width, and says nothing at all where that is 0 (under `script`)
         environment.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', COLUMNS='1000',
                            **kwargs.pop('environment', {}))
         own = [sys.executable, '-m', 'pip', '--python', python]
