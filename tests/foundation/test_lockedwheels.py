@@ -271,7 +271,8 @@ def test_lock_of_a_dead_installation_goes(eb, toy):
 @pytest.mark.slow
 def test_progress_on_a_terminal(eb, toy):
     """On a terminal EasyBuild shows its progress bars."""
-    command = 'stty cols 120 rows 40; %s %s --prefix=%s --sourcepath=%s' % (CHECKOUT / 'eb', toy.easyconfig, eb.prefix, eb.sources)
+    command = "stty cols 120 rows 40; %s %s --prefix=%s --sourcepath=%s" % (
+        CHECKOUT / "eb", toy.easyconfig, eb.prefix, eb.sources)
     done = subprocess.run(['script', '-qec', command, '/dev/null'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           env=dict(clean_environment(), TERM='xterm-256color', **toy.online), text=True)
     assert done.returncode == 0, done.stdout
