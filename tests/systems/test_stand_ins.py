@@ -1,5 +1,6 @@
 """The stand-ins: every module of the systems' metadata, the compiler wrappers, and the script that makes them."""
 import configparser
+import hashlib
 import json
 import os
 import pwd
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -491,8 +493,8 @@ def test_killed_at_any_moment(stand_ins, tmp_path, seed):
     """kill -9, then again: the same as undisturbed."""
     expected = tree(stand_ins['bede'].parent)
     into = tmp_path / 'into'
-    process = subprocess.Popen([sys.executable, '-I', str(MAKE), 'bede', '--into', str(into)], stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen([sys.executable, '-I', str(MAKE), 'bede', '--into', str(into)],
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     # when, not whether, is random: the longest wait is about what an undisturbed run takes
     time.sleep(random.Random(seed).uniform(0.02, 0.4))
     os.killpg(process.pid, signal.SIGKILL)
@@ -571,3 +573,57 @@ def test_locks_have_only_hashes():
 def test_mark_of_completeness_is_json(stand_ins):
     mark = json.loads((stand_ins['archer2'].parent / 'parts' / 'gcc' / '.complete').read_text())
     assert len(mark['fingerprint']) == 64 and all(os.path.isabs(link) for link in mark['links'])
+
+
+# -- wheels
+
+@pytest.fixture
+def with_wheel(small, tmp_path):
+    """The small system with a part from a wheel in a directory; the environment that lets pip find it there."""
+    wheels = tmp_path / 'wheels'
+    wheels.mkdir()
+    wheel = wheels / 'demo-1-py3-none-any.whl'
+    with zipfile.ZipFile(str(wheel), 'w') as archive:
+        archive.writestr('demo/data/bin/tool', 'from a wheel\n')
+        archive.writestr('demo-1.dist-info/METADATA', 'Metadata-Version: 2.1\nName: demo\nVersion: 1\n')
+        archive.writestr('demo-1.dist-info/WHEEL', 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
+        archive.writestr('demo-1.dist-info/RECORD', '')
+    lock = small.parent / 'demo.txt'
+    lock.write_text('demo==1 --hash=sha256:%s\n' % hashlib.sha256(wheel.read_bytes()).hexdigest())
+    with open(str(small.parent / 'parts.cfg'), 'a') as handle:
+        handle.write('[part demo]\nabout = demo\npypi = demo.txt\ninside = demo/data\n'
+                     'links =\n    bin/again bin/tool\n')
+    (small.parent / 'here' / 'stand_in.cfg').write_text('[module demo/1]\npart = demo\n')
+    environment = {name: value for name, value in clean_environment().items() if not name.startswith('PIP_')}
+    return small, lock, dict(environment, PIP_CONFIG_FILE='/dev/null', PIP_NO_INDEX='1', PIP_FIND_LINKS=str(wheels))
+
+
+def test_part_inside_a_wheel(with_wheel, tmp_path):
+    script, _, environment = with_wheel
+    done = make('here', '--into', tmp_path / 'into', script=script, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (tmp_path / 'into' / 'parts' / 'demo').iterdir()) == ['.complete', 'bin']
+    assert (tmp_path / 'into' / 'parts' / 'demo' / 'bin' / 'again').read_text() == 'from a wheel\n'
+
+
+@pytest.mark.parametrize('change, words', [
+    ('hash', ['HASH', 'demo']), ('index', ['demo==1']), ('no hash', ['--require-hashes'])])
+def test_wheel_that_cannot_be_had(with_wheel, tmp_path, change, words):
+    """One line, and nothing that the next run takes for whole."""
+    script, lock, environment = with_wheel
+    good = lock.read_text()
+    if change == 'hash':
+        lock.write_text('demo==1 --hash=sha256:%s\n' % ('0' * 64))
+    elif change == 'no hash':
+        lock.write_text('demo==1\n')
+    else:
+        shutil.rmtree(environment['PIP_FIND_LINKS'])
+        os.mkdir(environment['PIP_FIND_LINKS'])
+    done = make('here', '--into', tmp_path / 'into', script=script, env=environment)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and last.startswith('ERROR: ') and 'Traceback' not in done.stderr
+    assert all(word in last for word in words), last
+    assert not (tmp_path / 'into' / 'parts' / 'demo' / '.complete').exists()
+    if change != 'index':
+        lock.write_text(good)
+        assert make('here', '--into', tmp_path / 'into', script=script, env=environment).returncode == 0
