@@ -358,8 +358,11 @@ def choose(option, environ, host_name, easyconfigs):
     here = [system for system in systems if host_matches(host_name, system.system['host_names'])]
     if len(here) == 1:
         return here[0].name, "this host is called %s" % host_name
-    of_names = collections.OrderedDict((system.name, easyconfig) for easyconfig in easyconfigs for system in systems
-                                       if is_for(easyconfig, system))
+    of_names = collections.OrderedDict()
+    for easyconfig in easyconfigs:
+        for system in systems:
+            if is_for(easyconfig, system):
+                of_names.setdefault(system.name, easyconfig)
     if len(of_names) > 1:
         pairs = ', '.join('%s (%s)' % (os.path.basename(easyconfig), name) for name, easyconfig in of_names.items())
         raise Problem("these easyconfigs are for different systems: %s. Install those of one system at a time, or say "

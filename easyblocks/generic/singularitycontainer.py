@@ -433,8 +433,8 @@ class SingularityContainer(EasyBlock):
         }
         commands = []
         if self.runtime:
-            check = 'import %s' % self.cfg['import_name'] if self.cfg['import_name'] else ''
-            commands.append("run-in-container python -c '%s'" % check)
+            name = self.cfg['import_name']
+            commands.append("run-in-container " + ("python -c 'import %s'" % name if name else "true"))
         else:
             print_warning("neither singularity nor apptainer is here: nothing was checked in the container",
                           log=self.log)

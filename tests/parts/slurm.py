@@ -38,7 +38,7 @@ TaskPlugin=task/cgroup
 JobAcctGatherType=jobacct_gather/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
-DefMemPerCPU=128
+DefMemPerCPU={memory_per_cpu}
 # the nodes have what is written here, whatever the machine has
 SlurmdParameters=config_overrides
 SchedulerParameters=sched_interval=1,batch_sched_delay=0
@@ -124,7 +124,8 @@ class Slurm:
         lines = [NODE.format(name=node, port=int(node[3:]), cpus=self.cpus, memory=self.memory,
                              gpus='Gres=gpu:%d' % self.gpus if self.gpus else '') for node in self.nodes]
         self.write('slurm.conf', CONFIGURATION.format(directory=self.directory, port=ports[0], nodes='\n'.join(lines),
-                                                      partition=self.partition))
+                                                      partition=self.partition,
+                                                      memory_per_cpu=self.memory // self.cpus))
         self.write('cgroup.conf', CGROUPS)
         for number in range(self.gpus):
             self.write('gpu%d' % number, '')
