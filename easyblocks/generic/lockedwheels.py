@@ -18,12 +18,13 @@ from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import adjust_permissions, copy_file, mkdir, read_file, remove_dir, write_file
+from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file, mkdir, read_file, remove_dir
+from easybuild.tools.filetools import write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import packages
+from hpc_pytorch import collection_path, packages
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import ask_python, normal_name, parse_lock, parse_wheel, sha256_of, why_not
 
@@ -40,6 +41,7 @@ class LockedWheels(EasyBlock):
         return EasyBlock.extra_options({
             'lock_files': [None, "Lock files with all packages to install", MANDATORY],
             'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
+            'collection_packages': [[], "Packages of this collection to build here for what was installed", CUSTOM],
             'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
             'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
             'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
@@ -51,7 +53,7 @@ class LockedWheels(EasyBlock):
         """Nothing is known yet of the Python and of the files."""
         super().__init__(*args, **kwargs)
         self.python = None
-        self.mpi_compiler = None
+        self.mpi_compilers = None
         self.wheels = None
         self.build_in_installdir = True
 
@@ -84,13 +86,14 @@ class LockedWheels(EasyBlock):
                              "so that python3.x is found.",
                              self.name, self.version, ' or '.join(versions), found or 'none')
 
-    def find_mpi_compiler(self):
-        """The system's MPI compiler, if it is there."""
+    def find_mpi_compilers(self):
+        """The system's MPI compilers for C and C++, or None."""
         try:
-            name = current(self.cfg.filename()).compilers['mpi_c'] or 'mpicc'
+            compilers = current(self.cfg.filename()).compilers
         except Problem as problem:
             raise EasyBuildError(str(problem))
-        return shutil.which(name)
+        found = [shutil.which(name) for name in (compilers['mpi_c'] or 'mpicc', compilers['mpi_cxx'] or 'mpicxx')]
+        return found if all(found) else None
 
     @contextmanager
     def external_modules(self):
@@ -110,14 +113,14 @@ class LockedWheels(EasyBlock):
         if self.python:
             return
         self.python = self.find_python()
-        self.mpi_compiler = self.find_mpi_compiler()
+        self.mpi_compilers = self.find_mpi_compilers()
         if self.cfg['build_from_source'] and not self.python.headers:
             try:
                 packages.install(['python%s-dev' % self.python.version])
             except packages.NotInstalled as problem:
                 raise EasyBuildError("%s has no Python.h, which building %s needs: %s", self.python.path,
                                      ', '.join(self.cfg['build_from_source']), problem)
-        mpi = self.mpi_compiler or 'none here, so the locked one'
+        mpi = self.mpi_compilers[0] if self.mpi_compilers else 'none here, so the locked one'
         self.dry_run_or_log("Python %s at %s; MPI: %s" % (self.python.version, self.python.path, mpi))
 
     def dry_run_or_log(self, text):
@@ -130,7 +133,7 @@ class LockedWheels(EasyBlock):
     def wheel_locks(self):
         """All entries to install from wheels."""
         entries = [entry for entry in self.locked('lock_files') if not self.from_source(entry)]
-        return entries + ([] if self.mpi_compiler else self.locked('mpi_lock_files'))
+        return entries + ([] if self.mpi_compilers else self.locked('mpi_lock_files'))
 
     def source_locks(self):
         """All entries to build here."""
@@ -348,6 +351,8 @@ class LockedWheels(EasyBlock):
         self.install_from(self.wheels, python, self.wheel_locks(), '--only-binary', ':all:')
         if self.source_locks():
             self.build_here(python)
+        for package in self.cfg['collection_packages']:
+            self.build_from_collection(python, package)
         for script in self.cfg['scripts']:
             target = os.path.join(self.installdir, 'bin', script)
             copy_file(self.obtain_file(script, no_download=True), target)
@@ -357,11 +362,23 @@ class LockedWheels(EasyBlock):
         """Build what is to be built with the system's MPI, or with the one just installed."""
         tools = os.path.join(self.builddir, 'tools')
         self.install_from(self.wheels, python, self.locked('build_lock_files'), '--target', tools)
-        path = os.pathsep.join([os.path.join(self.installdir, 'bin'), os.environ['PATH']])
-        compiler = self.mpi_compiler or os.path.join(self.installdir, 'bin', 'mpicc')
-        environment = {'PYTHONPATH': tools, 'MPICC': compiler, 'PATH': path}
         self.install_from(self.wheels, python, self.source_locks(), '--no-build-isolation', '--no-binary', ':all:',
-                          environment=environment)
+                          environment=dict(self.build_environment(), PYTHONPATH=tools))
+
+    def build_environment(self):
+        """What tells a package's build which compilers to use."""
+        own = os.path.join(self.installdir, 'bin')
+        c_compiler, cxx_compiler = self.mpi_compilers or [os.path.join(own, name) for name in ('mpicc', 'mpicxx')]
+        return {'MPICC': c_compiler, 'MPICXX': cxx_compiler, 'PATH': os.pathsep.join([own, os.environ['PATH']])}
+
+    def build_from_collection(self, python, package):
+        """Build a package of the collection from a copy, as building writes beside the sources."""
+        copy = os.path.join(tempfile.mkdtemp(prefix='collection-'), package)
+        copy_dir(collection_path(package), copy)
+        result = self.pip(python, 'install', '--quiet', '--no-index', '--no-build-isolation', '--no-deps',
+                          '--no-cache-dir', copy, environment=self.build_environment())
+        if result.exit_code:
+            raise EasyBuildError("Building %s of this collection failed: %s", package, result.output.strip()[-2000:])
 
     # --- module and checks ------------------------------------------------------------------------------------------
 
