@@ -175,7 +175,9 @@ def start_hook():
 
 
 def parse_hook(ec):
-    """An easyconfig was read."""
+    """An easyconfig was read, or is the copy that a Bundle makes of its own, which has no path."""
+    if ec.path is None:
+        return
     check_external_modules(ec)
     if os.path.basename(ec.path) in [os.path.basename(word) for word in sys.argv]:
         ASKED_FOR.append(ec)

@@ -183,6 +183,12 @@ def configure_rehearsal(system):
     for name in ('LOADEDMODULES', '_LMFILES_'):
         os.environ.pop(name, None)
     os.environ['MODULEPATH'] = modules
+    # the system's metadata, and after it that of the stand-in for what has a fixed place on the real system
+    metadata = [os.path.join(COLLECTION, 'systems', system, 'external_modules.cfg'),
+                os.path.join(os.path.dirname(modules), 'external_modules.cfg')]
+    metadata = [path for path in metadata if os.path.exists(path)]
+    if metadata:
+        os.environ['EASYBUILD_EXTERNAL_MODULES_METADATA'] = ','.join(metadata)
     set_default('PREFIX', os.path.join(COLLECTION, '.local', 'rehearsal', system))
     say("rehearsing on the stand-in of %s: %s" % (system, modules))
 
