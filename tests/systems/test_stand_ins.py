@@ -201,6 +201,15 @@ def test_wrappers_compile_mpi(stand_ins, lmod, tmp_path, compiler, suffix, progr
     assert 'libmpich.so.12' in out and out.count('sum 3') == 2
 
 
+def test_wrapper_keeps_other_mpis_out(stand_ins, lmod, tmp_path):
+    """mpi4py's way to link: -lmpi after a system directory, in which Open MPI's library has this name."""
+    (tmp_path / 'program.c').write_text(MPI_PROGRAM)
+    out = archer2(stand_ins, '''
+other=$(echo /usr/lib/*-linux-gnu); ls "$other/libmpi.so"
+cc -fPIC -c program.c; cc -shared program.o -L"$other" -lmpi -o program.so; ldd program.so''', lmod, cwd=tmp_path)
+    assert 'libmpich.so' in out and 'libmpi.so.40' not in out
+
+
 def test_wrapper_is_a_gnu_compiler_to_those_who_ask(stand_ins, modules_tool):
     out = archer2(stand_ins, 'cc --version; CC --version; ftn --version; cc -dumpmachine; cc -v', modules_tool)
     assert 'gcc (' in out and 'g++ (' in out and 'GNU Fortran' in out and '-linux-gnu' in out
