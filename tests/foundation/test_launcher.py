@@ -221,3 +221,18 @@ def test_installed_with_pip(tmp_path):
                       'from easybuild.easyblocks.pytorch import EB_PyTorch;'
                       'from easybuild.easyblocks.generic.lockedwheels import LockedWheels;'
                       'from hpc_pytorch.system import names; assert "archer2" in names(), names()')
+
+
+def test_bundle_passes_the_hooks(eb, tmp_path):
+    """A Bundle makes copies of its easyconfig that have no path; the hooks once ended in a traceback there."""
+    easyconfig = tmp_path / 'toys-1.0.eb'
+    easyconfig.write_text("""easyblock = 'Bundle'
+name = 'toys'
+version = '1.0'
+homepage = 'https://example.org'
+description = 'toys'
+toolchain = SYSTEM
+components = [('toy', '1.0', {'easyblock': 'Tarball', 'sources': ['toy-1.0.tar.gz']})]
+moduleclass = 'ai'
+""")
+    assert 'toys' in eb(easyconfig, '-x').stdout
