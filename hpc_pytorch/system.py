@@ -20,7 +20,8 @@ import os
 import re
 import socket
 
-HERE = os.path.dirname(os.path.realpath(__file__))
+from hpc_pytorch import collection_path
+
 DEFAULT = 'workstation'
 
 
@@ -231,12 +232,11 @@ def version_key(version):
 # -- where the systems are
 
 def systems_directory():
-    """The directory with one for each system: in a checkout beside this package, when installed inside it."""
-    for place in (os.path.join(os.path.dirname(HERE), 'systems'), os.path.join(HERE, 'systems')):
-        if os.path.isdir(place):
-            return place
-    raise Problem("the directory systems/ is neither in %s nor in %s: this installation is incomplete; clone or "
-                  "install it again" % (os.path.dirname(HERE), HERE))
+    """The directory with one for each system."""
+    place = collection_path('systems')
+    if not os.path.isdir(place):
+        raise Problem("there is no directory %s: this installation is incomplete; clone or install it again" % place)
+    return place
 
 
 def names():
