@@ -3,10 +3,12 @@ What all tests share: the checkout, ./eb as a user calls it, and shells with a m
 
 EasyBuild is always run as a program. Nothing that the developer has configured gets in.
 """
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,11 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parent.parent
 # what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
 CACHE = CHECKOUT / '.local' / 'test-cache'
+# EasyBuild keeps its temporary directory when it fails, which tests make it do; the name is short because sockets of
+# MPI lie in there, and anyone may look in, because some tests run as another user
+TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
+os.chmod(TEMPORARY, 0o1777)
+atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
 
 
 def clean_environment():
@@ -38,7 +45,7 @@ class EB:
 
     def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=900, user=None):
         """Run it; `status` is the exit status that is expected, None for any. Returns the process with its output."""
-        options = ['--prefix=%s' % self.prefix, '--sourcepath=%s' % self.sources]
+        options = ['--prefix=%s' % self.prefix, '--sourcepath=%s' % self.sources, '--tmpdir=%s' % TEMPORARY]
         # EasyBuild folds long lines at the terminal's width, which tests do not want to know about
         environment = dict(clean_environment(), COLUMNS='10000', **dict(env))
         done = subprocess.run(self.command + [str(word) for word in arguments] + options, env=environment,
