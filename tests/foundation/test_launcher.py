@@ -6,6 +6,7 @@ import subprocess
 import time
 
 import pytest
+import test_rehearsal
 from conftest import CHECKOUT, EB, clean_environment
 
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
@@ -217,6 +218,13 @@ def test_installed_with_pip(tmp_path):
     command = str(environment / 'bin' / 'eb')
     assert '[ ]' in run(command, WORKSTATION, '-D')
     assert 'LockedWheels' in run(command, '--list-easyblocks')
+    # a system's own modules, here those of its stand-in, are found by plain eb, too
+    toy = tmp_path / 'toy-1.0-ARCHER2.eb'
+    toy.write_text(test_rehearsal.EASYCONFIG)
+    made = subprocess.run([str(CHECKOUT / 'tests/stand_ins/make'), 'archer2'], stdout=subprocess.PIPE,
+                          text=True, check=True, env=clean_environment())
+    plain['MODULEPATH'] = made.stdout.strip()
+    assert '(module: toy/1.0-ARCHER2)' in run(command, str(toy), '-D', '--robot').replace('\n', ' ')
     run(python, '-c', 'from easybuild.easyblocks.generic.configuremake import ConfigureMake;'
                       'from easybuild.easyblocks.pytorch import EB_PyTorch;'
                       'from easybuild.easyblocks.generic.lockedwheels import LockedWheels;'

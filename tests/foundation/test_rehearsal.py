@@ -1,0 +1,63 @@
+"""--rehearse: a system's easyconfig on that system's stand-in, on a machine that is not the system."""
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# what ARCHER2's page loads
+EASYCONFIG = """easyblock = 'Toolchain'
+name = 'toy'
+version = '1.0'
+versionsuffix = '-ARCHER2'
+homepage = 'https://example.org'
+description = 'uses modules of ARCHER2'
+toolchain = SYSTEM
+dependencies = [
+    ('PrgEnv-gnu', EXTERNAL_MODULE),
+    ('cray-python', EXTERNAL_MODULE),
+    ('cray-fftw', EXTERNAL_MODULE),
+    ('mkl/2023.0.0', EXTERNAL_MODULE),
+]
+builddependencies = [('cmake/3.21.3', EXTERNAL_MODULE)]
+moduleclass = 'toolchain'
+"""
+
+
+@pytest.fixture
+def easyconfig(tmp_path):
+    """An easyconfig for ARCHER2."""
+    path = tmp_path / 'toy-1.0-ARCHER2.eb'
+    path.write_text(EASYCONFIG)
+    return path
+
+
+def test_refused_without_it(eb, easyconfig):
+    """The modules are not on this machine: their names and the option."""
+    output = eb(easyconfig, '--robot', status=None)
+    assert output.returncode != 0
+    assert 'PrgEnv-gnu' in output.stdout and '--rehearse toy-1.0-ARCHER2.eb' in output.stdout
+
+
+def test_dry_runs(eb, easyconfig):
+    """-D and -x find the modules of the stand-in."""
+    for option in ('-D', '-x'):
+        output = eb('--rehearse', easyconfig, option, '--robot').stdout
+        assert 'system archer2 (the name of toy-1.0-ARCHER2.eb says so)' in output
+        assert 'rehearsing on the stand-in of archer2' in output
+
+
+def test_install(eb, easyconfig):
+    """The whole way: what is installed depends on the stand-in's modules."""
+    eb('--rehearse', easyconfig, '--robot')
+    module = next((eb.modules / 'toy').iterdir()).read_text()
+    for name in ('PrgEnv-gnu', 'cray-python', 'cray-fftw', 'mkl/2023.0.0'):
+        assert name in module
+    assert 'cmake' not in module
+
+
+def test_users_modules_do_not_get_in(eb, easyconfig, tmp_path):
+    """Modules of the machine are not seen while rehearsing."""
+    other = tmp_path / 'own' / 'cray-python'
+    other.mkdir(parents=True)
+    (other / '99.lua').write_text('setenv("CRAY_PYTHON_LEVEL", "99")\n')
+    output = eb('--rehearse', easyconfig, '-x', env={'MODULEPATH': str(other.parent)}).stdout
+    assert str(other.parent) not in output
