@@ -6,6 +6,7 @@ EasyBuild is always run as a program. Nothing that the developer has configured 
 import atexit
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,10 @@ CACHE = CHECKOUT / '.local' / 'test-cache'
 TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
 os.chmod(TEMPORARY, 0o1777)
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
+
+# a shell that starts the tests in the background makes them, and all that they start, ignore these
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def clean_environment():
