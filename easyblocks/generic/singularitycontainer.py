@@ -40,6 +40,8 @@ SCRIPTS = {
     'unmake-squashfs': True,
     'with-environment': False,
 }
+# What the scripts themselves call outside; a wrapper of that name would call itself for ever.
+NO_WRAPPERS = ('bash', 'dirname', 'env', 'readlink', 'sh')
 SCRIPTS_INSIDE = '/runscripts'
 USER_SOFTWARE = 'user-software'
 # What the settings of a system (`when` in its system.cfg) may count on in a container for accelerators.
@@ -151,10 +153,9 @@ def place_image(source, target):
 
 def no_room(source, directory):
     """The error for an image that does not fit."""
-    return EasyBuildError("no room for the image: it has %.1f GiB, and %s has %.1f GiB left (or your quota has). "
+    return EasyBuildError("no room for the image: it has %d MiB, and %s has %d MiB left, or your quota has less. "
                           "Free space there, choose another --prefix, or leave the image where it is with "
-                          "`copy_image = False`", os.path.getsize(source) / 2.0**30, directory,
-                          free_space(directory) / 2.0**30)
+                          "`copy_image = False`", os.path.getsize(source) >> 20, directory, free_space(directory) >> 20)
 
 
 def free_space(directory):
@@ -210,6 +211,9 @@ class SingularityContainer(EasyBlock):
             # a comma separates them in $SINGULARITY_BIND, the others mean something in a module file
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
                 raise EasyBuildError("%r in bind_paths is no absolute path that can be bound", path)
+        for name in self.cfg['wrappers']:
+            if name in SCRIPTS or name in NO_WRAPPERS or not re.match(r'[\w.+-]+$', name):
+                raise EasyBuildError("%r in `wrappers` cannot be the name of a command outside the container", name)
 
     # -- where the image is
 
@@ -230,7 +234,7 @@ class SingularityContainer(EasyBlock):
         return next((path for path in paths if os.path.isfile(path)), None)
 
     def obtain_file(self, filename, **kwargs):
-        """Images may also be in a store of the site: it is asked after the source path, and before anything is fetched."""
+        """Images may also be in a store of the site: it comes after the source path, and before anything is fetched."""
         if filename != self.image_name or self.dry_run:
             return super().obtain_file(filename, **kwargs)
         if kwargs.get('force_download'):
@@ -351,8 +355,6 @@ class SingularityContainer(EasyBlock):
             if outside:
                 symlink(os.path.join('..', 'runscripts', name), os.path.join(commands, name), use_abspath_source=False)
         for name in self.cfg['wrappers']:
-            if name in SCRIPTS or name != os.path.basename(name):
-                raise EasyBuildError("%r in `wrappers` is no name for a command, or already that of a script", name)
             symlink(os.path.join('..', 'runscripts', 'run-in-container'), os.path.join(commands, name),
                     use_abspath_source=False)
 

@@ -1,4 +1,4 @@
-"""What the tests of containers share: an easyconfig of the test's own, and a place where a user who is not root works."""
+"""What the tests of containers share: easyconfigs of their own, and a place where a user who is not root works."""
 import os
 import shutil
 import subprocess
@@ -84,7 +84,7 @@ class Place:
                             'SHELL': '/bin/bash', 'TMPDIR': '/tmp'}, **dict(env))
         load = 'module use %s\n%s\n' % (self.eb.modules, 'module load %s || exit' % module if module else '')
         return ModulesTool(tool).run(load + script, env=environment, user=self.user.pw_uid, group=self.user.pw_gid,
-                                     extra_groups=[], cwd=self.home, **options)
+                                     extra_groups=[], cwd=self.home, timeout=300, **options)
 
     def remove(self):
         """Remove it, whoever its files belong to now."""

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from conftest import ModulesTool
-from lumi_site import apptainer, small_image, small_place  # noqa: F401
+from lumi.lumi_site import small_place
 from parts import containers
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ show() { for name in SIF SIFTOOL RUNSCRIPTS RUNSCRIPTSTOOL CONTAINERROOT SINGULA
 
 
 @pytest.fixture(scope='module', params=TOOLS, ids='-'.join)
-def installed(request, small_image):  # noqa: F811
+def installed(request, small_image):
     """A place with the container installed, once for each kind of module file and tool, and the name of the tool."""
     tool, syntax = request.param
     with small_place(small_image) as place:
@@ -42,7 +42,7 @@ def installed(request, small_image):  # noqa: F811
 
 
 @pytest.fixture
-def shell(installed, small_image):  # noqa: F811
+def shell(installed, small_image):
     """A function that runs a script in a shell that can load the module; everything is as just installed."""
     place, tool = installed
     root = place.eb.prefix / 'software' / 'Tool' / '1.0'
@@ -99,7 +99,8 @@ def test_life_of_a_module(shell):
     assert loaded['SINGULARITYENV_PREPEND_PATH'] == loaded['APPTAINERENV_PREPEND_PATH'] == '/runscripts'
     assert loaded['SINGULARITYENV_COLOUR'] == loaded['APPTAINERENV_COLOUR'] == COLOUR
     assert loaded['NCCL_SOCKET_IFNAME'] == 'hsn0,hsn1,hsn2,hsn3'
-    assert values(output, 'central') == dict(loaded, SIF='%s/tool.sif' % place.store, SIFTOOL='%s/tool.sif' % place.store)
+    of_the_site = '%s/tool.sif' % place.store
+    assert values(output, 'central') == dict(loaded, SIF=of_the_site, SIFTOOL=of_the_site)
     assert "the central image runs" in output
     before = values(output, 'before')
     for mark in ('unloaded', 'after', 'failed', 'purged'):
