@@ -17,8 +17,8 @@ PARTS = Path(__file__).resolve().parent
 FOR_ROOT = {'APPTAINER_DROP_CAPS': 'CAP_SYS_RESOURCE'}
 USER = 'hpc-tests'
 # What a container has at least in which the run scripts have to work.
-COREUTILS = ('bash', 'cat', 'cksum', 'dirname', 'env', 'ls', 'mktemp', 'readlink', 'rm', 'sleep', 'sort', 'touch',
-             'true')
+COREUTILS = ('bash', 'cat', 'cksum', 'dirname', 'env', 'ls', 'mktemp', 'printf', 'readlink', 'rm', 'sleep', 'sort',
+             'touch', 'true')
 
 
 @contextmanager
