@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+# fixtures of single topics
+pytest_plugins = ['lumi.lumi_site']
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 # what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
 CACHE = CHECKOUT / '.local' / 'test-cache'

@@ -40,6 +40,8 @@ SCRIPTS = {
     'unmake-squashfs': True,
     'with-environment': False,
 }
+# What the scripts themselves call outside; a wrapper of that name would call itself for ever.
+NO_WRAPPERS = ('bash', 'dirname', 'env', 'readlink', 'sh')
 SCRIPTS_INSIDE = '/runscripts'
 USER_SOFTWARE = 'user-software'
 # What the settings of a system (`when` in its system.cfg) may count on in a container for accelerators.
@@ -49,6 +51,23 @@ RUNTIME_PREFIXES = ('SINGULARITY', 'APPTAINER')
 # Environment variable with the directories to search for images, instead of the system's own.
 STORE_VARIABLE = 'HPC_IMAGE_SEARCH_PATH'
 
+# For `module help`.
+USAGE = """Environment variables:
+ - $SIF and $SIF{variable}: the image. To give its space back, type: rm $SIF; after loading the module again they name
+   the site's own copy, for as long as the site has it.
+ - $CONTAINERROOT: where all of this is; installing it again replaces what is there.
+ - $RUNSCRIPTS and $RUNSCRIPTS{variable}: scripts, in the container on the path and in {inside}: conda-python-simple,
+   conda-python-distributed (one rank of a distributed run), with-environment (any command), get-master.
+ - $SINGULARITY_BINDPATH, $SINGULARITY_BIND: what the container sees of this host.
+In the container, $WITH_CONDA (if the image has it) activates the Python of the image.
+
+Commands outside the container: {commands}.
+"""
+USAGE_OF_VENV = """
+Packages that pip installs go to $CONTAINERROOT/{venv}. Packing them into one file with make-squashfs makes
+their import fast on a parallel file system; unmake-squashfs unpacks them again. Load the module again afterwards.
+"""
+
 # What a module file asks and says while it is loaded, in each syntax.
 MODULE_SYNTAX = {
     'Lua': {
@@ -57,6 +76,7 @@ MODULE_SYNTAX = {
         'file': 'isFile("%s")',
         'exists': '(isFile("%s") or isDir("%s"))',
         'fail': 'LmodError("%s")',
+        'special': r'\\',
     },
     'Tcl': {
         'loading': 'module-info mode load',
@@ -64,6 +84,7 @@ MODULE_SYNTAX = {
         'file': 'file isfile "%s"',
         'exists': 'file exists "%s"',
         'fail': 'error "%s"',
+        'special': r'[\\$\[]',
     },
 }
 
@@ -132,10 +153,9 @@ def place_image(source, target):
 
 def no_room(source, directory):
     """The error for an image that does not fit."""
-    return EasyBuildError("no room for the image: it has %.1f GiB, and %s has %.1f GiB left (or your quota has). "
+    return EasyBuildError("no room for the image: it has %d MiB, and %s has %d MiB left, or your quota has less. "
                           "Free space there, choose another --prefix, or leave the image where it is with "
-                          "`copy_image = False`", os.path.getsize(source) / 2.0**30, directory,
-                          free_space(directory) / 2.0**30)
+                          "`copy_image = False`", os.path.getsize(source) >> 20, directory, free_space(directory) >> 20)
 
 
 def free_space(directory):
@@ -180,13 +200,20 @@ class SingularityContainer(EasyBlock):
             raise EasyBuildError("`sources` of %s names no image", self.cfg.path)
         self.image_name = os.path.basename(sources[0] if isinstance(sources[0], str) else sources[0]['filename'])
         self.variable = convert_name(self.name, upper=True)
-        self.module_load_environment.replace({'PATH': ['bin']})
         # like a conda environment for it would be called
         self.venv = os.path.join('/', USER_SOFTWARE, 'venv', self.name.lower())
+        self.module_load_environment.replace({'PATH': ['bin']})
+        if not self.cfg['usage']:
+            self.cfg['usage'] = (USAGE + (USAGE_OF_VENV if self.cfg['venv'] else '')).format(
+                variable=self.variable, inside=SCRIPTS_INSIDE, venv=self.venv[1:],
+                commands=', '.join(sorted([name for name in SCRIPTS if SCRIPTS[name]] + self.cfg['wrappers'])))
         for path in self.bind_paths:
             # a comma separates them in $SINGULARITY_BIND, the others mean something in a module file
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
                 raise EasyBuildError("%r in bind_paths is no absolute path that can be bound", path)
+        for name in self.cfg['wrappers']:
+            if name in SCRIPTS or name in NO_WRAPPERS or not re.match(r'[\w.+-]+$', name):
+                raise EasyBuildError("%r in `wrappers` cannot be the name of a command outside the container", name)
 
     # -- where the image is
 
@@ -207,7 +234,7 @@ class SingularityContainer(EasyBlock):
         return next((path for path in paths if os.path.isfile(path)), None)
 
     def obtain_file(self, filename, **kwargs):
-        """Images may also be in a store of the site: it is asked after the source path, and before anything is fetched."""
+        """Images may also be in a store of the site: it comes after the source path, and before anything is fetched."""
         if filename != self.image_name or self.dry_run:
             return super().obtain_file(filename, **kwargs)
         if kwargs.get('force_download'):
@@ -328,8 +355,6 @@ class SingularityContainer(EasyBlock):
             if outside:
                 symlink(os.path.join('..', 'runscripts', name), os.path.join(commands, name), use_abspath_source=False)
         for name in self.cfg['wrappers']:
-            if name in SCRIPTS or name != os.path.basename(name):
-                raise EasyBuildError("%r in `wrappers` is no name for a command, or already that of a script", name)
             symlink(os.path.join('..', 'runscripts', 'run-in-container'), os.path.join(commands, name),
                     use_abspath_source=False)
 
@@ -353,7 +378,7 @@ class SingularityContainer(EasyBlock):
             text += module.set_environment(name, 'runscripts', relpath=True)
         for name, value in sorted(self.container_environment.items()):
             for prefix in RUNTIME_PREFIXES:
-                text += module.set_environment('%sENV_%s' % (prefix, name), {'value': value, 'resolve_env_vars': False})
+                text += self.set_literally('%sENV_%s' % (prefix, name), value)
         for setting in self.system.settings_for(FEATURES):
             text += module.comment(setting.reason)
             text += module.set_environment(setting.name, setting.value)
@@ -375,6 +400,11 @@ class SingularityContainer(EasyBlock):
             }
         return dict(values, PREPEND_PATH=':'.join(path), **self.cfg['container_environment'])
 
+    def set_literally(self, name, value):
+        """A statement that sets a variable to exactly this; EasyBuild leaves to Tcl what means something to Tcl."""
+        value = re.sub(MODULE_SYNTAX[self.module_generator.SYNTAX]['special'], r'\\\g<0>', value)
+        return self.module_generator.set_environment(name, {'value': value, 'resolve_env_vars': False})
+
     def asks(self, name, path=''):
         """A condition in the syntax of the module file."""
         condition = MODULE_SYNTAX[self.module_generator.SYNTAX][name]
@@ -391,8 +421,7 @@ class SingularityContainer(EasyBlock):
                 os.path.basename(self.cfg.path)))))
         for position, path in reversed(list(enumerate(self.candidates))):
             conditions = [self.asks('file', path)] + ([self.asks('unloading')] if position == 0 else [])
-            sets = ''.join(module.set_environment(name, {'value': path, 'resolve_env_vars': False})
-                           for name in ('SIF', 'SIF' + self.variable))
+            sets = ''.join(self.set_literally(name, path) for name in ('SIF', 'SIF' + self.variable))
             text = module.conditional_statement(conditions, sets.rstrip(), else_body=text.rstrip(), cond_or=True)
         return text
 

@@ -162,8 +162,9 @@ def test_cpu_mask_refuses(cores, says):
 SHOW = ('import os; print(*(name + "=" + os.environ.get(name, "-") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", '
         '"LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")))')
 # what the launchers set for rank 5 of 8 on the second of two nodes
-SRUN = {'SLURM_PROCID': '5', 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_LOCALID': '1', 'SLURM_NODEID': '1', 'SLURM_JOB_ID': '77',
-        'SLURM_STEP_ID': '2', 'SLURM_STEP_TASKS_PER_NODE': '4(x2)', 'SLURM_STEP_NODELIST': 'nid[012-013]'}
+SRUN = {'SLURM_PROCID': '5', 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_LOCALID': '1', 'SLURM_NODEID': '1',
+        'SLURM_JOB_ID': '77', 'SLURM_STEP_ID': '2', 'SLURM_STEP_TASKS_PER_NODE': '4(x2)',
+        'SLURM_STEP_NODELIST': 'nid[012-013]'}
 PALS = {'PALS_RANKID': '5', 'PMI_SIZE': '8', 'PALS_LOCAL_RANKID': '1', 'PALS_LOCAL_SIZE': '4', 'PBS_JOBID': '12.pbs',
         'PALS_APID': 'a-b-c'}
 MPIRUN = {'OMPI_COMM_WORLD_RANK': '5', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',

@@ -35,6 +35,8 @@ dist.all_gather(everyones, weights)
 assert all(torch.equal(weights, other) for other in everyones), "the ranks have different weights"
 members = [None] * size
 dist.all_gather_object(members, os.environ.get('SLURMD_NODENAME', '?'))
+if "NCCL_DEBUG" in os.environ:
+    print("debug", os.environ["NCCL_DEBUG"])
 print("rank %d of %d on %s, local %s of %s, port %s, nodes %d, job %s, private %s" % (
     rank, size, os.environ.get('SLURMD_NODENAME', '?'), os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE'],
     os.environ['MASTER_PORT'], len(set(members)), os.environ.get('SLURM_JOB_ID', '?'),

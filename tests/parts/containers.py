@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PARTS = Path(__file__).resolve().parent
-# Root in a virtual machine or container may lack this capability, and then Apptainer does not start. Harmless elsewhere.
+# Root in a virtual machine or container may lack this capability, and then Apptainer does not start.
 FOR_ROOT = {'APPTAINER_DROP_CAPS': 'CAP_SYS_RESOURCE'}
 USER = 'hpc-tests'
 # What a container has at least in which the run scripts have to work.
-COREUTILS = ('bash', 'cat', 'cksum', 'dirname', 'env', 'ls', 'mktemp', 'readlink', 'rm', 'sleep', 'sort', 'touch', 'true')
+COREUTILS = ('bash', 'cat', 'cksum', 'dirname', 'env', 'ls', 'mktemp', 'printf', 'readlink', 'rm', 'sleep', 'sort',
+             'touch', 'true')
 
 
 @contextmanager

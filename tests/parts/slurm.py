@@ -47,8 +47,9 @@ MinJobAge=600
 GresTypes=gpu
 MailProg=/bin/true
 {nodes}
-PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
+{partitions}
 """
+PARTITION = "PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe={share}"
 NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={memory} {gpus}"
 CGROUPS = """
 CgroupPlugin=cgroup/v1
@@ -87,10 +88,14 @@ def wait_for(true, what, seconds=60):
 class Slurm:
     """Starts when entered, and has left nothing running when left."""
 
-    def __init__(self, directory, nodes=4, cpus=4, memory=2048, gpus=0, partition='main'):
-        """`memory` of a node in MiB; `gpus` that can be asked for, and are not there."""
+    def __init__(self, directory, nodes=4, cpus=4, memory=2048, gpus=0, partitions=('main',), exclusive=()):
+        """
+        `memory` of a node in MiB; `gpus` that can be asked for, and are not there; `partitions`, the first being the
+        default, of which the `exclusive` ones give out whole nodes with all that they have.
+        """
         self.directory = Path(directory)
-        self.cpus, self.memory, self.gpus, self.partition = cpus, memory, gpus, partition
+        self.cpus, self.memory, self.gpus = cpus, memory, gpus
+        self.partitions, self.exclusive = partitions, exclusive
         self.count = nodes
         self.nodes = []
         self.daemons = []
@@ -123,9 +128,12 @@ class Slurm:
         self.nodes = sorted('nid%06d' % port for port in ports[1:])
         lines = [NODE.format(name=node, port=int(node[3:]), cpus=self.cpus, memory=self.memory,
                              gpus='Gres=gpu:%d' % self.gpus if self.gpus else '') for node in self.nodes]
-        self.write('slurm.conf', CONFIGURATION.format(directory=self.directory, port=ports[0], nodes='\n'.join(lines),
-                                                      partition=self.partition,
-                                                      memory_per_cpu=self.memory // self.cpus))
+        partitions = [PARTITION.format(name=name, share='EXCLUSIVE' if name in self.exclusive else 'NO')
+                      for name in self.partitions]
+        partitions[0] += ' Default=YES'
+        self.write('slurm.conf', CONFIGURATION.format(
+            directory=self.directory, port=ports[0], nodes='\n'.join(lines), partitions='\n'.join(partitions),
+            memory_per_cpu=self.memory // self.cpus))
         self.write('cgroup.conf', CGROUPS)
         for number in range(self.gpus):
             self.write('gpu%d' % number, '')
