@@ -1,0 +1,305 @@
+"""
+EasyBuild support for building PyTorch into a wheel and installing that as a module, implemented as an easyblock.
+
+Needed because: PyTorch silently builds without what its CMake does not find, supercomputers have compilers of their
+own, and a build of hours should leave a wheel that can be installed again.
+Differs from upstream's EB_PyTorch in: the system's compilers (systems/), a comparison of CMake's decisions with what
+was asked for, a wheel as an artefact, everything around PyTorch from lock files (LockedWheels). PyTorch's own tests
+are not run.
+Can go when: upstream builds wheels and compares.
+
+What is decided here is in tables: hpc_pytorch/build_options.py, contract.py and known_errors.py.
+"""
+import glob
+import os
+import sys
+
+import easybuild.tools.environment as env
+from easybuild.easyblocks.generic.lockedwheels import LockedWheels
+from easybuild.easyblocks.pytorch import EB_PyTorch
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import source_paths
+from easybuild.tools.filetools import copy_file, mkdir
+from easybuild.tools.run import run_shell_cmd
+
+from hpc_pytorch import build_options, collection_path, contract, known_errors, wheel_store
+from hpc_pytorch.system import Problem, current
+from hpc_pytorch.wheels import why_not
+
+# Runs a module of the collection without putting the collection on the $PYTHONPATH of what it starts.
+RUN_MODULE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+              "runpy.run_module('ramgate', run_name='__main__', alter_sys=True)")
+
+
+class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
+    """Support for building PyTorch with a system's own compilers and MPI, and installing it from the wheel."""
+
+    @staticmethod
+    def extra_options():
+        """Easyconfig parameters of both; what is fetched and built around PyTorch is in lock files."""
+        options = EB_PyTorch.extra_options()
+        options.update(LockedWheels.extra_options())
+        options.update({
+            'max_memory': [None, "Memory that building may use, for example 200G; default: what there is", CUSTOM],
+            'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
+            'wheel_pattern': ['torch-*.whl', "Name of the wheel that building leaves in dist", CUSTOM],
+        })
+        # wheels are checked against each other by the lock files
+        options['sanity_pip_check'][0] = False
+        # so that Python's extensions are linked with the system's compiler
+        options['check_ldshared'][0] = True
+        return options
+
+    def __init__(self, *args, **kwargs):
+        """No wheel yet."""
+        super().__init__(*args, **kwargs)
+        # what is on $PYTHONPATH is LockedWheels' business
+        self.require_python = False
+        self.build_in_installdir = False
+        self.wheel = None
+        self.options_asked = None
+        self.facts = None
+        self.cmake_output = ''
+
+    # --- what is asked for ------------------------------------------------------------------------------------------
+
+    @property
+    def system(self):
+        """The system that this is built for."""
+        try:
+            return current(self.cfg.filename())
+        except Problem as problem:
+            raise EasyBuildError(str(problem))
+
+    def compilers(self):
+        """The system's compilers, as the variables that builds know."""
+        compilers = self.system.compilers
+        names = {'CC': compilers['c'], 'CXX': compilers['cxx'], 'FC': compilers['fortran']}
+        return {variable: command for variable, command in names.items() if command}
+
+    def own_options(self):
+        """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
+        asked = build_options.as_dict(build_options.common_options(self.version))
+        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, self.system.name), PYTORCH_BUILD_NUMBER='1')
+        asked.update(self.compilers())
+        asked.update(build_options.ARCHITECTURE_FLAGS.get(os.uname().machine, {}))
+        for option in self.cfg['custom_opts']:
+            name, equals, value = option.partition('=')
+            if not equals:
+                raise EasyBuildError("custom_opts has %r, which is not NAME=VALUE", option)
+            asked[name] = value
+        return ['%s=%s' % item for item in asked.items()]
+
+    def identity_facts(self):
+        """
+        Everything that makes the wheel what it is, known before anything is unpacked; None where a source or patch has
+        no checksum, as nothing can be said about it then.
+        """
+        sums = self.cfg['checksums']
+        if len(sums) < len(self.cfg['sources']) + len(self.cfg['patches']) or not all(sums):
+            return None
+        versions = {}
+        for variable, command in self.compilers().items():
+            result = run_shell_cmd([command, '--version'], fail_on_error=False, hidden=True, use_bash=False,
+                                   output_file=False)
+            versions[variable] = result.output.split('\n')[0]
+        return {'name': self.name, 'version': self.version, 'checksums': sums, 'options': sorted(self.own_options()),
+                'compilers': versions, 'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
+                'python': [self.python.implementation, self.python.version, self.python.machine],
+                'build_type': self.cfg['build_type'] or 'Release',
+                'build_packages': sorted(entry.text for entry in self.locked('build_lock_files'))}
+
+    def built_stores(self):
+        """Where wheels that were built here are looked for."""
+        name = '%s-%s%s-built' % (self.name, self.version, self.cfg['versionsuffix'])
+        return [os.path.join(path, self.name[0].lower(), self.name, name) for path in source_paths()]
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def fetch_step(self, *args, **kwargs):
+        """Fetch everything; the source only if there is no wheel that was built from it in the same way."""
+        if not self.dry_run:
+            with self.external_modules():
+                self.look_around()
+                self.facts = self.identity_facts()
+            self.wheel = wheel_store.find(self.built_stores(), self.facts) if self.facts else None
+        if self.wheel:
+            print_msg("using the wheel that was built earlier: %s", self.wheel, log=self.log)
+            self.check_tags(self.wheel)
+            for parameter in ('sources', 'patches', 'checksums'):
+                self.cfg[parameter] = []
+        super().fetch_step(*args, **kwargs)
+
+    def extract_step(self):
+        """Unpack the source; LockedWheels has nothing to unpack."""
+        super(LockedWheels, self).extract_step()
+
+    def prepare_step(self, *args, **kwargs):
+        """The system's compilers under their own names: EasyBuild's RPATH wrappers would hide them."""
+        self.toolchain.options['rpath'] = False
+        super().prepare_step(*args, **kwargs)
+        for variable, command in self.compilers().items():
+            env.setvar(variable, command)
+
+    def configure_step(self):
+        """Tell the build what is asked for, run CMake, and compare what it decided."""
+        if self.wheel:
+            return
+        if not self.dry_run:
+            self.check_tree()
+        self.cfg['custom_opts'] = self.own_options()
+        super(LockedWheels, self).configure_step()
+        # upstream has added to custom_opts; some of its values are shell variables
+        self.options_asked = {name: os.path.expandvars(value)
+                              for name, value in build_options.as_dict(self.cfg['custom_opts']).items()}
+        for name, value in sorted(self.options_asked.items()):
+            env.setvar(name, value)
+        self.install_build_tools()
+        command = self.route().configure
+        if command:
+            self.cmake_output = self.run_python(command, "configuring PyTorch with CMake")
+            if not self.dry_run:
+                self.check_contract()
+
+    def check_tree(self):
+        """Refuse a tree that cannot be built, or that does not know an option, before anything is built."""
+        missing = build_options.missing_submodules(self.start_dir)
+        if missing:
+            raise EasyBuildError("The source tree has no files for %d submodule(s): %s. Use the release tarball, which "
+                                 "has all of them, or type in the tree: git submodule update --init --recursive "
+                                 "--depth 1 --jobs 8", len(missing), ', '.join(missing))
+        problems = build_options.unknown_options(self.cfg['custom_opts'], self.start_dir)
+        if problems:
+            raise EasyBuildError("custom_opts has what %s %s does not know: %s",
+                                 self.name, self.version, '; '.join(problems))
+
+    def route(self):
+        """How this version is built."""
+        found = build_options.route(self.version)
+        if found is None:
+            raise EasyBuildError("No way to build PyTorch %s is known; the oldest that is: %s",
+                                 self.version, build_options.ROUTES[-1].since)
+        return found
+
+    def install_build_tools(self):
+        """What building needs, in a directory of its own in front of what the system's Python has."""
+        tools = os.path.join(self.builddir, 'tools')
+        if not self.dry_run:
+            self.install_from(self.wheels, self.python.path, self.locked('build_lock_files'), '--only-binary', ':all:',
+                              '--target', tools, '--upgrade')
+        env.setvar('PYTHONPATH', tools)
+        # behind the rest: the easyconfig's CMake is the one to use
+        env.setvar('PATH', os.pathsep.join([os.environ['PATH'], os.path.join(tools, 'bin')]))
+
+    def run_python(self, words, doing, gate=()):
+        """Run one command of the build; explain its failure."""
+        python = self.python.path if self.python else 'python3'
+        result = run_shell_cmd(list(gate) + [python] + list(words), work_dir=self.start_dir or self.builddir,
+                               fail_on_error=False, use_bash=False)
+        if result.exit_code:
+            tail = '\n'.join(result.output.strip().splitlines()[-15:])
+            raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code, tail,
+                                 known_errors.explain(result.output))
+        return result.output
+
+    def cache_path(self):
+        """CMake's cache, wherever this version's build puts it."""
+        found = glob.glob(os.path.join(self.start_dir, 'build', '**', 'CMakeCache.txt'), recursive=True)
+        return min(found, key=len) if found else None
+
+    def check_contract(self):
+        """Stop when CMake decided otherwise than was asked for."""
+        path = self.cache_path()
+        if path is None:
+            raise EasyBuildError("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared",
+                                 self.start_dir)
+        differences = contract.compare(self.options_asked, contract.read_cache(path),
+                                       contract.read_summary(self.cmake_output))
+        if differences:
+            raise EasyBuildError("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s",
+                                 ', '.join(item.option for item in differences), contract.table(differences))
+        print_msg("CMake's decisions are what was asked for", log=self.log)
+
+    def build_step(self):
+        """Build the wheel within the memory there is, and keep it."""
+        if self.wheel:
+            return
+        self.cmake_output += self.run_python(self.route().build, "building PyTorch", gate=self.ramgate())
+        if self.dry_run:
+            return
+        if not self.route().configure:
+            self.check_contract()
+        wheels = glob.glob(os.path.join(self.start_dir, 'dist', self.cfg['wheel_pattern']))
+        if len(wheels) != 1:
+            raise EasyBuildError("Building left %d wheels in %s/dist, one was expected", len(wheels), self.start_dir)
+        self.wheel = wheels[0]
+        self.check_tags(self.wheel)
+        if self.facts:
+            self.keep_wheel()
+
+    def ramgate(self):
+        """The command in front of the build that keeps it within the memory."""
+        top = collection_path('ramgate')
+        if not os.path.isfile(os.path.join(top, '__main__.py')):
+            self.log.warning("ramgate is not in this collection: nothing watches the memory")
+            return []
+        command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(top), 'run',
+                   '--jobs', str(self.cfg.parallel), '--report', os.path.join(self.builddir, 'ramgate')]
+        return command + (['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []) + ['--']
+
+    def keep_wheel(self):
+        """Put the wheel where the next installation finds it."""
+        more = {'asked': self.options_asked, 'loaded': [module['mod_name'] for module in self.modules_tool.list()]}
+        try:
+            self.wheel = wheel_store.keep(self.wheel, self.built_stores()[0], self.facts, more)
+        except OSError as err:
+            # hours of work are not lost because the source path is read-only: it is installed, and kept there
+            print_msg("the wheel could not be kept in the source path: %s", err, log=self.log)
+
+    def check_tags(self, wheel):
+        """Stop when the wheel does not fit the Python that it is going to be installed for."""
+        reasons = why_not(wheel, self.python)
+        if reasons:
+            raise EasyBuildError("%s does not fit:\n  %s", os.path.basename(wheel), '\n  '.join(reasons))
+
+    def test_step(self):
+        """PyTorch's own tests take a day; what is installed is checked in the sanity check."""
+
+    def build_here(self, python):
+        """PyTorch comes before what is built for it."""
+        self.install_torch(python)
+        super().build_here(python)
+
+    def install_torch(self, python):
+        """Install PyTorch from its wheel, and leave the wheel beside the installation."""
+        result = self.pip(python, 'install', '--quiet', '--no-index', '--no-deps', '--no-cache-dir',
+                          '--no-warn-script-location', self.wheel)
+        if result.exit_code:
+            raise EasyBuildError("Installing %s failed: %s\n%s", self.wheel, result.output.strip()[-2000:],
+                                 known_errors.explain(result.output))
+        directory = os.path.join(self.installdir, 'wheels')
+        mkdir(directory)
+        copy_file(self.wheel, directory)
+        note = os.path.join(os.path.dirname(self.wheel), wheel_store.NOTE)
+        if os.path.exists(note):
+            copy_file(note, directory)
+
+    def install_step(self):
+        """What LockedWheels does; without packages to build, PyTorch is installed all the same."""
+        super().install_step()
+        if not self.dry_run and not self.source_locks():
+            self.install_torch(os.path.join(self.installdir, 'bin', 'python'))
+
+    def build_environment(self):
+        """The system's compilers and what the easyconfig says, besides MPI's."""
+        return dict(super().build_environment(), **dict(self.compilers(), **self.cfg['build_environment']))
+
+    def make_module_extra(self, *args, **kwargs):
+        """The wheel's directory, and the system's settings for what this communicates through."""
+        text = super().make_module_extra(*args, **kwargs)
+        text += self.module_generator.set_environment('PYTORCH_WHEELS', os.path.join(self.installdir, 'wheels'))
+        features = ['mpi'] if 'USE_MPI=1' in self.cfg['custom_opts'] else []
+        for setting in self.system.settings_for(features):
+            text += self.module_generator.set_environment(setting.name, setting.value)
+        return text

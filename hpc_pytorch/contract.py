@@ -1,0 +1,104 @@
+"""
+The configuration contract: what CMake decided, compared with what was asked for.
+
+PyTorch builds silently without what CMake did not find. CMake's decisions are in its summary and in its cache, which
+exist after a minute; the library that comes out of it is asked again when it is installed.
+
+Standard library only, Python 3.6.
+"""
+import os
+import re
+from collections import namedtuple
+
+# A switch that can be asked for: the cache variables that tell where CMake looked, and why it usually fails.
+Term = namedtuple('Term', 'option places reason')
+TERMS = (
+    Term('USE_MPI', ('MPI_CXX_COMPILER', 'MPI_C_COMPILER', 'MPI_CXX_HEADER_DIR', 'MPI_mpi_LIBRARY'),
+         "the MPI's module is not loaded, or the compiler does not find mpi.h by itself (cc and CC do)"),
+    Term('USE_DISTRIBUTED', (), "this platform has no support for it"),
+    Term('USE_GLOO', ('Gloo_INCLUDE_DIR', 'Gloo_LIBRARY'), "third_party/gloo is missing"),
+    Term('USE_CUDA', ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
+         "the CUDA module is not loaded, or its nvcc does not support this host compiler"),
+    Term('USE_CUDNN', ('CUDNN_INCLUDE_DIR', 'CUDNN_LIBRARY'), "cuDNN's module is not loaded, or for another CUDA"),
+    Term('USE_NCCL', ('NCCL_INCLUDE_DIR', 'NCCL_LIBRARY'), "NCCL's module is not loaded, or no third_party/nccl"),
+    Term('USE_SYSTEM_NCCL', ('NCCL_INCLUDE_DIR', 'NCCL_LIBRARY'), "NCCL's module is not loaded"),
+    Term('USE_ROCM', ('ROCM_PATH', 'HIP_PATH'), "ROCm's module is not loaded"),
+    Term('USE_NUMPY', ('NUMPY_INCLUDE_DIR',), "NumPy is not installed for the Python that builds"),
+    Term('USE_FBGEMM', (), "the processor has no AVX2, or third_party/fbgemm is missing"),
+    Term('USE_MKLDNN', ('MKLDNN_INCLUDE_DIR',), "third_party/ideep is missing"),
+    Term('BLAS', ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
+         "the BLAS's module is not loaded, or its directory has another layout than FindMKL.cmake expects"),
+    Term('MKL_THREADING', ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
+         "MKL's library for this kind of threading was not found"),
+    Term('CMAKE_BUILD_TYPE', (), "something else set it"),
+)
+# Compilers are asked for by command and found as paths.
+COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
+
+Difference = namedtuple('Difference', 'option asked found places reason')
+
+TRUE = ('1', 'ON', 'TRUE', 'YES', 'Y')
+FALSE = ('', '0', 'OFF', 'FALSE', 'NO', 'N', 'IGNORE', 'NOTFOUND')
+
+
+def plain(value):
+    """CMake's many words for yes and no as one each; everything else as it is."""
+    upper = value.upper()
+    if upper in TRUE:
+        return 'ON'
+    return 'OFF' if upper in FALSE or upper.endswith('-NOTFOUND') else value
+
+
+def read_cache(path):
+    """CMakeCache.txt as a dictionary."""
+    with open(path, encoding='utf-8', errors='replace') as handle:
+        return dict(re.findall(r'^([\w.+-]+):\w+=(.*)$', handle.read(), re.M))
+
+
+def read_summary(text):
+    """The decisions that CMake prints, `--   USE_MPI   : OFF`."""
+    start = text.rfind('******** Summary ********')
+    return dict(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M)) if start >= 0 else {}
+
+
+def decided(term, cache, summary):
+    """What CMake decided about one option; None if it does not say."""
+    # the summary has the last word: a cache entry may be shadowed by an ordinary variable
+    value = summary.get(term.option, cache.get(term.option))
+    return None if value is None else plain(value)
+
+
+def same(asked, found):
+    """Whether a decision is what was asked for; names of libraries come in any case."""
+    return plain(asked).lower() == (found or '').lower()
+
+
+def compare(options, cache, summary):
+    """All differences between what was asked for, a dictionary, and what CMake decided."""
+    differences = []
+    for term in TERMS:
+        if term.option not in options:
+            continue
+        asked, found = plain(options[term.option]), decided(term, cache, summary)
+        # what this version does not know and was not wanted is no difference
+        if same(asked, found) or (found is None and asked == 'OFF'):
+            continue
+        places = ['%s=%s' % (name, cache[name]) for name in term.places if name in cache]
+        differences.append(Difference(term.option, asked, found or 'nothing', places, term.reason))
+    for option, variable in COMPILERS:
+        if option in options and os.path.basename(cache.get(variable, '')) != os.path.basename(options[option]):
+            differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [],
+                                          "the compilers' module is not loaded, or the build was configured before"))
+    return differences
+
+
+def table(differences):
+    """The differences for people."""
+    lines = []
+    for item in differences:
+        lines += ["  %s" % item.option,
+                  "    asked for:     %s" % item.asked,
+                  "    found:         %s" % item.found,
+                  "    looked at:     %s" % ('; '.join(item.places) or 'CMake does not say'),
+                  "    likely reason: %s" % item.reason]
+    return '\n'.join(lines)

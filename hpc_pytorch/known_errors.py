@@ -1,0 +1,44 @@
+"""
+Errors of PyTorch's build that many have met: what is in the log, why, and what to do.
+
+Standard library only, Python 3.6.
+"""
+import re
+from collections import namedtuple
+
+Known = namedtuple('Known', 'pattern cause remedy')
+KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, remedy in (
+    (r'Killed signal terminated program|internal compiler error: Killed|c\+\+: fatal error: Killed|oom-kill|'
+     r'virtual memory exhausted|cc1plus: out of memory',
+     "the machine, or the job, ran out of memory",
+     "build where there is more (a compute node), or with fewer jobs: --parallel=N"),
+    (r'[Dd]isk quota exceeded', "your quota is used up",
+     "make room, or build elsewhere: --buildpath=DIRECTORY"),
+    (r'[Nn]o space left on device', "the disk is full",
+     "build elsewhere: --buildpath=DIRECTORY (about 20 GB), and --tmpdir=DIRECTORY"),
+    (r"cannot convert '?int16x4_t|int16x4_t.*-flax-vector-conversions",
+     "GCC is strict about conversions between Arm's vector types",
+     "add CXXFLAGS=-flax-vector-conversions to custom_opts"),
+    (r'third_party/\S+.*(does not contain a CMakeLists.txt|does not exist|not found)|Did you run .git submodule',
+     "submodules are missing in the source tree",
+     "use the release tarball, or in the tree: git submodule update --init --recursive --depth 1 --jobs 8"),
+    (r'Compatibility with CMake < 3\.5 has been removed', "CMake 4 is too new for this PyTorch",
+     "load a CMake 3 module, or add CMAKE_POLICY_VERSION_MINIMUM=3.5 to custom_opts"),
+    (r'CMake (\S+ )?or higher is required', "CMake is too old", "load a newer CMake module"),
+    (r"No module named 'distutils'|Py_UNICODE|'PyFrameObject'.*incomplete|only supports Python",
+     "Python is too new for this PyTorch", "load an older Python's module; python_versions says which"),
+    (r"numpy/arrayobject\.h: No such file|_ARRAY_API not found|compiled using NumPy 1\.x",
+     "NumPy is missing, or NumPy 2 with a PyTorch made for NumPy 1", "have numpy<2 in the lock file for building"),
+    (r"pkg_resources.*packaging|No module named 'pkg_resources", "setuptools is too new for this PyTorch",
+     "have setuptools<70 in the lock file for building"),
+    (r'(cc|CC|ftn): (command )?not found|The CMAKE_CXX_COMPILER:\s+\S+\s+is not (a full path|able)',
+     "the compiler wrappers are not there", "load the programming environment: PrgEnv-gnu in the dependencies"),
+    (r'mpi\.h: No such file', "the MPI's headers are not found", "load the MPI's module in the dependencies"),
+))
+
+
+def explain(text):
+    """Causes and remedies for what is in a log, the most frequent first; '' if nothing is known."""
+    lines = ["  likely cause: %s\n  what to do:   %s" % (known.cause, known.remedy)
+             for known in KNOWN if known.pattern.search(text)]
+    return '\n'.join(lines)
