@@ -83,9 +83,35 @@ bool is_float8(at::ScalarType type) {
   return at::isFloatingType(type) && c10::elementSize(type) == 1;
 }
 
+#if TORCH_MPI_HAS_WIDE_UNSIGNED
+// For types that torch stores but does not compute with.
+template <class T>
+void divide_elements(at::Tensor& tensor, int by) {
+  const at::Tensor copy = tensor.to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+  T* elements = static_cast<T*>(copy.data_ptr());
+  for (int64_t i = 0; i < copy.numel(); ++i)
+    elements[i] = static_cast<T>(elements[i] / static_cast<T>(by));
+  tensor.copy_(copy);
+}
+#endif
+
 void divide(at::Tensor tensor, int by) {
+#if TORCH_MPI_HAS_WIDE_UNSIGNED
+  switch (tensor.scalar_type()) {
+    case at::kUInt16:
+      return divide_elements<uint16_t>(tensor, by);
+    case at::kUInt32:
+      return divide_elements<uint32_t>(tensor, by);
+    case at::kUInt64:
+      return divide_elements<uint64_t>(tensor, by);
+    default:
+      break;
+  }
+#endif
   if (is_float8(tensor.scalar_type()))
     tensor.copy_(tensor.to(at::kFloat).div_(by));
+  else if (tensor.scalar_type() == at::kComplexHalf)
+    tensor.copy_(tensor.to(at::kComplexFloat).div_(by));
   else if (at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false))
     tensor.div_(by, "trunc");
   else
@@ -797,7 +823,7 @@ bool received(Token& token, int64_t barrier, int from, int tag, MPI_Comm comm) {
 // Every rank reports to rank 0, which answers when all have come, or names those that have not.
 void MPIBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   communicator_->throw_if_failed();
-  const auto timeout = timeout_or_default(options.timeout);
+  const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
   const auto deadline = Clock::now() + timeout;
   const int64_t number = ++monitored_barriers_;
   const int here = communicator_->here_tag(), go = communicator_->go_tag();
@@ -863,6 +889,9 @@ void MPIBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait
     tell(rank, go, missing.empty());
   if (missing.empty())
     return;
+  TORCH_CHECK(
+      timeout > kNoTimeout, "[Rank 0]: Rank 0 timed out in monitoredBarrier after ", timeout.count(),
+      " ms. No ranks successfully processed in monitoredBarrier.");
   const std::vector<int> named(missing.begin(), wait_all_ranks ? missing.end() : missing.begin() + 1);
   TORCH_CHECK(
       false, "[Rank 0]: Rank", named.size() == 1 ? " " : "s ", c10::Join(", ", named),

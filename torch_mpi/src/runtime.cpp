@@ -295,7 +295,7 @@ bool MPIWork::wait(Milliseconds asked) {
           give_up("the process group failed: " + communicator_->reason());
       }
       if (now >= limit)
-        give_up(c10::str("timed out after ", in_seconds(asked > kNoTimeout ? asked : timeout_)));
+        give_up(c10::str("Timed out after ", in_seconds(asked > kNoTimeout ? asked : timeout_)));
       if (now - news > kSpin) {
         runtime.poll(*this);
         if (Clock::now() - now > kDataMoved)
@@ -336,7 +336,7 @@ void MPIWork::give_up(const std::string& reason) {
     state_.store(completing, std::memory_order_release);
     held = Runtime::get().remove(*this);
   }
-  const auto message = c10::str(description(), " of rank ", rank_, " ", reason);
+  const auto message = c10::str(description(), " of rank ", rank_, ": ", reason);
   if (!cancel_receive()) {
     communicator_->fail(message);
     Runtime::get().abandon(held);
@@ -345,7 +345,7 @@ void MPIWork::give_up(const std::string& reason) {
 }
 
 void MPIWork::abort() {
-  give_up("was aborted");
+  give_up("aborted");
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> MPIWork::getFuture() {
@@ -495,7 +495,7 @@ void Runtime::run() {
       communicator->look_for_notice();
     for (auto& work : late)
       if (!work->done_.load(std::memory_order_acquire))
-        work->give_up(c10::str("timed out after ", in_seconds(work->timeout_)));
+        work->give_up(c10::str("Timed out after ", in_seconds(work->timeout_)));
     for (auto& communicator : communicators) {
       if (!communicator->failed())
         continue;

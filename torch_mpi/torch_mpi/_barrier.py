@@ -1,6 +1,6 @@
-"""monitored_barrier for groups of this backend: torch.distributed's own function is written for gloo alone."""
+"""monitored_barrier: torch.distributed's own function knows gloo alone, and offers no way to add a backend."""
 
-import datetime
+import functools
 
 
 def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
@@ -10,7 +10,21 @@ def monitored_barrier(group=None, timeout=None, wait_all_ranks=False):
     points to rank 0. ``timeout`` is a ``datetime.timedelta``; without one it is that of the group.
     """
     import torch.distributed as dist
-    group = dist.group.WORLD if group is None else group
-    if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
         return
-    group.monitored_barrier(timeout or datetime.timedelta(0), wait_all_ranks)
+    group = dist.group.WORLD if group is None else group
+    group.monitored_barrier(*([] if timeout is None else [timeout]), wait_all_ranks=wait_all_ranks)
+
+
+def extend_monitored_barrier():
+    """Have torch.distributed.monitored_barrier accept groups of this backend; others go where they went before."""
+    import torch.distributed as dist
+    original = dist.distributed_c10d.monitored_barrier
+
+    @functools.wraps(original)
+    def either(group=None, timeout=None, wait_all_ranks=False):
+        member = group != dist.GroupMember.NON_GROUP_MEMBER
+        chosen = monitored_barrier if member and dist.get_backend(group) == dist.Backend.MPI else original
+        return chosen(group, timeout, wait_all_ranks)
+
+    dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = either

@@ -9,6 +9,8 @@ import os
 import sys
 import warnings
 
+from ._barrier import extend_monitored_barrier
+
 # Who starts MPI processes, and the variable by which the other family's programs would know their number.
 FOREIGN_SIZE = {
     "Open MPI": ["PMI_SIZE", "MPI_LOCALNRANKS"],
@@ -59,6 +61,7 @@ def register():
         warnings.warn("%s. The mpi backend is not available." % error)
         return
     compiled.set_platform(_platform())
+    extend_monitored_barrier()
     c10d._MPI_AVAILABLE = True
     c10d.ProcessGroupMPI = ProcessGroupMPI
     dist.Backend.backend_capability["mpi"] = ["cpu", "cuda"]
