@@ -21,7 +21,8 @@ constexpr auto kDataMoved = std::chrono::microseconds(3);
 constexpr auto kShortestPause = std::chrono::microseconds(5);
 constexpr auto kLongestPause = std::chrono::microseconds(100);
 constexpr auto kIdlePause = std::chrono::milliseconds(1);
-// A waiter only spins for so long without news, then it naps between tests.
+// A waiter tests so often before it offers its core to others between the tests, and naps after so long without news.
+constexpr unsigned kSpins = 1000;
 constexpr auto kSpin = std::chrono::milliseconds(20);
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kNoticeDelivery = std::chrono::seconds(1);
@@ -280,7 +281,7 @@ bool MPIWork::wait(Milliseconds asked) {
       runtime.poll(*this);
       if (done_.load(std::memory_order_acquire))
         break;
-      if (turn < 64)
+      if (turn < kSpins)
         continue;
       sched_yield();
       if (turn % 16)
