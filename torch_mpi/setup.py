@@ -6,6 +6,7 @@ The wrapper is ``$MPICXX``, or the ``mpicxx`` on ``PATH`` (``CC`` on Cray system
 import os
 import shutil
 import sys
+from multiprocessing.pool import ThreadPool
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -23,6 +24,12 @@ def mpi_compiler():
     sys.exit("torch_mpi: expected an MPI C++ compiler, found none; set MPICXX to it, for example MPICXX=mpicxx")
 
 
+def cxx_standard(torch_version):
+    """The C++ that the headers of this PyTorch are written in; torch_mpi itself is C++17."""
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    return "-std=c++20" if (major, minor) >= (2, 14) else "-std=c++17"
+
+
 class Build(build_ext):
     """The extension's flags come from the PyTorch it is for, its compiler and linker from MPI."""
 
@@ -35,6 +42,7 @@ class Build(build_ext):
         """Fill in what is only known when the extension is compiled."""
         import torch
         from torch.utils import cpp_extension
+        ext.extra_compile_args.append(cxx_standard(torch.__version__))
         ext.include_dirs += cpp_extension.include_paths()
         ext.library_dirs += cpp_extension.library_paths()
         ext.define_macros.append(("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI))))
@@ -46,6 +54,13 @@ class Build(build_ext):
         self.compiler.set_executables(
             **{"compiler_so": [compiler, "-fPIC"], "compiler_so_cxx": [compiler, "-fPIC"], "compiler_cxx": [compiler],
                "linker_so": [compiler, "-shared"], "linker_so_cxx": [compiler, "-shared"]})
+        # setuptools compiles one source after the other; each takes ten seconds.
+        with ThreadPool() as pool:
+            ext.extra_objects = sum(pool.map(lambda source: self.compiler.compile(
+                [source], output_dir=self.build_temp, macros=ext.define_macros,
+                include_dirs=ext.include_dirs + self.compiler.include_dirs,
+                extra_postargs=ext.extra_compile_args, depends=ext.depends), ext.sources), [])
+        ext.sources = []
         super().build_extension(ext)
 
 
@@ -70,8 +85,7 @@ setup(
             "backend.h", "gpu_aware.h", "memory.h", "reduction.h", "runtime.h", "torch_api.h"]],
         # The C++ bindings of MPI are not used and long gone from the standard.
         define_macros=[("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")],
-        extra_compile_args=["-std=c++%s" % os.environ.get("TORCH_MPI_CXX_STANDARD", "17"), "-O2", "-g0", "-Wall",
-                            "-fvisibility=hidden"],
+        extra_compile_args=["-O2", "-g0", "-Wall", "-fvisibility=hidden"],
         libraries=["c10", "torch", "torch_cpu", "torch_python"],
         extra_link_args=["-Wl,--as-needed"],
     )],

@@ -119,7 +119,7 @@ void divide(at::Tensor tensor, int by) {
 }
 
 at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   const auto* supplement = dynamic_cast<PremultiplySupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement, "torch_mpi: ReduceOp.PREMUL_SUM needs its factor");
   const auto scaled = supplement->tensor_factor.defined() ? tensor * supplement->tensor_factor.to(tensor.device())
@@ -250,7 +250,7 @@ auto MPIBackend::reducing(MPIWork& work, const at::Tensor& tensor, const ReduceO
   const auto reduction = reduction_for(tensor.scalar_type(), op);
   const auto buffer = exchangeable(work, tensor);
   if (C10_UNLIKELY(op == ReduceOp::PREMUL_SUM)) {
-    at::NoGradGuard no_grad;
+    c10::NoGradGuard no_grad;
     at::Tensor(buffer).copy_(premultiplied(buffer, op));
   }
   then_divide(work, tensor, op, size_);
@@ -391,7 +391,7 @@ WorkHandle MPIBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceO
   };
   auto state = std::make_shared<State>();
   work->keep(std::shared_ptr<void>(state));
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   const auto coalesced = tensor.coalesce();
   state->indices = readable(*work, coalesced.indices().t().contiguous());  // one row for each element
   state->values = readable(*work, coalesced.values().contiguous());
@@ -656,7 +656,7 @@ WorkHandle MPIBackend::reduce_scatter(
   auto work = make(OpType::REDUCE_SCATTER, "mpi:reduce_scatter", parts, outputs, options.timeout);
   at::Tensor source;
   {
-    at::NoGradGuard no_grad;
+    c10::NoGradGuard no_grad;
     Tensors flat;
     for (const auto& part : parts)
       flat.push_back(part.reshape({-1}));

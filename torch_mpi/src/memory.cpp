@@ -63,7 +63,7 @@ at::Tensor kept(MPIWork& work, at::Tensor tensor) {
 }
 
 at::Tensor copy_of(const at::Tensor& tensor) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   at::Tensor copy = new_memory(tensor, tensor.sizes());
   copy.copy_(tensor);
   return copy;
@@ -100,7 +100,7 @@ at::Tensor span_of(MPIWork& work, const std::vector<at::Tensor>& tensors) {
 }
 
 void copy_parts(const at::Tensor& flat, const std::vector<at::Tensor>& tensors, bool into_tensors) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   int64_t start = 0;
   for (const auto& tensor : tensors) {
     auto part = flat.narrow(0, start, tensor.numel()).view(tensor.sizes());

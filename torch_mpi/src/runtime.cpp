@@ -208,7 +208,7 @@ void MPIWork::end(std::exception_ptr error) {
   const bool mpi_is_done = complete_requests_ == requests_.size();
   try {
     if (!error) {
-      at::NoGradGuard no_grad;
+      c10::NoGradGuard no_grad;
       for (auto& finish : finish_)
         finish();
     }
@@ -394,6 +394,9 @@ void Runtime::start() {
   } else {
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &thread_level_), "MPI_Init_thread");
     initialised_here_ = true;
+    // Errors of requests go to these two in some libraries, whatever communicator they belong to.
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
   }
   TORCH_CHECK(
       thread_level_ >= MPI_THREAD_SERIALIZED,

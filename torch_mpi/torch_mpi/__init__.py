@@ -4,10 +4,10 @@
 ``.pth`` file of this package is read, without that import too. See README.rst.
 """
 
-from ._register import MPIUnavailable, register
 from ._barrier import monitored_barrier
+from ._register import MPIUnavailable, register, start
 
-__all__ = ["MPIUnavailable", "gpu_aware", "library_version", "monitored_barrier", "register"]
+__all__ = ["MPIUnavailable", "gpu_aware", "library_version", "monitored_barrier", "register", "start"]
 
 
 def library_version():

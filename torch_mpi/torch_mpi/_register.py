@@ -90,7 +90,12 @@ class ProcessGroupMPI:
         """A group of these ranks of the default group, of all processes when there are none."""
         from . import _c
         asked = _asked()
-        _start(_c)
+        if ranks and not _state["started"]:
+            # MPI_Init waits for all processes, which may be waiting for this one somewhere else.
+            raise MPIUnavailable(
+                "torch_mpi: the default process group is not of the mpi backend, so MPI has not been started yet, and "
+                "that takes all processes: call torch_mpi.start() on all of them before this group is made")
+        start()
         _check(asked, _c.world_rank(), _c.world_size(), ranks)
         return _c.create(list(ranks), asked["timeout"])
 
@@ -134,8 +139,13 @@ def _check(asked, rank, size, ranks):
             "the processes alike" % (rank, dist.get_rank()))
 
 
-def _start(compiled):
-    """Initialise MPI, once, and see to it that the process ends it."""
+def start():
+    """Initialise MPI, once, and see to it that the process ends it. All processes must call it.
+
+    init_process_group("mpi") does. Only programs that make "mpi" groups beside a default group of another backend need
+    to call it themselves.
+    """
+    compiled = _load()
     compiled.start()
     if _state["started"]:
         return
