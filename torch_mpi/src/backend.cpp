@@ -654,17 +654,8 @@ WorkHandle MPIBackend::reduce_scatter(
   const auto& op = options.reduceOp;
   const auto reduction = reduction_for(output.scalar_type(), op);
   auto work = make(OpType::REDUCE_SCATTER, "mpi:reduce_scatter", parts, outputs, options.timeout);
-  at::Tensor source;
-  {
-    c10::NoGradGuard no_grad;
-    Tensors flat;
-    for (const auto& part : parts)
-      flat.push_back(part.reshape({-1}));
-    // A copy in any case: the output is often one of the inputs, and MPI forbids the overlap.
-    source = at::cat(flat);
-    if (op == ReduceOp::PREMUL_SUM)
-      source = premultiplied(source, op);
-  }
+  // A copy in any case: the output is often one of the inputs, and MPI forbids the overlap.
+  at::Tensor source = joined(parts);
   if (same_length(parts))
     return launch(work, asked_async(options, 0), reduce_scattering(*work, output, source, op));
   auto counts = std::make_shared<std::vector<int>>();
@@ -673,6 +664,8 @@ WorkHandle MPIBackend::reduce_scatter(
     TORCH_CHECK(part.numel() <= kIntLimit, "torch_mpi: reduce_scatter: an uneven part has too many elements");
     counts->push_back(static_cast<int>(part.numel()));
   }
+  if (op == ReduceOp::PREMUL_SUM)
+    source = premultiplied(source, op);
   const auto from = readable(*work, source), to = writable(*work, output);
   then_divide(*work, output, op, size_);
   return launch(work, asked_async(options, 0), [&] {

@@ -171,6 +171,12 @@ at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
   return kept(work, flat);
 }
 
+at::Tensor joined(const std::vector<at::Tensor>& tensors) {
+  at::Tensor flat = at::empty({total_elements(tensors)}, tensors.front().options());
+  copy_parts(flat, tensors, /*into_tensors=*/false);
+  return flat;
+}
+
 at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
   if (one_after_the_other(tensors))
     return span_of(work, tensors);

@@ -15,6 +15,8 @@ at::Tensor writable(MPIWork& work, const at::Tensor& tensor);
 at::Tensor exchangeable(MPIWork& work, const at::Tensor& tensor);
 // A list of tensors as one piece of memory: their own where they lie one after the other, else a copy.
 at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors);
+// A copy of all of them in one piece, where they are.
+at::Tensor joined(const std::vector<at::Tensor>& tensors);
 at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors);
 
 // `count` elements of `type` are so many bytes. MPI-3 counts are int; a longer span is one element of a type of its
