@@ -1,0 +1,28 @@
+"""Every collective with every type, operation and layout; many at random against gloo; training."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_collective(installed, ranks):
+    output = installed.run(ranks, "collectives.py")
+    assert output.count("all collectives are right") == ranks
+
+
+def test_random_collectives_agree_with_gloo(installed, tmp_path):
+    output = installed.run(3, "random_collectives.py", 300, MEETING_FILE=str(tmp_path / "meeting"))
+    assert output.count("collectives agree with gloo") == 3
+
+
+def test_training_gives_what_it_gives_on_gloo(installed, tmp_path):
+    found = {}
+    for backend in ("mpi", "gloo"):
+        # gloo's threads sometimes abort the process at its very end, after the results are written
+        installed.run(2, "training.py", backend, tmp_path / backend, status=0 if backend == "mpi" else None)
+        found[backend] = json.loads((tmp_path / backend).read_text())
+    assert found["mpi"] == found["gloo"]
+    assert len(found["mpi"]["with_ddp"]) == 5

@@ -1,0 +1,92 @@
+"""Compile the extension against the PyTorch of this Python with the MPI's own compiler wrapper.
+
+The wrapper is ``$MPICXX``, or the ``mpicxx`` on ``PATH`` (``CC`` on Cray systems).
+"""
+
+import os
+import shutil
+import sys
+from multiprocessing.pool import ThreadPool
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+
+def mpi_compiler():
+    """The MPI's C++ compiler wrapper, or the end with a line that says what to type."""
+    for name in filter(None, [os.environ.get("MPICXX"), "mpicxx", "CC"]):
+        found = shutil.which(name)
+        if found:
+            return found
+        if name == os.environ.get("MPICXX"):
+            break
+    sys.exit("torch_mpi: expected an MPI C++ compiler, found none; set MPICXX to it, for example MPICXX=mpicxx")
+
+
+def cxx_standard(torch_version):
+    """The C++ that the headers of this PyTorch are written in; torch_mpi itself is C++17."""
+    major, minor = (int(part) for part in torch_version.split(".")[:2])
+    return "-std=c++20" if (major, minor) >= (2, 14) else "-std=c++17"
+
+
+class Build(build_ext):
+    """The extension's flags come from the PyTorch it is for, its compiler and linker from MPI."""
+
+    def finalize_options(self):
+        """Compile anew each time: what an earlier build left may be for another PyTorch or another MPI."""
+        super().finalize_options()
+        self.force = True
+
+    def build_extension(self, ext):
+        """Fill in what is only known when the extension is compiled."""
+        import torch
+        from torch.utils import cpp_extension
+        ext.extra_compile_args.append(cxx_standard(torch.__version__))
+        ext.include_dirs += cpp_extension.include_paths()
+        ext.library_dirs += cpp_extension.library_paths()
+        ext.define_macros.append(("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI))))
+        for name in ["COMPILER_TYPE", "STDLIB", "BUILD_ABI"]:  # how older versions tell pybind11 modules apart
+            value = getattr(torch._C, "_PYBIND11_" + name, None)
+            if value is not None:
+                ext.define_macros.append(("PYBIND11_" + name, '"%s"' % value))
+        compiler = mpi_compiler()
+        self.compiler.set_executables(
+            **{"compiler_so": [compiler, "-fPIC"], "compiler_so_cxx": [compiler, "-fPIC"], "compiler_cxx": [compiler],
+               "linker_so": [compiler, "-shared"], "linker_so_cxx": [compiler, "-shared"]})
+        # setuptools compiles one source after the other; each takes ten seconds.
+        with ThreadPool() as pool:
+            ext.extra_objects = sum(pool.map(lambda source: self.compiler.compile(
+                [source], output_dir=self.build_temp, macros=ext.define_macros,
+                include_dirs=ext.include_dirs + self.compiler.include_dirs,
+                extra_postargs=ext.extra_compile_args, depends=ext.depends), ext.sources), [])
+        ext.sources = []
+        super().build_extension(ext)
+
+
+class Package(build_py):
+    """Adds the .pth file, which belongs beside the package, and a note of what the extension is for."""
+
+    def run(self):
+        """Build the package, then add to it."""
+        super().run()
+        import torch
+        self.copy_file("torch_mpi.pth", os.path.join(self.build_lib, "torch_mpi.pth"))
+        with open(os.path.join(self.build_lib, "torch_mpi", "_built.py"), "w") as note:
+            note.write("torch_version = %r\ncompiler = %r\n" % (torch.__version__, mpi_compiler()))
+
+
+setup(
+    cmdclass={"build_ext": Build, "build_py": Package},
+    ext_modules=[Extension(
+        "torch_mpi._c",
+        ["src/" + name for name in ["module.cpp", "backend.cpp", "memory.cpp", "reduction.cpp", "runtime.cpp"]],
+        depends=["src/" + name for name in [
+            "backend.h", "gpu_aware.h", "memory.h", "reduction.h", "runtime.h", "torch_api.h"]],
+        # The C++ bindings of MPI are not used and long gone from the standard.
+        define_macros=[("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")],
+        extra_compile_args=["-O2", "-g0", "-Wall", "-fvisibility=hidden"],
+        libraries=["c10", "torch", "torch_cpu", "torch_python"],
+        extra_link_args=["-Wl,--as-needed"],
+    )],
+)

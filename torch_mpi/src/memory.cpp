@@ -1,0 +1,226 @@
+#include "memory.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <limits>
+
+namespace torch_mpi {
+namespace {
+
+constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
+constexpr int64_t kBlock = int64_t(1) << 30;
+
+// May MPI be handed a pointer to the memory of this device?
+bool reachable(const at::Device& device) {
+  if (device.is_cpu())
+    return true;
+  static const bool aware = gpu_aware(Runtime::get().platform) != 0;
+  if (aware)
+    return true;
+  static const bool said = [&device] {
+    if (Runtime::get().world_rank() == 0)
+      TORCH_WARN(
+          "torch_mpi: the MPI library says it cannot take GPU memory, so tensors on ", device.type(),
+          " are copied through pinned host memory. If it can, set TORCH_MPI_GPU_AWARE=1.");
+    return true;
+  }();
+  (void)said;
+  return false;
+}
+
+bool plain(const at::Tensor& tensor) {
+  TORCH_CHECK(
+      tensor.layout() == at::kStrided, "torch_mpi: a dense tensor is needed here, but this one is ", tensor.layout());
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+// What was put on the stream before must be there when MPI reads, and must have read before MPI writes.
+void await_stream(const at::Device& device) {
+  if (device.is_cpu())
+    return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.getStream(device).synchronize();
+}
+
+at::TensorOptions host_options(const at::Tensor& tensor) {
+  return at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU).pinned_memory(tensor.is_cuda());
+}
+
+at::Tensor new_memory(const at::Tensor& like, at::IntArrayRef sizes) {
+  if (reachable(like.device()))
+    return at::empty(sizes, at::TensorOptions().dtype(like.dtype()).device(like.device()));
+  return at::empty(sizes, host_options(like));
+}
+
+bool usable_as_it_is(const at::Tensor& tensor) {
+  return plain(tensor) && reachable(tensor.device());
+}
+
+at::Tensor kept(MPIWork& work, at::Tensor tensor) {
+  await_stream(tensor.device());
+  work.keep(tensor);
+  return tensor;
+}
+
+at::Tensor copy_of(const at::Tensor& tensor) {
+  c10::NoGradGuard no_grad;
+  at::Tensor copy = new_memory(tensor, tensor.sizes());
+  copy.copy_(tensor);
+  return copy;
+}
+
+bool one_after_the_other(const std::vector<at::Tensor>& tensors) {
+  const char* end = nullptr;
+  for (const auto& tensor : tensors) {
+    if (!usable_as_it_is(tensor))
+      return false;
+    const char* begin = static_cast<const char*>(tensor.data_ptr());
+    if (end && begin != end)
+      return false;
+    end = begin + tensor.nbytes();
+  }
+  return true;
+}
+
+int64_t total_elements(const std::vector<at::Tensor>& tensors) {
+  int64_t sum = 0;
+  for (const auto& tensor : tensors)
+    sum += tensor.numel();
+  return sum;
+}
+
+// The memory of tensors that lie one after the other, as one flat tensor.
+at::Tensor span_of(MPIWork& work, const std::vector<at::Tensor>& tensors) {
+  for (const auto& tensor : tensors)
+    work.keep(tensor);
+  const auto& first = tensors.front();
+  await_stream(first.device());
+  return at::from_blob(
+      first.data_ptr(), {total_elements(tensors)}, at::TensorOptions().dtype(first.dtype()).device(first.device()));
+}
+
+void copy_parts(const at::Tensor& flat, const std::vector<at::Tensor>& tensors, bool into_tensors) {
+  c10::NoGradGuard no_grad;
+  int64_t start = 0;
+  for (const auto& tensor : tensors) {
+    auto part = flat.narrow(0, start, tensor.numel()).view(tensor.sizes());
+    if (into_tensors)
+      at::Tensor(tensor).copy_(part);
+    else
+      part.copy_(tensor);
+    start += tensor.numel();
+  }
+}
+
+struct AbsoluteTypes {
+  explicit AbsoluteTypes(const std::vector<Piece>& pieces)
+      : counts(pieces.size(), 1), displacements(pieces.size(), 0), types(pieces.size(), MPI_BYTE) {
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].bytes == 0) {
+        counts[i] = 0;
+        continue;
+      }
+      const Span span(pieces[i].bytes);
+      MPI_Aint address = 0;
+      int length = span.count;
+      MPI_Get_address(pieces[i].data, &address);
+      check_mpi(MPI_Type_create_hindexed(1, &length, &address, span.type, &types[i]), "MPI_Type_create_hindexed");
+      check_mpi(MPI_Type_commit(&types[i]), "MPI_Type_commit");
+    }
+  }
+  ~AbsoluteTypes() {
+    if (!Runtime::get().usable())
+      return;
+    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+    for (auto& type : types)
+      if (type != MPI_BYTE)
+        MPI_Type_free(&type);
+  }
+  std::vector<int> counts, displacements;
+  std::vector<MPI_Datatype> types;
+};
+
+}  // namespace
+
+at::Tensor readable(MPIWork& work, const at::Tensor& tensor) {
+  return kept(work, usable_as_it_is(tensor) ? tensor : copy_of(tensor));
+}
+
+at::Tensor writable(MPIWork& work, const at::Tensor& tensor) {
+  if (usable_as_it_is(tensor))
+    return kept(work, tensor);
+  at::Tensor landing = new_memory(tensor, tensor.sizes());
+  work.then([tensor, landing] { at::Tensor(tensor).copy_(landing); });
+  await_stream(tensor.device());
+  return kept(work, landing);
+}
+
+at::Tensor exchangeable(MPIWork& work, const at::Tensor& tensor) {
+  if (usable_as_it_is(tensor))
+    return kept(work, tensor);
+  at::Tensor copy = copy_of(tensor);
+  work.then([tensor, copy] { at::Tensor(tensor).copy_(copy); });
+  return kept(work, copy);
+}
+
+at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
+  if (one_after_the_other(tensors))
+    return span_of(work, tensors);
+  at::Tensor flat = new_memory(tensors.front(), {total_elements(tensors)});
+  copy_parts(flat, tensors, /*into_tensors=*/false);
+  return kept(work, flat);
+}
+
+at::Tensor joined(const std::vector<at::Tensor>& tensors) {
+  at::Tensor flat = at::empty({total_elements(tensors)}, tensors.front().options());
+  copy_parts(flat, tensors, /*into_tensors=*/false);
+  return flat;
+}
+
+at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
+  if (one_after_the_other(tensors))
+    return span_of(work, tensors);
+  at::Tensor flat = new_memory(tensors.front(), {total_elements(tensors)});
+  work.then([flat, tensors] { copy_parts(flat, tensors, /*into_tensors=*/true); });
+  await_stream(tensors.front().device());
+  return kept(work, flat);
+}
+
+Span::Span(int64_t bytes) {
+  if (bytes <= kIntLimit) {
+    count = static_cast<int>(bytes);
+    return;
+  }
+  MPI_Datatype block, blocks;
+  MPI_Type_contiguous(static_cast<int>(kBlock), MPI_BYTE, &block);
+  MPI_Type_contiguous(static_cast<int>(bytes / kBlock), block, &blocks);
+  const int rest = static_cast<int>(bytes % kBlock);
+  int lengths[] = {1, rest};
+  MPI_Aint starts[] = {0, static_cast<MPI_Aint>(bytes - rest)};
+  MPI_Datatype types[] = {blocks, MPI_BYTE};
+  check_mpi(MPI_Type_create_struct(2, lengths, starts, types, &type), "MPI_Type_create_struct");
+  check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
+  MPI_Type_free(&blocks);
+  MPI_Type_free(&block);
+  count = 1;
+}
+
+Span::~Span() {
+  if (type != MPI_BYTE)
+    MPI_Type_free(&type);
+}
+
+void exchange(MPIWork& work, MPI_Comm comm, const std::vector<Piece>& to, const std::vector<Piece>& from) {
+  // MPI reads these arrays until the operation is complete.
+  auto sends = std::make_shared<AbsoluteTypes>(to);
+  work.keep(std::shared_ptr<void>(sends));
+  auto receives = std::make_shared<AbsoluteTypes>(from);
+  work.keep(std::shared_ptr<void>(receives));
+  check_mpi(
+      MPI_Ialltoallw(
+          MPI_BOTTOM, sends->counts.data(), sends->displacements.data(), sends->types.data(), MPI_BOTTOM,
+          receives->counts.data(), receives->displacements.data(), receives->types.data(), comm, work.add_request()),
+      "MPI_Ialltoallw");
+}
+
+}  // namespace torch_mpi

@@ -1,0 +1,44 @@
+// Tensors as MPI needs them: contiguous memory it can reach, and spans of bytes of any length.
+#pragma once
+
+#include <vector>
+
+#include "runtime.h"
+
+namespace torch_mpi {
+
+// The tensor itself where MPI can read it as it is, else a copy.
+at::Tensor readable(MPIWork& work, const at::Tensor& tensor);
+// The tensor itself where MPI can write it as it is, else new memory that is copied to it at the end.
+at::Tensor writable(MPIWork& work, const at::Tensor& tensor);
+// For operations in place: like writable(), with the contents of the tensor.
+at::Tensor exchangeable(MPIWork& work, const at::Tensor& tensor);
+// A list of tensors as one piece of memory: their own where they lie one after the other, else a copy.
+at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors);
+// A copy of all of them in one piece, where they are.
+at::Tensor joined(const std::vector<at::Tensor>& tensors);
+at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors);
+
+// `count` elements of `type` are so many bytes. MPI-3 counts are int; a longer span is one element of a type of its
+// own, which lives as long as this object (MPI keeps what a pending operation needs).
+class Span {
+ public:
+  explicit Span(int64_t bytes);
+  ~Span();
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+  MPI_Datatype type = MPI_BYTE;
+  int count = 0;
+};
+
+struct Piece {
+  void* data;
+  int64_t bytes;
+};
+
+// Every rank sends `to[i]` to rank i and receives `from[i]` from it, straight out of and into the tensors' memory
+// wherever that lies, of any length. To be called under the lock.
+void exchange(MPIWork& work, MPI_Comm comm, const std::vector<Piece>& to, const std::vector<Piece>& from);
+
+}  // namespace torch_mpi

@@ -1,0 +1,68 @@
+// The Python module torch_mpi._c.
+#include <pybind11/chrono.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend.h"
+
+namespace py = pybind11;
+
+namespace torch_mpi {
+namespace {
+
+std::string library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  if (MPI_Get_library_version(text, &length) != MPI_SUCCESS)
+    return "unknown";
+  std::string version(text, static_cast<size_t>(length));
+  return version.substr(0, version.find_first_of("\n\r"));
+}
+
+// MPICH and what derives from it have one binary interface (Cray MPICH, MVAPICH, Intel MPI); Open MPI has another.
+const char* family_built_for() {
+#if defined(OPEN_MPI)
+  return "Open MPI";
+#elif defined(MPICH_VERSION) || defined(MPICH_NUMVERSION) || defined(I_MPI_VERSION) || defined(MVAPICH2_VERSION)
+  return "MPICH";
+#else
+#error "torch_mpi knows Open MPI, MPICH and what derives from MPICH"
+#endif
+}
+
+const char* family_loaded() {
+  const std::string version = library_version();
+  return version.find("Open MPI") != std::string::npos ? "Open MPI" : "MPICH";
+}
+
+void check_library() {
+  if (std::string(family_built_for()) == family_loaded())
+    return;
+  throw py::import_error(c10::str(
+      "torch_mpi was built for ", family_built_for(), ", but the MPI library loaded in this process is ",
+      library_version(), ". Load the MPI that it was built for, or install torch_mpi again with that library's mpicxx."));
+}
+
+}  // namespace
+}  // namespace torch_mpi
+
+PYBIND11_MODULE(_c, module) {
+  using namespace torch_mpi;
+  check_library();
+  py::module_::import("torch._C._distributed_c10d");
+  py::class_<MPIBackend, c10d::Backend, c10::intrusive_ptr<MPIBackend>>(module, "MPIBackend")
+      .def("abort", &MPIBackend::abort, py::call_guard<py::gil_scoped_release>())
+      .def("_set_timeout", &MPIBackend::setTimeout);
+  module.def(
+      "create", &MPIBackend::create, py::arg("ranks"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
+  module.def("start", [] { Runtime::get().start(); }, py::call_guard<py::gil_scoped_release>());
+  module.def("world_rank", [] { return Runtime::get().world_rank(); });
+  module.def("world_size", [] { return Runtime::get().world_size(); });
+  module.def("library_version", &library_version);
+  module.def("gpu_aware", [] { return gpu_aware(Runtime::get().platform) != 0; });
+  module.def("set_platform", [](const std::string& name) {
+    Runtime::get().platform = name == "hip" ? GPU_PLATFORM_HIP : name == "cuda" ? GPU_PLATFORM_CUDA : GPU_PLATFORM_OTHER;
+  });
+  module.def(
+      "stop", [](bool failed) { Runtime::get().stop(failed); }, py::arg("failed"),
+      py::call_guard<py::gil_scoped_release>());
+}

@@ -1,0 +1,21 @@
+// How MPI reduces the elements of a tensor: its data type and operation, or the reason why it cannot.
+#pragma once
+
+#include <mpi.h>
+
+#include "torch_api.h"
+
+namespace torch_mpi {
+
+struct Reduction {
+  MPI_Datatype type;
+  MPI_Op op;
+};
+
+// Throws for a combination that has no meaning (the bitwise AND of floats, the maximum of complex numbers).
+Reduction reduction_for(at::ScalarType type, c10d::ReduceOp::RedOpType op);
+
+// Frees the types and operations of our own; MPI must still be running.
+void free_reductions();
+
+}  // namespace torch_mpi

@@ -1,0 +1,233 @@
+// What a process has once: MPI itself, the lock around it, the operations under way, and the thread that moves them on
+// when nobody waits.
+//
+// Every call of MPI is non-blocking (creating a communicator aside) and made under one lock, by whichever thread is at
+// hand: the caller posts its operation, wait() tests it until it is done. There is no queue and no hop to another
+// thread. MPI_THREAD_SERIALIZED is therefore enough.
+//
+// The progress thread only matters for operations nobody is waiting for: those with async_op=True and those whose
+// future is used, as DistributedDataParallel does. It sleeps while there are none.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpu_aware.h"
+#include "torch_api.h"
+
+namespace torch_mpi {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+// Throws when `code` is not MPI_SUCCESS; `what` is the MPI function.
+void check_mpi(int code, const char* what);
+std::string mpi_error_text(int code);
+
+class MPIWork;
+using WorkPointer = c10::intrusive_ptr<MPIWork>;
+
+// A communicator and whether it can still be used. After a failure (a timeout, an error MPI reports, abort()) the
+// ranks can no longer agree on what comes next, so every later call on it fails and says why.
+class Communicator {
+ public:
+  explicit Communicator(MPI_Comm comm);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  MPI_Comm handle() const {
+    return comm_;
+  }
+  int rank() const {
+    return rank_;
+  }
+  int size() const {
+    return size_;
+  }
+  // The highest tag is kept for the notice of a failure, the next two for monitoredBarrier.
+  int notice_tag() const {
+    return tag_limit_;
+  }
+  int here_tag() const {
+    return tag_limit_ - 1;
+  }
+  int go_tag() const {
+    return tag_limit_ - 2;
+  }
+  int highest_user_tag() const {
+    return tag_limit_ - 3;
+  }
+
+  bool failed() const {
+    return failed_.load(std::memory_order_acquire);
+  }
+  std::string reason();
+  void throw_if_failed();
+  // Marks it as failed and tells the other ranks, so that they end with the same reason instead of waiting.
+  void fail(const std::string& reason);
+  // Has another rank told that it failed?
+  void look_for_notice();
+
+ private:
+  void mark_failed(const std::string& reason);
+
+  MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  int tag_limit_ = 32767;
+  std::atomic<bool> failed_{false};
+  std::mutex reason_mutex_;
+  std::string reason_;
+};
+
+// One operation: its requests, the memory they use and what is left to do when they are complete.
+class MPIWork : public c10d::Work {
+ public:
+  MPIWork(
+      std::shared_ptr<Communicator> communicator,
+      c10d::OpType type,
+      const char* title,
+      const OptionalTensors& inputs,
+      std::vector<at::Tensor> outputs,
+      Milliseconds timeout);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override;
+  bool wait(Milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  // To be used while the operation is put together.
+  MPI_Request* add_request() {
+    requests_.push_back(MPI_REQUEST_NULL);
+    return &requests_.back();
+  }
+  void keep(at::Tensor tensor) {
+    kept_.push_back(std::move(tensor));
+  }
+  void keep(std::shared_ptr<void> data) {
+    kept_data_.push_back(std::move(data));
+  }
+  // Runs when all requests are complete, before the work is: copies results to where they belong.
+  void then(std::function<void()> finish) {
+    finish_.push_back(std::move(finish));
+  }
+  // Runs when all requests are complete, under the lock, and may add further ones: an operation of several stages.
+  void next(std::function<void()> stage) {
+    stages_.push_back(std::move(stage));
+  }
+  void is_receive() {
+    receive_ = true;
+  }
+
+ private:
+  friend class Runtime;
+  enum State { pending, completing, complete };
+
+  // Under the runtime's lock. True when there is nothing more to wait for.
+  bool advance();
+  bool test_requests();
+  // Without any lock: finishes and tells everyone who waits.
+  void end(std::exception_ptr error);
+  void give_up(const std::string& reason);
+  bool cancel_receive();
+  std::string description() const;
+
+  std::shared_ptr<Communicator> communicator_;
+  const char* title_;
+  std::vector<at::Tensor> outputs_;
+  std::vector<at::Tensor> kept_;
+  std::vector<std::shared_ptr<void>> kept_data_;
+  std::vector<MPI_Request> requests_;
+  size_t complete_requests_ = 0;
+  std::vector<std::function<void()>> finish_;
+  std::vector<std::function<void()>> stages_;
+  size_t complete_stages_ = 0;
+  Clock::time_point deadline_;
+  Milliseconds timeout_;
+  bool receive_ = false;
+  int source_ = -1;
+  int mpi_error_ = MPI_SUCCESS;
+  std::exception_ptr stage_error_;
+  size_t position_ = 0;  // in Runtime::under_way_
+  std::atomic<State> state_{pending};
+  std::atomic<bool> done_{false};
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class Runtime {
+ public:
+  static Runtime& get();
+
+  // Initialises MPI unless somebody else has, and starts the progress thread.
+  void start();
+  // At the end of the process. `failed`: it ends by an exception nobody caught, so the other ranks must not wait.
+  void stop(bool failed);
+  // MPI is initialised, not finalised, and this is not a forked child.
+  bool usable() const;
+
+  // Around every call of MPI.
+  std::mutex mutex;
+
+  // Both under the lock: the operation has its requests / nobody needs to test it any more.
+  void add(const WorkPointer& work, bool asynchronous);
+  WorkPointer remove(MPIWork& work);
+  // Tests one operation and ends it when it is complete.
+  void poll(MPIWork& work);
+  // Its requests may still write into its memory: neither is ever released.
+  void abandon(const WorkPointer& work);
+  void wake();
+
+  // Creates a communicator of these ranks; called by its members only.
+  MPI_Comm create(const std::vector<int>& world_ranks, Milliseconds timeout);
+  MPI_Comm duplicate_world(Milliseconds timeout);
+
+  int world_rank() const {
+    return world_rank_;
+  }
+  int world_size() const {
+    return world_size_;
+  }
+
+  enum gpu_platform platform = GPU_PLATFORM_OTHER;
+  std::atomic<int> waiters{0};
+
+ private:
+  Runtime() = default;
+  void run();
+  bool drain();
+  void await_members(const std::vector<int>& ranks, int tag, Milliseconds timeout);
+  void await_all(std::vector<MPI_Request>& requests, Clock::time_point deadline);
+
+  std::vector<WorkPointer> under_way_;
+  std::vector<WorkPointer> abandoned_;
+  std::map<std::vector<int>, unsigned> created_;  // how many groups of these ranks there were
+  MPI_Comm meeting_ = MPI_COMM_NULL;  // where the members of a new group meet; of the whole world
+  std::thread thread_;
+  std::condition_variable wake_;
+  bool asleep_ = false;
+  bool stopping_ = false;
+  bool started_ = false;
+  bool initialised_here_ = false;
+  int thread_level_ = MPI_THREAD_SINGLE;
+  int process_ = 0;
+  int world_rank_ = 0;
+  int world_size_ = 1;
+};
+
+}  // namespace torch_mpi

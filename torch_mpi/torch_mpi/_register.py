@@ -1,0 +1,166 @@
+"""Tell torch.distributed about the backend.
+
+From 2.14 on every backend is a plugin, and ``Backend.register_backend`` is the way in. Before, torch itself has a
+place for this very backend, ``distributed_c10d.ProcessGroupMPI``, which a build with MPI fills; it is filled here.
+"""
+
+import atexit
+import os
+import sys
+import warnings
+
+from ._barrier import extend_monitored_barrier
+
+# Who starts MPI processes, and the variable by which the other family's programs would know their number.
+FOREIGN_SIZE = {
+    "Open MPI": ["PMI_SIZE", "MPI_LOCALNRANKS"],
+    "MPICH": ["OMPI_COMM_WORLD_SIZE"],
+}
+
+_state = {"registered": False, "started": False}
+
+
+class MPIUnavailable(RuntimeError):
+    """The MPI library cannot be used; the message says why and what to do."""
+
+
+def _load():
+    """The compiled module, or MPIUnavailable."""
+    import torch
+    from . import _built
+    try:
+        from . import _c
+    except ImportError as error:
+        if "torch_mpi was built for" in str(error):  # its own check of the MPI library
+            raise MPIUnavailable(str(error))
+        if _built.torch_version != torch.__version__:
+            hint = "it was built for torch %s and this is %s: install it again" % (
+                _built.torch_version, torch.__version__)
+        else:
+            hint = "load the MPI it was built for, the one of %s, or install it again" % _built.compiler
+        raise MPIUnavailable("torch_mpi: %s; %s" % (error, hint))
+    return _c
+
+
+def register():
+    """Make "mpi" a backend of torch.distributed; done once, at import.
+
+    Also the entry point of the group ``torch.backends``. Where the MPI library cannot be used it says so once, and
+    ``is_mpi_available()`` stays False.
+    """
+    import torch.distributed as dist
+    if _state["registered"] or not dist.is_available():
+        return
+    _state["registered"] = True
+    c10d = dist.distributed_c10d
+    if "ProcessGroupMPI" in vars(c10d) or c10d._MPI_AVAILABLE:
+        warnings.warn("torch_mpi: this PyTorch was built with MPI; torch_mpi takes the place of its own backend")
+    try:
+        compiled = _load()
+    except MPIUnavailable as error:
+        warnings.warn("%s. The mpi backend is not available." % error)
+        return
+    compiled.set_platform(_platform())
+    extend_monitored_barrier()
+    c10d._MPI_AVAILABLE = True
+    c10d.ProcessGroupMPI = ProcessGroupMPI
+    dist.Backend.backend_capability["mpi"] = ["cpu", "cuda"]
+    if _backends_are_plugins():
+        dist.Backend.register_backend(
+            "mpi", lambda options, _: ProcessGroupMPI.create(options.global_ranks_in_group), extended_api=True,
+            devices=["cpu", "cuda"])
+
+
+def _backends_are_plugins():
+    import torch.distributed as dist
+    return "MPI" in getattr(dist.Backend, "_plugins", {})
+
+
+def _platform():
+    """Whose pointers GPU tensors hold: ROCm builds of torch call their devices cuda."""
+    import torch
+    return "hip" if torch.version.hip else "cuda" if torch.version.cuda else "other"
+
+
+class ProcessGroupMPI:
+    """What torch expects under this name: something with ``create``."""
+
+    @staticmethod
+    def create(ranks):
+        """A group of these ranks of the default group, of all processes when there are none."""
+        from . import _c
+        asked = _asked()
+        if ranks and not _state["started"]:
+            # MPI_Init waits for all processes, which may be waiting for this one somewhere else.
+            raise MPIUnavailable(
+                "torch_mpi: the default process group is not of the mpi backend, so MPI has not been started yet, and "
+                "that takes all processes: call torch_mpi.start() on all of them before this group is made")
+        start()
+        _check(asked, _c.world_rank(), _c.world_size(), ranks)
+        return _c.create(list(ranks), asked["timeout"])
+
+
+def _asked():
+    """What the caller of init_process_group or new_group gave: torch does not pass it on to this backend.
+
+    It is read from torch's own functions that lead here, whose names and arguments are the same from 2.1 to 2.15.
+    """
+    asked = {"timeout": None, "rank": -1, "world_size": -1}
+    frame = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+            known = frame.f_locals
+            if frame.f_code.co_name == "_new_process_group_helper":
+                asked["timeout"] = known["timeout"]
+            elif frame.f_code.co_name == "init_process_group":
+                asked.update(rank=known["rank"], world_size=known["world_size"])
+        frame = frame.f_back
+    if asked["timeout"] is None:
+        import torch.distributed as dist
+        asked["timeout"] = dist.distributed_c10d.default_pg_timeout
+    return asked
+
+
+def _check(asked, rank, size, ranks):
+    """MPI decides on rank and size; whoever says otherwise hears about it."""
+    import torch.distributed as dist
+    said = [("rank=%d" % asked["rank"], asked["rank"], rank), ("world_size=%d" % asked["world_size"],
+                                                               asked["world_size"], size)]
+    said += [("%s=%s in the environment" % (name, os.environ[name]), int(os.environ[name]), value)
+             for name, value in [("RANK", rank), ("WORLD_SIZE", size)] if os.environ.get(name, "").isdigit()]
+    for what, value, truth in said:
+        if value not in (-1, truth):
+            raise MPIUnavailable(
+                "torch_mpi: rank and size come from MPI: this is rank %d of %d, but %s was given. Start the program "
+                "with mpirun or srun, and leave that out." % (rank, size, what))
+    if ranks and dist.is_initialized() and dist.get_rank() != rank:
+        raise MPIUnavailable(
+            "torch_mpi: this process is rank %d in MPI, but rank %d in the default process group; both must number "
+            "the processes alike" % (rank, dist.get_rank()))
+
+
+def start():
+    """Initialise MPI, once, and see to it that the process ends it. All processes must call it.
+
+    init_process_group("mpi") does. Only programs that make "mpi" groups beside a default group of another backend need
+    to call it themselves.
+    """
+    compiled = _load()
+    compiled.start()
+    if _state["started"]:
+        return
+    _state["started"] = True
+    atexit.register(_stop, compiled)
+    if compiled.world_size() > 1:
+        return
+    family = "Open MPI" if "Open MPI" in compiled.library_version() else "MPICH"
+    for name in FOREIGN_SIZE[family]:
+        if os.environ.get(name, "1") != "1":
+            raise MPIUnavailable(
+                "torch_mpi: was built for %s, but another MPI started this program (%s=%s): each process is alone. "
+                "Use the mpirun that belongs to %s" % (family, name, os.environ[name], compiled.library_version()))
+
+
+def _stop(compiled):
+    """At the end of Python: finalise MPI, or end all ranks when this one ends by an exception nobody caught."""
+    compiled.stop(failed=getattr(sys, "last_value", None) is not None)
