@@ -1,72 +1,9 @@
-"""
-What all tests share: the checkout, ./eb as a user calls it, and shells with a modules tool.
-
-EasyBuild is always run as a program. Nothing that the developer has configured gets in.
-"""
-import atexit
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
+"""The fixtures that all tests share; what they are made of is in common.py."""
 import pytest
+from common import CHECKOUT, EB, ModulesTool
 
 # fixtures of single topics
 pytest_plugins = ['lumi.lumi_site']
-
-CHECKOUT = Path(__file__).resolve().parent.parent
-# what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
-CACHE = CHECKOUT / '.local' / 'test-cache'
-# EasyBuild keeps its temporary directory when it fails, which tests make it do; the name is short because sockets of
-# MPI lie in there, and anyone may look in, because some tests run as another user
-TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
-os.chmod(TEMPORARY, 0o1777)
-atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
-
-# a shell that starts the tests in the background makes them, and all that they start, ignore these
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGQUIT, signal.SIG_DFL)
-
-
-def clean_environment():
-    """The developer's environment without what configures EasyBuild, modules or Python."""
-    prefixes = ('EASYBUILD_', 'HPC_', 'LMOD_', 'MODULE', '_ModuleTable', 'PYTHON', '__LMOD', 'EBROOT')
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
-    for name in ('VIRTUAL_ENV', 'LOADEDMODULES', '_LMFILES_', 'BASH_ENV'):
-        environment.pop(name, None)
-    # the tests' own environment must not be the Python that is installed for
-    environment['PATH'] = os.pathsep.join(part for part in environment['PATH'].split(os.pathsep)
-                                          if not part.startswith(str(Path(sys.prefix) / 'bin')))
-    return environment
-
-
-class EB:
-    """./eb with a prefix of the test's own."""
-
-    def __init__(self, prefix, command=None):
-        self.prefix = Path(prefix)
-        self.command = [str(part) for part in command or [CHECKOUT / 'eb']]
-        self.sources = CACHE / 'sources'
-
-    def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=900, user=None):
-        """Run it; `status` is the exit status that is expected, None for any. Returns the process with its output."""
-        options = ['--prefix=%s' % self.prefix, '--sourcepath=%s' % self.sources, '--tmpdir=%s' % TEMPORARY]
-        # EasyBuild folds long lines at the terminal's width, which tests do not want to know about
-        environment = dict(clean_environment(), COLUMNS='10000', **dict(env))
-        done = subprocess.run(self.command + [str(word) for word in arguments] + options, env=environment,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              cwd=cwd or self.prefix.parent, timeout=timeout, user=user)
-        assert status is None or done.returncode == status, done.stdout
-        assert 'Traceback' not in done.stdout, done.stdout
-        return done
-
-    @property
-    def modules(self):
-        """The directory to `module use`."""
-        return self.prefix / 'modules' / 'all'
 
 
 @pytest.fixture
@@ -79,43 +16,6 @@ def checkout():
 def eb(tmp_path):
     """./eb with a prefix in the test's own directory."""
     return EB(tmp_path / 'prefix')
-
-
-def unpacked_environment_modules():
-    """Environment Modules, which Debian does not install beside Lmod, unpacked for the tests."""
-    place = CACHE / 'environment-modules'
-    program = place / 'usr/lib' / ('%s-linux-gnu' % os.uname().machine) / 'modulecmd.tcl'
-    if not program.exists():
-        partial = place.with_name('environment-modules.%d' % os.getpid())
-        partial.mkdir(parents=True)
-        subprocess.run(['apt-get', '-qq', 'download', 'environment-modules'], cwd=partial, check=True)
-        subprocess.run(['dpkg', '-x', str(next(partial.glob('*.deb'))), str(partial)], check=True)
-        shutil.rmtree(place, ignore_errors=True)
-        partial.rename(place)
-    return program
-
-
-class ModulesTool:
-    """A shell with one of the two modules tools."""
-
-    def __init__(self, name):
-        self.name = name
-        if name == 'Lmod':
-            self.start = 'source /usr/share/lmod/lmod/init/bash'
-            self.for_easybuild = {}
-        else:
-            program = unpacked_environment_modules()
-            self.start = 'eval "$(%s bash autoinit)"' % program
-            self.for_easybuild = {'EASYBUILD_MODULES_TOOL': 'EnvironmentModules', 'EASYBUILD_MODULE_SYNTAX': 'Tcl',
-                                  'MODULES_CMD': str(program)}
-
-    def run(self, script, env=(), status=0, **options):
-        """Run a script in a bash that has the `module` command."""
-        done = subprocess.run(['bash', '-c', 'set -u +u; %s\n%s' % (self.start, script)],
-                              env=dict(clean_environment(), **dict(env)), stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
-        assert status is None or done.returncode == status, done.stdout
-        return done.stdout
 
 
 @pytest.fixture(params=['Lmod', 'Environment Modules'])

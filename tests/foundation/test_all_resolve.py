@@ -1,6 +1,6 @@
 """Every easyconfig of the collection resolves on the stand-in of its system."""
 import pytest
-from conftest import CHECKOUT
+from common import CHECKOUT
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import CHECKOUT
+from common import CHECKOUT
 
 EASYCONFIGS = sorted((CHECKOUT / 'easyconfigs').glob('*/*/*.eb'))
 # What EasyBuild puts into an easyconfig's namespace, besides its templates.

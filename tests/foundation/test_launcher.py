@@ -7,7 +7,7 @@ import time
 
 import pytest
 import test_rehearsal
-from conftest import CHECKOUT, EB, clean_environment
+from common import CHECKOUT, EB, clean_environment
 
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
 

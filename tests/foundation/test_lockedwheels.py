@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import CHECKOUT, EB, clean_environment
+from common import CHECKOUT, EB, clean_environment
 
 VERSION = '%d.%d' % sys.version_info[:2]
 LOCK_HEADER = '# made by the test\n'

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CHECKOUT
+from common import CHECKOUT
 
 # What EasyBuild itself, or a compute node's own Python, runs.
 FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'ramgate', 'hpc_pytorch')

@@ -2,7 +2,7 @@
 import sys
 
 import pytest
-from conftest import CHECKOUT
+from common import CHECKOUT
 
 sys.path.insert(0, str(CHECKOUT))
 from hpc_pytorch.wheels import Python, ask_python, parse_lock, parse_wheel, why_not  # noqa: E402

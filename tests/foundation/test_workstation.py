@@ -8,7 +8,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import CHECKOUT, EB, ModulesTool
+from common import CHECKOUT, EB, ModulesTool
 
 pytestmark = pytest.mark.slow
 

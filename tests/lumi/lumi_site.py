@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import CACHE, EB, ModulesTool
+from common import CACHE, EB, ModulesTool
 from parts import containers
 
 EASYCONFIG = """easyblock = 'SingularityContainer'

@@ -4,7 +4,7 @@ import shutil
 import subprocess
 
 import pytest
-from conftest import ModulesTool
+from common import ModulesTool
 from lumi.lumi_site import small_place
 from parts import containers
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 import pytest
-from conftest import CACHE, CHECKOUT, ModulesTool
+from common import CACHE, CHECKOUT, ModulesTool
 from parts import containers
 from parts.slurm import Slurm, wait_for
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import CHECKOUT
+from common import CHECKOUT
 from parts.slurm import wait_for
 
 SCRIPTS = CHECKOUT / 'easyconfigs' / 'run_scripts'

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CHECKOUT, clean_environment
+from common import CHECKOUT, clean_environment
 
 pytestmark = pytest.mark.slow
 
