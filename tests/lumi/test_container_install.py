@@ -277,7 +277,7 @@ def test_wrappers_change_nothing(place):
 
 
 def test_image_deleted_while_in_use(place):
-    """What runs runs on; what starts later says what happened and what to type; loading again finds the site's image."""
+    """What runs runs on; what starts later says what happened; loading again finds the site's image."""
     place.install(place.easyconfig("wrappers = ['ls']"))
     place.give_to_user()
     output = place.as_user('''
@@ -305,8 +305,8 @@ def test_in_a_container_with_nothing_but_coreutils(place):
         inside get-master 'nid[003-005]'
         inside env GPU_CORES=1-7 cpu-mask
         inside conda-python-distributed x.py; echo "status $?"
-        export SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0 SLURM_NODEID=0
-        export SLURM_JOB_ID=1 SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=n1
+        export SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_LOCALID=0
+        export SLURM_NODEID=0 SLURM_JOB_ID=1 SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=n1
         inside conda-python-distributed x.py; echo "status $?"
         inside make-squashfs; inside run-in-container true; inside start-shell -c 'echo "shell in $0"'
         start-shell -c 'echo "shell from $0"' 2> /dev/null

@@ -90,7 +90,8 @@ def test_interactive(user):
     output = user(r'''
         module load LUMI %s
         echo "same $([ "$SIF" = "$SIFPYTORCH" ] && [ -f "$SIF" ] && echo yes)"
-        [ "$RUNSCRIPTS" = "$RUNSCRIPTSPYTORCH" ] && [ "$RUNSCRIPTS" = "$EBROOTPYTORCH/runscripts" ] && echo "scripts yes"
+        scripts=$EBROOTPYTORCH/runscripts
+        [ "$RUNSCRIPTS $RUNSCRIPTSPYTORCH" = "$scripts $scripts" ] && echo "scripts yes"
         printf '$WITH_CONDA\npip list\n' | singularity -s shell $SIF 2>&1 | grep -E '^torch '
         ls $RUNSCRIPTS
         printf '%%s\n' "srun -N1 -n1 --gpus 8 singularity -s exec \$SIF /runscripts/conda-python-simple \
@@ -244,9 +245,10 @@ def test_virtual_environment(user):
     source.mkdir(parents=True)
     (source / '__init__.py').write_text('def main():\n    print("command of", __file__)\n')
     (source.parent / 'setup.py').write_text(PACKAGE)
+    subprocess.run(['chown', '-R', containers.USER, source.parent], check=True)
     output = user('''
         module load %s
-        pip install --no-index --no-build-isolation --no-deps ./package > pip.log 2>&1 || cat pip.log
+        pip install --no-index --no-build-isolation --no-deps ./package > pip.log 2>&1; cat pip.log
         run-in-container hpc-tests-command
         start-shell -c 'python -c "import torch, hpc_tests_package; print(torch.__file__)"'
         make-squashfs && ls $CONTAINERROOT
@@ -259,9 +261,9 @@ def test_virtual_environment(user):
         list-packages | grep -c hpc-tests
     ''' % (NEW, NEW, NEW), status=1)
     place = '/user-software/venv/pytorch/lib/python3.11/site-packages/hpc_tests_package/__init__.py'
-    assert 'command of ' + place in output
+    assert 'command of ' + place in output, output
     assert '/opt/miniconda3/envs/pytorch/' in output
-    assert re.search(r'^hpc-tests-package +1\\.2', output, re.M)
+    assert re.search(r'^hpc-tests-package +1\.2', output, re.M)
     assert 'user-software.squashfs' in output.split()
     assert 'Read-only file system' in output
     assert 'Successfully uninstalled' in output

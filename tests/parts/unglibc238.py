@@ -2,8 +2,8 @@
 """
 unglibc238.py FILE ...: let x86-64 programs that want glibc 2.38 for __isoc23_strto* run on glibc 2.36.
 
-In place: those undefined symbols become plain strto*, without a version, and the entry that asks for GLIBC_2.38 asks for
-GLIBC_2.34 a second time. A program that needs anything else of 2.38, or of a newer glibc, is refused.
+In place: those undefined symbols become plain strto*, without a version, and the entry that asks for GLIBC_2.38 asks
+for GLIBC_2.34 a second time. A program that needs anything else of 2.38, or of a newer glibc, is refused.
 """
 import re
 import struct
