@@ -369,7 +369,7 @@ def check_group(group, members):
 
 
 def check_many_groups(world):
-    """More groups than MPI has communicators (MPICH: 2,048), made and destroyed; overlapping ones; made by members only."""
+    """More groups than MPI has communicators (MPICH: 2,048), made and destroyed; overlapping; made by members only."""
     for turn in range(2500 if "--many" in sys.argv else 100):
         members = sorted({turn % len(world), (turn + 1) % len(world)})
         group = dist.new_group(members)
