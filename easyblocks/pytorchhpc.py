@@ -142,6 +142,13 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         for variable, command in self.compilers().items():
             env.setvar(variable, command)
 
+    def prepare_python(self):
+        """Which Python there is can only be asked where commands are run."""
+        if self.dry_run:
+            self.python_cmd = 'python3'
+        else:
+            super().prepare_python()
+
     def configure_step(self):
         """Tell the build what is asked for, run CMake, and compare what it decided."""
         if self.wheel:
