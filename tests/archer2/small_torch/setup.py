@@ -22,8 +22,9 @@ class HasExtension(Distribution):
 
 def run_cmake():
     """Configure, and unless only that was asked for, compile and install."""
+    others = ('BLAS', 'MKL_THREADING', 'INTEL_MKL_DIR')
     options = ['-D%s=%s' % item for item in os.environ.items()
-               if item[0].startswith(('USE_', 'BUILD_', 'CMAKE_')) or item[0] in ('BLAS', 'MKL_THREADING', 'INTEL_MKL_DIR')]
+               if item[0].startswith(('USE_', 'BUILD_', 'CMAKE_')) or item[0] in others]
     os.makedirs(BUILD, exist_ok=True)
     subprocess.check_call(['cmake', '-DCMAKE_INSTALL_PREFIX=' + TOP, '-DPython3_EXECUTABLE=' + sys.executable]
                           + options + [TOP], cwd=BUILD)
@@ -34,5 +35,7 @@ def run_cmake():
 
 
 run_cmake()
-setup(name='torch', version=os.environ.get('PYTORCH_BUILD_VERSION', open(os.path.join(TOP, 'version.txt')).read().strip()),
-      packages=['torch'], package_data={'torch': ['*.so']}, distclass=HasExtension, cmdclass={'build_ext': build_ext})
+with open(os.path.join(TOP, 'version.txt')) as handle:
+    VERSION = os.environ.get('PYTORCH_BUILD_VERSION', handle.read().strip())
+setup(name='torch', version=VERSION, packages=['torch'],
+      package_data={'torch': ['*.so']}, distclass=HasExtension, cmdclass={'build_ext': build_ext})
