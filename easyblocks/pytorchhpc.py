@@ -142,17 +142,26 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         for variable, command in self.compilers().items():
             env.setvar(variable, command)
 
+    def prepare_python(self):
+        """Which Python there is can only be asked where commands are run."""
+        if self.dry_run:
+            self.python_cmd = 'python3'
+        else:
+            super().prepare_python()
+
     def configure_step(self):
         """Tell the build what is asked for, run CMake, and compare what it decided."""
         if self.wheel:
             return
         if not self.dry_run:
             self.check_tree()
-        self.cfg['custom_opts'] = self.own_options()
+        own = self.own_options()
+        self.cfg['custom_opts'] = own
         super(LockedWheels, self).configure_step()
-        # upstream has added to custom_opts; some of its values are shell variables
-        self.options_asked = {name: os.path.expandvars(value)
-                              for name, value in build_options.as_dict(self.cfg['custom_opts']).items()}
+        # upstream leaves its own options in front of the build command only; some of their values are shell variables
+        upstream = [word for word in self.cfg['prebuildopts'].split() if '=' in word]
+        asked = dict(build_options.as_dict(upstream), **build_options.as_dict(own))
+        self.options_asked = {name: os.path.expandvars(value) for name, value in asked.items()}
         for name, value in sorted(self.options_asked.items()):
             env.setvar(name, value)
         self.install_build_tools()

@@ -1,0 +1,1 @@
+#define SMALL 1

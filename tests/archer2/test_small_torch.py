@@ -1,0 +1,145 @@
+"""A small tree with PyTorch's build interface, built by the easyblock through ./eb on the stand-in of ARCHER2."""
+import hashlib
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from conftest import CACHE
+
+pytestmark = pytest.mark.slow
+
+TREE = Path(__file__).parent / 'small_torch'
+EASYCONFIG = """
+easyblock = 'EB_PyTorchHPC'
+name = 'PyTorch'
+version = '1.13.1'
+versionsuffix = '-small-ARCHER2'
+homepage = 'https://example.org/'
+description = 'small'
+toolchain = SYSTEM
+sources = ['small-torch.tar.gz']
+checksums = ['{checksum}']
+builddependencies = [('cmake/3.21.3', EXTERNAL_MODULE)]
+dependencies = [('PrgEnv-gnu', EXTERNAL_MODULE), ('cray-python', EXTERNAL_MODULE), ('mkl/2023.0.0', EXTERNAL_MODULE)]
+custom_opts = {options}
+python_versions = ['3.9', '3.11']
+lock_files = ['small.lock']
+build_lock_files = ['PyTorch-1.13.1-build.lock']
+sanity_check_commands = ["python -c 'import torch; assert torch.mpi_available()'"]
+moduleclass = 'ai'
+"""
+OPTIONS = ['USE_MPI=1', 'MKL_THREADING=SEQ']
+LOCK = """# one small package, so that there is something to lock
+toml==0.10.2 --hash=sha256:806143ae5bfb6a3c6e736a764057db0e6a0e05e338b5630894a5f779cabb4f9b
+"""
+
+
+class Small:
+    """The easyconfig of a small tree, in a directory of the test's own."""
+
+    def __init__(self, eb, directory):
+        self.eb = eb
+        # built wheels are found in the first source path, so it is the test's own; downloads come from the cache
+        eb.sources = '%s:%s' % (directory / 'sources', CACHE / 'small-torch')
+        self.tree = directory / 'small-torch'
+        shutil.copytree(TREE, self.tree)
+        self.easyconfig = directory / 'PyTorch-1.13.1-small-ARCHER2.eb'
+        (directory / 'small.lock').write_text(LOCK)
+        self.sources = directory / 'sources' / 'p' / 'PyTorch'
+        self.sources.mkdir(parents=True)
+        self.installation = eb.prefix / 'software' / 'PyTorch' / '1.13.1-small-ARCHER2'
+
+    def write(self, options=OPTIONS, checksum=None, edit=None):
+        """Pack the tree and write its easyconfig."""
+        tarball = self.sources / 'small-torch.tar.gz'
+        with tarfile.open(tarball, 'w:gz') as packed:
+            packed.add(self.tree, 'small-torch')
+        checksum = checksum or hashlib.sha256(tarball.read_bytes()).hexdigest()
+        text = EASYCONFIG.format(checksum=checksum, options=options)
+        self.easyconfig.write_text(edit(text) if edit else text)
+
+    def __call__(self, *arguments, **options):
+        """./eb with this easyconfig; messages in one line."""
+        return self.eb('--rehearse', self.easyconfig, *arguments, **options).stdout
+
+    def refused(self, *arguments, **options):
+        """It stops with an error, and nothing is installed."""
+        # EasyBuild's exit status tells which kind of error it was
+        done = self.eb('--rehearse', self.easyconfig, *arguments, status=None, **options)
+        assert done.returncode, done.stdout
+        # EasyBuild makes the empty directory before anything else
+        assert not list(self.installation.glob('*'))
+        assert not list(self.eb.modules.glob('PyTorch/*'))
+        return done.stdout
+
+
+@pytest.fixture
+def small(eb, tmp_path):
+    """A small tree that builds."""
+    return Small(eb, tmp_path)
+
+
+def test_built_and_used(small, lmod, checkout):
+    """Source, wheel, module: two ranks add up; the wheel is used again; every way to call EasyBuild works."""
+    small.write()
+    output = small()
+    assert "CMake's decisions are what was asked for" in output
+    stand_in = checkout / '.local' / 'stand_ins' / 'archer2' / 'modules'
+    use = 'module use %s %s; module load PyTorch/1.13.1-small-ARCHER2\n' % (stand_in, small.eb.modules)
+    ranks = lmod.run(use + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'; ls $PYTORCH_WHEELS")
+    assert ranks.count('(2, 3)') == 2
+    assert 'provenance.json' in ranks and '1.13.1+archer2-cp311-cp311-linux' in ranks
+
+    small('--module-only', '--force')
+    small('--sanity-check-only')
+    again = small('--rebuild')
+    assert 'using the wheel that was built earlier' in again and "CMake's decisions" not in again
+
+    # built from something else: not picked up
+    small.write(options=OPTIONS + ['USE_GLOO=0'])
+    other = small('--rebuild')
+    assert 'using the wheel' not in other and "CMake's decisions" in other
+
+
+def test_rehearsed(eb):
+    """-x shows the real easyconfig's steps without one error that EasyBuild had to ignore."""
+    output = eb('--rehearse', 'PyTorch-1.13.1-ARCHER2.eb', '-x').stdout
+    assert 'setup.py build --cmake-only' in output and 'setup.py bdist_wheel' in output
+    assert 'ignoring error' not in output, output
+
+
+def test_without_mpi(small):
+    """CMake does not find MPI: it stops before anything is built, and names MPI."""
+    cmake = small.tree / 'CMakeLists.txt'
+    cmake.write_text(cmake.read_text().replace('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))
+    small.write()
+    output = small.refused()
+    assert 'CMake decided otherwise than was asked for (USE_MPI)' in output and 'asked for:     ON' in output
+
+
+def test_without_mkl(small):
+    """MKL is loaded, and the build does not find it where it is told to look."""
+    small.write(options=OPTIONS + ['INTEL_MKL_DIR=/nowhere'])
+    output = small.refused()
+    assert '(BLAS)' in output and 'found:         Eigen' in output
+
+
+def test_wrong_input(small):
+    """Each with an error that says what is wrong, before anything is built."""
+    small.write(options=OPTIONS + ['USE_MPII=1'])
+    assert 'USE_MPII (did you mean USE_MPI?)' in small.refused()
+    small.write(checksum='0' * 64)
+    assert 'Checksum verification' in small.refused()
+    small.write(edit=lambda text: text.replace("['3.9', '3.11']", "['3.6']"))
+    assert 'needs Python 3.6; found: 3.' in small.refused()
+    small.write(edit=lambda text: text.replace(", ('mkl/2023.0.0', EXTERNAL_MODULE)", ''))
+    assert 'BLAS' in small.refused()
+
+
+def test_missing_submodule(small):
+    """A tree from git whose submodules were not fetched."""
+    (small.tree / 'third_party' / 'small' / 'small.h').unlink()
+    small.write()
+    output = small.refused()
+    assert 'third_party/small' in output and 'git submodule update' in output
