@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import CACHE
+from common import CACHE
 
 pytestmark = pytest.mark.slow
 
