@@ -88,10 +88,13 @@ def all_to_all_single(step, group, me):
 
 def send_recv(step, group, me):
     place, size = step.members.index(me), len(step.members)
-    tensor = torch.zeros_like(step.tensor(me))
+    source = step.tensor(me)
+    if group is step.gloo:  # gloo only sends contiguous memory
+        source = source.contiguous()
+    tensor = torch.zeros(source.shape, dtype=source.dtype)
     if size == 1:
         return None, []
-    works = [dist.isend(step.tensor(me), step.members[(place + 1) % size], group=group, tag=step.tag),
+    works = [dist.isend(source, step.members[(place + 1) % size], group=group, tag=step.tag),
              dist.irecv(tensor, step.members[(place - 1) % size], group=group, tag=step.tag)]
 
     class Both:

@@ -14,8 +14,10 @@ namespace torch_mpi {
 namespace {
 
 constexpr auto kNoticeInterval = std::chrono::milliseconds(1);
-// How long an idle progress thread stays up before it sleeps until it is called.
+// How long a progress thread without work stays up before it sleeps until it is called.
 constexpr auto kLinger = std::chrono::milliseconds(100);
+// How often it then calls MPI all the same.
+constexpr auto kTick = std::chrono::milliseconds(20);
 // A test that took longer than this moved data: test again at once.
 constexpr auto kDataMoved = std::chrono::microseconds(3);
 constexpr auto kShortestPause = std::chrono::microseconds(5);
@@ -462,13 +464,15 @@ void Runtime::run() {
       auto now = Clock::now();
       if (under_way_.empty() && now - last_work > kLinger) {
         asleep_ = true;
-        wake_.wait(lock, [this] { return stopping_ || !under_way_.empty(); });
+        wake_.wait_for(lock, kTick, [this] { return stopping_ || !under_way_.empty(); });
         asleep_ = false;
-        now = last_work = Clock::now();
+        now = Clock::now();
         pause = kShortestPause;
       }
       if (stopping_)
         return;
+      if (under_way_.empty())
+        push_on();
       const bool alone = waiters.load(std::memory_order_relaxed) == 0;
       const bool nothing = under_way_.empty();
       for (size_t i = under_way_.size(); i-- > 0;) {
@@ -518,6 +522,13 @@ void Runtime::run() {
     else
       sched_yield();
   }
+}
+
+// A send is complete for this rank once MPI has taken its data. Delivering them may still need MPI to be called here,
+// although this program may be waiting for the receiver by other means: without this the two would wait for ever.
+void Runtime::push_on() {
+  int found = 0;
+  MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
 }
 
 // Operations nobody waited for, a send whose work was dropped for example, get a moment to become complete.

@@ -6,7 +6,7 @@
 // thread. MPI_THREAD_SERIALIZED is therefore enough.
 //
 // The progress thread only matters for operations nobody is waiting for: those with async_op=True and those whose
-// future is used, as DistributedDataParallel does. It sleeps while there are none.
+// future is used, as DistributedDataParallel does. While there are none it sleeps and calls MPI now and then.
 #pragma once
 
 #include <mpi.h>
@@ -210,6 +210,7 @@ class Runtime {
  private:
   Runtime() = default;
   void run();
+  void push_on();
   bool drain();
   void await_members(const std::vector<int>& ranks, int tag, Milliseconds timeout);
   void await_all(std::vector<MPI_Request>& requests, Clock::time_point deadline);
