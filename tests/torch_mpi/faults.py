@@ -174,6 +174,24 @@ def dropped():
     report("all arrived")
 
 
+def delivered():
+    """What rank 0 sent arrives although rank 0 makes no further call and waits for rank 1 by other means."""
+    rank, _ = start(60)
+    flag = os.environ["FLAG_FILE"]
+    for turn in range(50):
+        mine = "%s.%d" % (flag, turn)
+        for length in (1, 1000, 3000):
+            dist.reduce(torch.ones(length), 1)
+        if rank == 1:
+            open(mine, "w").close()
+        deadline = time.monotonic() + 20
+        while not os.path.exists(mine):
+            assert time.monotonic() < deadline, "rank 1 still waits"
+            time.sleep(0.001)
+    report("delivered")
+    dist.destroy_process_group()
+
+
 def subset():
     """A group whose other member never makes it: an error within the timeout, not a hang."""
     rank, size = start(60)

@@ -45,6 +45,11 @@ def test_ends_all(installed, case):
     contains(installed.run(ranks, "faults.py", case, timeout=60, status=None), expected)
 
 
+def test_messages_arrive_though_the_sender_makes_no_further_call(installed, tmp_path):
+    output = installed.run(2, "faults.py", "delivered", timeout=90, FLAG_FILE=str(tmp_path / "flag"))
+    contains(output, [("delivered", 2)])
+
+
 def test_killed_rank_ends_the_others_within_the_timeout(installed):
     # mpirun itself must not do it: that is what a batch system without such a service looks like
     options = {"mpich": ["-disable-auto-cleanup"], "openmpi": ["--mca", "orte_abort_on_non_zero_status", "0",

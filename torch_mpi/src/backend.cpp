@@ -17,8 +17,8 @@ using WorkHandle = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
 constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
-// A reduction of more elements is several ones, on all ranks alike.
-constexpr int64_t kReductionLimit = int64_t(1) << 30;
+// A reduction of more elements, a broadcast of more bytes, is several ones, on all ranks alike.
+constexpr int64_t kPartLimit = int64_t(1) << 30;
 
 const at::Tensor& only(const Tensors& tensors, const char* what) {
   TORCH_CHECK(tensors.size() == 1, "torch_mpi: ", what, " takes one tensor, not ", tensors.size());
@@ -259,7 +259,7 @@ auto MPIBackend::reducing(MPIWork& work, const at::Tensor& tensor, const ReduceO
   return [this, &work, reduction, data, elements, width] {
     int64_t start = 0;
     do {
-      const int count = static_cast<int>(std::min(kReductionLimit, elements - start));
+      const int count = static_cast<int>(std::min(kPartLimit, elements - start));
       check_mpi(
           MPI_Iallreduce(
               MPI_IN_PLACE, data + start * width, count, reduction.type, reduction.op, comm(), work.add_request()),
@@ -324,7 +324,7 @@ std::function<void()> MPIBackend::reduce_scattering(
   const int64_t elements = to.numel(), stride = static_cast<int64_t>(to.nbytes());
   return [this, &work, reduction, from = static_cast<char*>(from.data_ptr()), to = static_cast<char*>(to.data_ptr()),
           elements, stride] {
-    if (elements <= kReductionLimit) {
+    if (elements <= kPartLimit) {
       check_mpi(
           MPI_Ireduce_scatter_block(
               from, to, static_cast<int>(elements), reduction.type, reduction.op, comm(), work.add_request()),
@@ -332,12 +332,12 @@ std::function<void()> MPIBackend::reduce_scattering(
       return;
     }
     for (int root = 0; root < size_; ++root)
-      for (int64_t start = 0; start < elements; start += kReductionLimit) {
+      for (int64_t start = 0; start < elements; start += kPartLimit) {
         const int64_t offset = start * (stride / elements);
         check_mpi(
             MPI_Ireduce(
                 from + root * stride + offset, to + offset,
-                static_cast<int>(std::min(kReductionLimit, elements - start)), reduction.type, reduction.op, root,
+                static_cast<int>(std::min(kPartLimit, elements - start)), reduction.type, reduction.op, root,
                 comm(), work.add_request()),
             "MPI_Ireduce");
       }
@@ -352,9 +352,15 @@ WorkHandle MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   auto work = make(OpType::BROADCAST, "mpi:broadcast", tensors, tensors, options.timeout);
   const int root = static_cast<int>(options.rootRank);
   const auto buffer = root == rank_ ? readable(*work, tensor) : writable(*work, tensor);
+  char* data = static_cast<char*>(buffer.data_ptr());
+  const int64_t bytes = static_cast<int64_t>(buffer.nbytes());
   return launch(work, asked_async(options, 0), [&] {
-    const Span span(static_cast<int64_t>(buffer.nbytes()));
-    check_mpi(MPI_Ibcast(buffer.data_ptr(), span.count, span.type, root, comm(), work->add_request()), "MPI_Ibcast");
+    int64_t start = 0;
+    do {  // in parts, as MPICH 4.0 fails on one element of a large type
+      const int count = static_cast<int>(std::min(kPartLimit, bytes - start));
+      check_mpi(MPI_Ibcast(data + start, count, MPI_BYTE, root, comm(), work->add_request()), "MPI_Ibcast");
+      start += count;
+    } while (start < bytes);
   });
 }
 
@@ -465,7 +471,7 @@ WorkHandle MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   return launch(work, asked_async(options, 0), [&] {
     int64_t start = 0;
     do {
-      const int count = static_cast<int>(std::min(kReductionLimit, elements - start));
+      const int count = static_cast<int>(std::min(kPartLimit, elements - start));
       char* part = data + start * width;
       check_mpi(
           MPI_Ireduce(

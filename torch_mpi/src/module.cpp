@@ -10,7 +10,8 @@ namespace torch_mpi {
 namespace {
 
 std::string library_version() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  // Room for any MPI: which one answers is only known afterwards, and the longest answers are MPICH's.
+  char text[MPI_MAX_LIBRARY_VERSION_STRING + 16384];
   int length = 0;
   if (MPI_Get_library_version(text, &length) != MPI_SUCCESS)
     return "unknown";

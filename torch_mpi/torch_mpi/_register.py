@@ -28,17 +28,16 @@ def _load():
     """The compiled module, or MPIUnavailable."""
     import torch
     from . import _built
+    if _built.torch_version.split("+")[0] != torch.__version__.split("+")[0]:  # would load at times, and then crash
+        raise MPIUnavailable("torch_mpi: it was built for torch %s and this is %s; install it again" % (
+            _built.torch_version, torch.__version__))
     try:
         from . import _c
     except ImportError as error:
         if "torch_mpi was built for" in str(error):  # its own check of the MPI library
             raise MPIUnavailable(str(error))
-        if _built.torch_version != torch.__version__:
-            hint = "it was built for torch %s and this is %s: install it again" % (
-                _built.torch_version, torch.__version__)
-        else:
-            hint = "load the MPI it was built for, the one of %s, or install it again" % _built.compiler
-        raise MPIUnavailable("torch_mpi: %s; %s" % (error, hint))
+        raise MPIUnavailable("torch_mpi: %s; load the MPI it was built for, the one of %s, or install it again" % (
+            error, _built.compiler))
     return _c
 
 
