@@ -1,32 +1,13 @@
 """A PyTorch, the MPIs of this machine, and torch_mpi built for each of them as a user builds it."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-HERE = Path(__file__).resolve().parent
-CHECKOUT = HERE.parent.parent
-TORCH = "2.13.0"
-CACHE = CHECKOUT / ".local" / "test-cache" / "torch_mpi"
-
-# Name → the suffix of Debian's programs for it and the options its mpirun needs here.
-MPIS = {
-    "mpich": [],
-    "openmpi": ["--oversubscribe", "--bind-to", "none"],
-}
-
-
-def environment(**more):
-    """A clean one: nobody's PYTHONPATH, one thread a rank, root may start Open MPI."""
-    kept = {name: value for name, value in os.environ.items()
-            if not name.startswith(("PYTHON", "OMPI_", "PMI_", "TORCH", "MPI"))}
-    kept.update(OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **more)
-    return kept
+from mpis import CACHE, CHECKOUT, HERE, MPIS, TORCH, environment
 
 
 @pytest.fixture(scope="session")

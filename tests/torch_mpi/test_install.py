@@ -75,7 +75,7 @@ def test_other_torch(installed, tmp_path):
 
 def test_no_compiler(python, tmp_path):
     """The build says what it misses."""
-    from conftest import CHECKOUT, environment
+    from mpis import CHECKOUT, environment
     source = tmp_path / "source"
     shutil.copytree(CHECKOUT / "torch_mpi", source)
     done = subprocess.run([python, "setup.py", "build_ext"], cwd=source, env=environment(MPICXX=str(tmp_path / "none")),
@@ -97,5 +97,5 @@ def test_forked_process_leaves_mpi_alone(installed):
 
 
 def test_nothing_is_left_in_the_checkout(installed):
-    from conftest import CHECKOUT
+    from mpis import CHECKOUT
     assert not os.path.exists(CHECKOUT / "torch_mpi" / "build")

@@ -2,7 +2,7 @@
 
 import pytest
 import upstream_suite
-from conftest import environment
+from mpis import environment
 
 pytestmark = pytest.mark.slow
 
