@@ -1,0 +1,1 @@
+"""ramgate: builds that never run out of memory."""

@@ -1,0 +1,87 @@
+"""
+How memory runs over a job's time, and whether another job fits beside those that run.
+
+A curve is a list: entry k is the most memory that the job had during the k-th span of its life. Spans get longer with age (12 %
+each), so a curve of any job is short, is fine where memory moves fast, and forgives a machine that is some per cent slower.
+"""
+import math
+
+FIRST_SPAN = 0.1
+GROWTH = 1.12
+LOG_GROWTH = math.log(GROWTH)
+# spans of a forecast: the near future matters most
+STEPS = 64
+STEP_GROWTH = 1.05
+EDGES = [(STEP_GROWTH ** k - 1) / (STEP_GROWTH ** STEPS - 1) for k in range(STEPS + 1)]
+# a job may be this much earlier or later than its curve
+JITTER = 1.06
+
+
+def span(age):
+    """The number of the span of a job's life at an age in seconds."""
+    return int(math.log1p(age * (GROWTH - 1) / FIRST_SPAN) / LOG_GROWTH) if age > 0 else 0
+
+
+def age_of(number):
+    """The age at which a span begins."""
+    return FIRST_SPAN * (GROWTH ** number - 1) / (GROWTH - 1)
+
+
+class Recorder:
+    """Makes a curve from what is measured while a job runs."""
+
+    def __init__(self):
+        self.curve = []
+
+    def add(self, age, memory):
+        """Memory was measured at this age."""
+        at = span(age)
+        if at >= len(self.curve):
+            # spans that no measurement fell into may have been as high as those beside them
+            self.curve += [max(self.curve[-1:] + [memory])] * (at - len(self.curve)) + [memory]
+        else:
+            self.curve[at] = max(self.curve[at], memory)
+
+    @property
+    def peak(self):
+        """The most so far."""
+        return max(self.curve, default=0)
+
+
+class Forecast:
+    """Memory that running jobs are expected to occupy from now on."""
+
+    def __init__(self, horizon):
+        self.edges = [edge * max(horizon, 1.0) for edge in EDGES]
+        self.load = [0.0] * STEPS
+
+    def run(self, curve, seconds, age=0.0, start=0.0, slowness=1.0):
+        """The load of a job of that curve, now `age` old (or beginning `start` seconds from now), for each step."""
+        steps, last = [0.0] * STEPS, len(curve) - 1
+        for step in range(STEPS):
+            until = (self.edges[step + 1] - start) / slowness + age
+            since = (self.edges[step] - start) / slowness + age
+            if until <= 0:
+                continue
+            if since >= seconds and step:
+                break
+            first = min(span(max(0.0, since) / JITTER), last)
+            steps[step] = max(curve[first:min(span(until * JITTER), last) + 1])
+        return steps
+
+    def add(self, steps):
+        """Count a job in."""
+        self.load = [have + more for have, more in zip(self.load, steps)]
+
+    def fits(self, steps, room):
+        """Whether a job fits at every moment."""
+        return all(have + more <= room for have, more in zip(self.load, steps) if more)
+
+    def earliest(self, curve, seconds, room, slowness=1.0):
+        """The load of a job that begins as soon as it fits; None where it does not within the forecast."""
+        for at in range(1, STEPS):
+            if self.load[at] < self.load[at - 1] or at == 1:
+                steps = self.run(curve, seconds, start=self.edges[at], slowness=slowness)
+                if self.fits(steps, room):
+                    return steps
+        return None
