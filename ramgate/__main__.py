@@ -3,6 +3,7 @@ import argparse
 import sys
 
 from ramgate.limits import Problem, size
+from ramgate.replay import POLICIES, replay
 from ramgate.run import Build
 
 
@@ -26,7 +27,8 @@ def run(options):
     options.command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not options.command:
         raise Problem('what is to be built? For instance: ramgate run -- cmake --build .')
-    options.scale = (1.0, 1.0)
+    # only replays say otherwise
+    options.scale, options.groups = (1.0, 1.0), None
     return Build(options, []).run()
 
 
@@ -42,6 +44,20 @@ def arguments():
     command.add_argument('--report', metavar='DIR', help='write report.json, report.svg and the profile there')
     command.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND', help=argparse.SUPPRESS)
     command.set_defaults(function=run)
+
+    command = commands.add_parser('replay', help='replay a measured build under several policies')
+    command.add_argument('trace', metavar='TRACE', help='CSV file: user_s, sys_s, peak_mb, file, perhaps curve')
+    command.add_argument('--cores', type=count, required=True, metavar='N', help='cores of the machine that is studied')
+    memory = command.add_mutually_exclusive_group(required=True)
+    memory.add_argument('--memory', type=amount, metavar='SIZE', help='memory of the machine that is studied')
+    memory.add_argument('--share', type=count, metavar='PERCENT', help='its memory, as a share of what N jobs would like')
+    command.add_argument('--policy', nargs='+', choices=sorted(POLICIES), default=['ramgate', 'ramgate+profile'])
+    command.add_argument('--shrink-memory', type=count, default=15, metavar='FACTOR', help='default: %(default)s')
+    command.add_argument('--shrink-time', type=count, default=10, metavar='FACTOR', help='default: %(default)s')
+    command.add_argument('--every', type=count, default=1, metavar='K', help='only every K-th job')
+    command.add_argument('--neighbour', type=float, default=0, metavar='SHARE', help='a neighbour takes this share midway')
+    command.add_argument('--json', metavar='FILE', help='write the results there too')
+    command.set_defaults(function=replay)
     return parser
 
 

@@ -159,13 +159,12 @@ def pbs_grant(environ):
 class Limits:
     """All that limits the build; `constraints(own)` is what holds right now."""
 
-    def __init__(self, memory=None, environ=os.environ, reserve=None):
-        self.cgroups = cgroups()
+    def __init__(self, memory=None, environ=os.environ, groups=None):
+        self.cgroups = cgroups() if groups is None else groups
         soft = resource.getrlimit(resource.RLIMIT_AS)[0]
         granted = (('--memory', memory), ('the Slurm job', slurm_grant(environ)), ('the PBS job', pbs_grant(environ)),
                    ('the address space limit (ulimit -v)', None if soft == resource.RLIM_INFINITY else soft))
         self.granted = [(name, limit) for name, limit in granted if limit]
-        self.reserve = reserve
         # what other ramgates said they will still take: {pid: (bytes, cgroup path)}
         self.neighbours = {}
 
@@ -178,7 +177,7 @@ class Limits:
         """What the host has."""
         memory = fields('/proc/meminfo', ':')
         total, available = memory['MemTotal'] * 1024, memory.get('MemAvailable', memory['MemFree']) * 1024
-        reserve = min(max(total * RESERVE_SHARE, RESERVE_LEAST), RESERVE_MOST) if self.reserve is None else self.reserve
+        reserve = min(max(total * RESERVE_SHARE, RESERVE_LEAST), RESERVE_MOST)
         return Constraint('the memory of this host', total, int(available - reserve), '')
 
     def constraints(self, own):

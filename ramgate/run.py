@@ -86,7 +86,7 @@ class Build:
         self.options, self.watchers = options, watchers
         self.jobs = options.jobs or cores()
         # everything that can be wrong with what the user gave is found out before anything starts
-        self.limits = Limits(options.memory)
+        self.limits = Limits(options.memory, groups=options.groups)
         self.knowledge = Knowledge(options.profile, options.scale)
         self.broker = self.command = self.control = None
         self.stopped = None

@@ -1,0 +1,338 @@
+"""
+Replays a measured build with real processes that occupy memory and wait, in a memory cgroup where the kernel kills.
+
+A trace is a CSV file with the columns user_s, sys_s, peak_mb, file, and perhaps curve: the name of a CSV file (seconds,mb) beside
+it that says how the memory of that job, or of one like it, ran over its time. Only jobs enter the cgroup: ninja and ramgate
+themselves cannot be made smaller as the jobs are. `--neighbour SHARE` takes that share of the memory after a third of the bound.
+"""
+import csv
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import namedtuple
+
+from ramgate.limits import Cgroup, Problem, mounts
+from ramgate.run import HERE, Build
+
+# Name, seconds, course [(share of its time, MB)] of a job
+Work = namedtuple('Work', 'name seconds course')
+# compilations without a curve of their own run like g++ was measured to: share of time, share of peak
+GCC = ((0.03, 0.2), (0.1, 0.4), (0.25, 0.63), (0.4, 0.75), (0.7, 0.9), (1.0, 1.0))
+# what flash-attention takes a heavy job to need, in MB
+HEAVY = 5 * 1024
+# steve's floor: a share of the memory that must be available when a job starts
+FLOOR = 0.1
+# a policy that takes this many times the bound is stopped
+PATIENCE = 12
+POINTS = 40
+
+
+def course_of(path):
+    """[(share of time, share of peak)] of a measured curve, in few points."""
+    with open(path) as file:
+        rows = [(float(row['seconds']), float(row['mb'])) for row in csv.DictReader(file)]
+    length, peak = rows[-1][0], max(row[1] for row in rows)
+    course = []
+    for at in range(POINTS):
+        part = [mb for seconds, mb in rows if length * at / POINTS <= seconds <= length * (at + 1) / POINTS]
+        course.append(((at + 1.0) / POINTS, max(part) / peak))
+    return course
+
+
+def read_trace(path):
+    """The jobs of a trace."""
+    curves, found = {'': GCC}, []
+    try:
+        with open(path) as file:
+            for row in csv.DictReader(file):
+                curve = row.get('curve') or ''
+                if curve not in curves:
+                    curves[curve] = course_of(os.path.join(os.path.dirname(path), curve))
+                seconds, peak = float(row['user_s']) + float(row['sys_s']), float(row['peak_mb'])
+                found.append(Work(row['file'], max(0.01, seconds), [(at, share * peak) for at, share in curves[curve]]))
+    except (OSError, KeyError, ValueError) as error:
+        raise Problem('%s is no trace: %s' % (path, error))
+    return found
+
+
+def area(work):
+    """MB · seconds of a job."""
+    total, before, memory = 0.0, 0.0, 0.0
+    for at, value in work.course:
+        total += (at - before) * (memory + value) / 2
+        before, memory = at, value
+    return total * work.seconds
+
+
+def memory_at(work, age):
+    """MB of a job at an age."""
+    share, before, memory = age / work.seconds, 0.0, 0.0
+    for at, value in work.course:
+        if share <= at:
+            return memory + (value - memory) * (share - before) / max(1e-9, at - before)
+        before, memory = at, value
+    return 0.0
+
+
+def wanted(works, cores):
+    """MB that so many jobs at a time would like: the most at any moment, in the trace's order."""
+    running, todo, now, most = [], list(works), 0.0, 0.0
+    while running or todo:
+        while todo and len(running) < cores:
+            work = todo.pop(0)
+            running.append((now + work.seconds, now, work))
+        most = max(most, sum(memory_at(work, now - begun) for _, begun, work in running))
+        most = max(most, sum(memory_at(work, min(end, now + 5) - begun) for end, begun, work in running))
+        now = max(now + 0.01, min(end for end, _, _ in running))
+        running = [entry for entry in running if entry[0] > now]
+    return most
+
+
+def bound(works, cores, megabytes):
+    """Seconds that nothing can beat, and why: the longest job, the cores, the memory."""
+    return max((max(work.seconds for work in works), 'the longest job'),
+               (sum(work.seconds for work in works) / cores, 'the cores'),
+               (sum(area(work) for work in works) / megabytes, 'memory'))
+
+
+class Room:
+    """A memory cgroup of its own with a limit, for the time of a replay."""
+
+    def __init__(self, limit):
+        version, mount, _ = min(mounts(), default=(0, '', ''))
+        if not version:
+            raise Problem('no memory cgroup is mounted here')
+        self.directory = os.path.join(mount, 'ramgate-%d' % os.getpid())
+        try:
+            os.mkdir(self.directory)
+            self.cgroup = Cgroup(self.directory, version, '/' + os.path.basename(self.directory))
+            for name in {1: ('memory.limit_in_bytes', 'memory.memsw.limit_in_bytes'), 2: ('memory.max',)}[version]:
+                if os.path.exists(self.cgroup.file(name)) or 'memsw' not in name:
+                    with open(self.cgroup.file(name), 'w') as file:
+                        file.write(str(limit))
+        except OSError as error:
+            raise Problem('a replay needs a memory cgroup that it may write, as root: %s' % error)
+
+    def processes(self):
+        """Who is in it."""
+        with open(self.cgroup.file('cgroup.procs')) as file:
+            return [int(line) for line in file]
+
+    def close(self):
+        """Remove it, and whoever is in it."""
+        for _ in range(500):
+            try:
+                for pid in self.processes():
+                    os.kill(pid, 9)
+                os.rmdir(self.directory)
+                return
+            except OSError:
+                time.sleep(0.02)
+
+
+class Stage:
+    """A directory with the build of a trace, scaled down, and a cgroup."""
+
+    def __init__(self, works, options):
+        self.works, self.options = works, options
+        self.megabytes = options.memory / 2.0 ** 20
+        self.limit = options.memory // options.shrink_memory
+        self.directory = tempfile.mkdtemp(prefix='ramgate-replay.')
+        self.occupy = os.path.join(self.directory, 'occupy')
+        if subprocess.call(['cc', '-O1', '-static', '-o', self.occupy, os.path.join(HERE, 'occupy.c')]):
+            raise Problem('a replay needs a C compiler')
+        seconds, self.why = bound(works, options.cores, self.megabytes)
+        self.bound = seconds / options.shrink_time
+        self.room = Room(self.limit)
+
+    def write(self, launcher):
+        """build.ninja: each job through the launcher, if any. Slashes are kept, directories are made."""
+        lines = ['rule job', '  command = %s %s -o $out %s -c $in $course' % (launcher, 'cc', self.room.directory)]
+        lines[1] = '  command = %s %s/stand-in -c $source -o $out $course' % (launcher, self.directory)
+        objects = []
+        for work in self.works:
+            course = ' '.join('%.3f:%d' % (at * work.seconds / self.options.shrink_time,
+                                           value * 1024 / self.options.shrink_memory) for at, value in work.course)
+            lines += ['build %s: job' % work.name, '  source = %s' % re.sub(r'\.o$', '', work.name), '  course = %s' % course]
+            os.makedirs(os.path.join(self.directory, os.path.dirname(work.name)), exist_ok=True)
+            objects.append(work.name)
+        lines += ['build all: phony %s' % ' '.join(objects), 'default all', '']
+        with open(os.path.join(self.directory, 'build.ninja'), 'w') as file:
+            file.write('\n'.join(lines))
+
+    def clear(self):
+        """Forget what was built."""
+        for work in self.works:
+            path = os.path.join(self.directory, work.name)
+            if os.path.exists(path):
+                os.unlink(path)
+        for name in glob.glob(os.path.join(self.directory, '.ninja*')):
+            os.unlink(name)
+
+    def complete(self):
+        """Whether everything was built."""
+        return all(os.path.exists(os.path.join(self.directory, work.name)) for work in self.works)
+
+    def close(self):
+        """Remove everything."""
+        self.room.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+class Neighbour:
+    """Takes a share of the memory from a third of the bound on, until closed."""
+
+    def __init__(self, stage):
+        self.stage, self.process = stage, None
+        self.timer = threading.Timer(stage.bound / 3, self.come)
+        if stage.options.neighbour:
+            self.timer.start()
+
+    def come(self):
+        """Grow to the share within a second."""
+        kilobytes = int(self.stage.limit * self.stage.options.neighbour / 1024)
+        self.process = subprocess.Popen([self.stage.occupy, '/dev/null', self.stage.room.directory, '1:%d' % kilobytes,
+                                         '86400:%d' % kilobytes])
+        # the kernel is not to choose the neighbour
+        with open('/proc/%d/oom_score_adj' % self.process.pid, 'w') as file:
+            file.write('-1000')
+
+    def close(self):
+        """It goes."""
+        self.timer.cancel()
+        if self.process:
+            self.process.kill()
+            self.process.wait()
+
+
+def ninja(stage, slots, until):
+    """One run of ninja: whether everything was built, how many jobs failed."""
+    process = subprocess.Popen(['ninja', '-j%d' % slots], cwd=stage.directory, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, start_new_session=True)
+    timer = threading.Timer(max(0.1, until - time.monotonic()), lambda: os.killpg(process.pid, 15))
+    timer.start()
+    output = process.communicate()[0].decode(errors='replace')
+    timer.cancel()
+    return process.returncode == 0, output.count('FAILED: ')
+
+
+def by_hand(slots, launcher=''):
+    """A policy of plain ninja: `slots(stage, attempt)` jobs, started again by a human until it is done."""
+    def policy(stage, until):
+        failures = restarts = 0
+        stage.write(launcher.replace('AVAIL', '%s %s' % (sys.executable, os.path.join(HERE, 'replay.py'))))
+        while True:
+            done, failed = ninja(stage, max(1, slots(stage, restarts)), until)
+            failures += failed
+            if done or time.monotonic() > until:
+                return failures, restarts
+            restarts += 1
+    return policy
+
+
+def ramgate(profiled):
+    """ramgate itself; with a profile from a run before."""
+    def policy(stage, until):
+        options = stage.options
+        stage.write('ramgate-cc')
+        profile = os.path.join(stage.directory, 'profile.json')
+
+        class Run:
+            """As the command line gives it."""
+            jobs, memory, report, command = options.cores, None, None, ['ninja', '-C', stage.directory]
+            scale = (1.0 / options.shrink_memory, 1.0 / options.shrink_time)
+        Run.profile = profile if profiled else None
+        Run.groups = [stage.room.cgroup]
+        if not profiled and os.path.exists(profile):
+            os.unlink(profile)
+        Run.profile = profile
+        counts = os.path.join(stage.directory, 'counts')
+        with open(counts, 'w') as file:
+            pid = os.fork()
+            if pid == 0:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+                os._exit(Build(Run, []).run())
+        os.waitpid(pid, 0)
+        text = open(counts).read()
+        if os.environ.get('RAMGATE_REPLAY_LOG'):
+            shutil.copy(counts, os.environ['RAMGATE_REPLAY_LOG'])
+        return text.count('FAILED: '), 0
+    return policy
+
+
+POLICIES = {
+    'seed': by_hand(lambda stage, attempt: 1 if attempt else stage.options.cores),
+    'halving': by_hand(lambda stage, attempt: stage.options.cores >> attempt),
+    'fixed': by_hand(lambda stage, attempt: min(stage.options.cores, int(stage.megabytes / HEAVY)) >> attempt),
+    'avail': by_hand(lambda stage, attempt: stage.options.cores, 'AVAIL'),
+    'ramgate': ramgate(False),
+    'ramgate+profile': ramgate(True),
+}
+
+
+def avail(command):
+    """The launcher of the policy `avail`: start when a floor of memory is available, or nothing runs."""
+    import fcntl
+    group = Cgroup(os.environ['RAMGATE_ROOM'], int(os.environ['RAMGATE_ROOM_VERSION']), '/')
+    with open(os.environ['RAMGATE_ROOM_TURN'], 'a') as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        while True:
+            room = group.constraint()
+            if room.free > FLOOR * room.limit or not open(group.file('cgroup.procs')).read():
+                break
+            time.sleep(0.02)
+        pid = os.fork()
+        if pid == 0:
+            os.execvp(command[0], command)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def replay(options):
+    """ramgate replay."""
+    works = read_trace(options.trace)[::options.every]
+    if options.share:
+        options.memory = int(wanted(works, options.cores) * options.share / 100 * 2 ** 20)
+    stage = Stage(works, options)
+    results = []
+    try:
+        with open(os.path.join(stage.directory, 'stand-in'), 'w') as file:
+            file.write('#!/bin/sh\nout=$4\nshift 4\nexec %s "$out" %s "$@"\n' % (stage.occupy, stage.room.directory))
+        os.chmod(os.path.join(stage.directory, 'stand-in'), 0o755)
+        os.environ.update(RAMGATE_ROOM=stage.room.directory, RAMGATE_ROOM_VERSION=str(stage.room.cgroup.version),
+                          RAMGATE_ROOM_TURN=os.path.join(stage.directory, 'turn'))
+        print('%d jobs, %d cores, %.1f GB; in 1/%d of the memory and 1/%d of the time: %.0f MB; bound %.1f s (%s)' % (
+            len(works), options.cores, stage.megabytes / 1024, options.shrink_memory, options.shrink_time,
+            stage.limit / 2 ** 20, stage.bound, stage.why), flush=True)
+        for policy in options.policy:
+            stage.clear()
+            neighbour, begin, kills = Neighbour(stage), time.monotonic(), stage.room.cgroup.oom_kills()
+            try:
+                failures, restarts = POLICIES[policy](stage, begin + PATIENCE * stage.bound)
+            finally:
+                neighbour.close()
+            seconds = time.monotonic() - begin
+            results.append({'policy': policy, 'seconds': round(seconds, 2), 'bound': round(seconds / stage.bound, 2),
+                            'complete': stage.complete(), 'failures': failures, 'restarts': restarts,
+                            'kernel kills': stage.room.cgroup.oom_kills() - kills})
+            print('%-16s %7.1f s %6.2f x bound  %s, %d jobs failed, started again %d times, the kernel killed %d' % (
+                policy, seconds, seconds / stage.bound, 'complete' if stage.complete() else 'STOPPED', failures, restarts,
+                results[-1]['kernel kills']), flush=True)
+    finally:
+        stage.close()
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump({'trace': os.path.basename(options.trace), 'bound': stage.bound, 'results': results}, file, indent=1)
+    return 0 if all(result['complete'] for result in results if result['policy'].startswith('ramgate')) else 1
+
+
+if __name__ == '__main__':
+    sys.exit(avail(sys.argv[1:]))
