@@ -4,6 +4,7 @@ import sys
 
 from ramgate.limits import Problem, size
 from ramgate.replay import POLICIES, replay
+from ramgate.report import Live, Report
 from ramgate.run import Build
 
 
@@ -29,7 +30,7 @@ def run(options):
         raise Problem('what is to be built? For instance: ramgate run -- cmake --build .')
     # only replays say otherwise
     options.scale, options.groups = (1.0, 1.0), None
-    return Build(options, []).run()
+    return Build(options, [Live()] + ([Report(options.report)] if options.report else [])).run()
 
 
 def arguments():
@@ -56,6 +57,7 @@ def arguments():
     command.add_argument('--shrink-time', type=count, default=10, metavar='FACTOR', help='default: %(default)s')
     command.add_argument('--every', type=count, default=1, metavar='K', help='only every K-th job')
     command.add_argument('--neighbour', type=float, default=0, metavar='SHARE', help='a neighbour takes this share midway')
+    command.add_argument('--report', metavar='DIR', help="keep ramgate's reports there")
     command.add_argument('--json', metavar='FILE', help='write the results there too')
     command.set_defaults(function=replay)
     return parser

@@ -18,7 +18,7 @@ from ramgate.limits import human
 from ramgate.processes import Groups
 
 # seconds between two looks at memory: when it is tight and when it is ample; a look may cost this share of the time
-TIGHT, AMPLE, COST = 0.05, 0.5, 0.02
+TIGHT, AMPLE, COST = 0.05, 0.5, 0.1
 # shares of the limit: what forecasts leave free, what must be free lest jobs are frozen, and lest one is killed
 MARGIN, FREEZE, KILL = 0.02, 0.015, 0.005
 # a job that was killed this often is not started again
@@ -113,10 +113,12 @@ class Broker:
         self.selector = selectors.DefaultSelector()
         self.groups = Groups()
         self.jobs, self.numbers = [], 0
-        self.done = 0
+        # ended so far, and how many jobs an earlier build had
+        self.done, self.foreseen = 0, len(knowledge.files)
         self.constraint = limits.tightest(0)
         self.own = 0
         self.tick, self.next_look = TIGHT, 0.0
+        self.changed, self.next_plan = False, 0.0
         self.steps_cache = (None, {})
         self.killing = {}
         self.refused = None
@@ -141,13 +143,19 @@ class Broker:
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(self.control, selectors.EVENT_READ, self.controlled)
         while not self.finished:
-            wait = max(0.0, self.next_look - time.monotonic()) if self.jobs else 1.0
+            due = min(self.next_look, self.next_plan if self.changed else self.next_look)
+            wait = max(0.0, due - time.monotonic()) if self.jobs else 1.0
             for key, _ in self.selector.select(wait):
                 key.data(key.fileobj)
             now = time.monotonic()
             if now >= self.next_look:
                 self.look(now)
-            self.plan(time.monotonic())
+                now = time.monotonic()
+            # planning takes time itself: much at once rather than after every word
+            if self.changed and now >= self.next_plan:
+                self.plan(now)
+                self.changed, end = False, time.monotonic()
+                self.next_plan = end + 3 * (end - now)
         for job in self.in_state(RUNNING, FROZEN):
             job.send(signal.SIGKILL)
 
@@ -263,7 +271,8 @@ class Broker:
         self.close(job, -1, time.monotonic())
 
     def notify(self, event, job):
-        """Tell the watchers."""
+        """Something has changed: plans are made anew, watchers told."""
+        self.changed = True
         for watcher in self.watchers:
             watcher(event, job, self)
 
@@ -271,6 +280,7 @@ class Broker:
 
     def look(self, now):
         """Measure everything; freeze or kill where it must be."""
+        spent = time.process_time()
         alive = self.in_state(RUNNING, FROZEN)
         memory = self.groups.memory([job.group for job in alive if job.group])
         for job in alive:
@@ -280,9 +290,9 @@ class Broker:
         self.own = sum(job.memory for job in alive)
         self.constraint = self.limits.tightest(self.own)
         self.relieve(alive, now)
-        cost = time.monotonic() - now
+        cost = time.process_time() - spent
         share = self.constraint.free / max(1.0, self.limit)
-        self.tick = max(TIGHT if share < 0.3 else TIGHT * 4 if share < 0.6 else AMPLE, cost / COST)
+        self.tick = max(TIGHT if share < 0.3 else TIGHT * 4 if share < 0.6 else AMPLE, min(AMPLE, cost / COST))
         if not alive:
             self.tick = AMPLE
         self.next_look = now + self.tick
@@ -312,6 +322,9 @@ class Broker:
                 victim = oldest
             if victim:
                 self.kill(victim, now)
+        elif len(frozen) > max(1, len(working)):
+            # memory that lies idle serves nobody: the newest has least to lose
+            self.kill(frozen[-1], now)
         elif frozen and not working:
             self.thaw(frozen[0], now)
 
@@ -362,12 +375,12 @@ class Broker:
             curve = [max(value * factor, memory) if number <= at + 1 else value * factor
                      for number, value in enumerate(curve)]
         if age >= seconds * 0.98:
-            return [memory * 1.02], max(0.1, age * 0.15), 0.0, slow
+            return [memory * 1.02], max(0.1, age * 0.15), 0.0, 1.0
         return curve, seconds, age, slow
 
     def slow(self, estimate):
         """The factor on an estimate's time."""
-        return self.knowledge.slowness if estimate.known else 1.0
+        return round(self.knowledge.slowness, 1) if estimate.known else 1.0
 
     def plan(self, now):
         """Let go on and start whoever fits."""
@@ -389,7 +402,8 @@ class Broker:
         forecast = self.forecast(alive, now)
 
         for job in frozen:
-            steps = forecast.run(*self.future(job, now)[:3])
+            curve, seconds, age, slow = self.future(job, now)
+            steps = forecast.run(curve, seconds, age / slow, slowness=slow)
             still = job.memory / MB
             forecast.add([max(0.0, step - still) for step in steps])
             if not (working == 0 or forecast.fits([1e-9] * curves.STEPS, room - doubt ** 0.5)) or working >= self.cores:
@@ -414,7 +428,7 @@ class Broker:
             if job.state == FROZEN:
                 forecast.add([job.memory / MB] * curves.STEPS)
             else:
-                steps = forecast.run(curve, seconds, age, slowness=slow)
+                steps = forecast.run(curve, seconds, age / slow, slowness=slow)
                 steps[0] = max(steps[0], job.memory / MB)
                 forecast.add(steps)
         if self.steps_cache[0] != horizon:

@@ -10,8 +10,8 @@ FIRST_SPAN = 0.1
 GROWTH = 1.12
 LOG_GROWTH = math.log(GROWTH)
 # spans of a forecast: the near future matters most
-STEPS = 64
-STEP_GROWTH = 1.05
+STEPS = 48
+STEP_GROWTH = 1.06
 EDGES = [(STEP_GROWTH ** k - 1) / (STEP_GROWTH ** STEPS - 1) for k in range(STEPS + 1)]
 # a job may be this much earlier or later than its curve
 JITTER = 1.06
@@ -54,20 +54,28 @@ class Forecast:
     def __init__(self, horizon):
         self.edges = [edge * max(horizon, 1.0) for edge in EDGES]
         self.load = [0.0] * STEPS
+        self.spans = {}
 
     def run(self, curve, seconds, age=0.0, start=0.0, slowness=1.0):
         """The load of a job of that curve, now `age` old (or beginning `start` seconds from now), for each step."""
-        steps, last = [0.0] * STEPS, len(curve) - 1
-        for step in range(STEPS):
-            until = (self.edges[step + 1] - start) / slowness + age
-            since = (self.edges[step] - start) / slowness + age
-            if until <= 0:
-                continue
-            if since >= seconds and step:
+        last, steps = len(curve) - 1, []
+        for since, first, beyond in self.ranges(age, start, slowness):
+            if since >= seconds and steps:
                 break
-            first = min(span(max(0.0, since) / JITTER), last)
-            steps[step] = max(curve[first:min(span(until * JITTER), last) + 1])
-        return steps
+            steps.append(max(curve[min(first, last):beyond]) if beyond else 0.0)
+        return steps + [0.0] * (STEPS - len(steps))
+
+    def ranges(self, age, start, slowness):
+        """For each step (age at its begin, first span, span after the last); the same for all jobs that begin together."""
+        key = (start, slowness) if not age else None
+        if key in self.spans:
+            return self.spans[key]
+        ages = [(edge - start) / slowness + age for edge in self.edges]
+        found = [(since * slowness, span(since / JITTER), span(until * JITTER) + 1 if until > 0 else 0)
+                 for since, until in zip(ages, ages[1:])]
+        if key:
+            self.spans[key] = found
+        return found
 
     def add(self, steps):
         """Count a job in."""
@@ -75,12 +83,15 @@ class Forecast:
 
     def fits(self, steps, room):
         """Whether a job fits at every moment."""
-        return all(have + more <= room for have, more in zip(self.load, steps) if more)
+        for have, more in zip(self.load, steps):
+            if have + more > room and more:
+                return False
+        return True
 
     def earliest(self, curve, seconds, room, slowness=1.0):
         """The load of a job that begins as soon as it fits; None where it does not within the forecast."""
-        for at in range(1, STEPS):
-            if self.load[at] < self.load[at - 1] or at == 1:
+        for at in range(2, STEPS, 2):
+            if self.load[at] + curve[0] <= room:
                 steps = self.run(curve, seconds, start=self.edges[at], slowness=slowness)
                 if self.fits(steps, room):
                     return steps

@@ -16,6 +16,8 @@ FIRST_GUESS = {'C': (120, 5), 'CXX': (700, 20), 'CUDA': (3000, 240), 'HIP': (300
 OTHER_GUESS = (300, 10)
 # a first guess counts as much as this many jobs seen
 GUESS_WEIGHT = 1.5
+# so many seconds of jobs must have ended before the machine is believed to be half as slow as they say
+SLOWNESS_AFTER = 300.0
 VERSION = 1
 # jobs of a kind that must have been seen before the kind is believed
 ENOUGH = 4
@@ -133,8 +135,8 @@ class Knowledge:
             kind.saw_end(seconds, max(curve))
         known = self.files.get(name)
         if known:
-            self.slow_actual = self.slow_actual * 0.95 + seconds
-            self.slow_expected = self.slow_expected * 0.95 + known['seconds']
+            self.slow_actual = self.slow_actual * 0.98 + seconds
+            self.slow_expected = self.slow_expected * 0.98 + known['seconds']
         self.files[name] = {'seconds': round(seconds, 2), 'curve': curve, 'language': language}
 
     def lived(self, name, language, recorder, shown):
@@ -148,9 +150,8 @@ class Knowledge:
     @property
     def slowness(self):
         """How much longer jobs take now than when they were measured."""
-        if self.slow_expected < 1.0 * self.scale[1]:
-            return 1.0
-        return min(4.0, max(0.5, self.slow_actual / self.slow_expected))
+        trust = SLOWNESS_AFTER * self.scale[1]
+        return min(2.0, max(0.5, (self.slow_actual + trust) / (self.slow_expected + trust)))
 
     def estimate(self, name, language):
         """What to expect of a job."""

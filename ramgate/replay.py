@@ -19,6 +19,7 @@ import time
 from collections import namedtuple
 
 from ramgate.limits import Cgroup, Problem, mounts
+from ramgate.report import Report
 from ramgate.run import HERE, Build
 
 # Name, seconds, course [(share of its time, MB)] of a job
@@ -246,7 +247,7 @@ def ramgate(profiled):
 
         class Run:
             """As the command line gives it."""
-            jobs, memory, report, command = options.cores, None, None, ['ninja', '-C', stage.directory]
+            jobs, memory, command = options.cores, None, ['ninja', '-C', stage.directory]
             scale = (1.0 / options.shrink_memory, 1.0 / options.shrink_time)
         Run.profile = profile if profiled else None
         Run.groups = [stage.room.cgroup]
@@ -259,7 +260,8 @@ def ramgate(profiled):
             if pid == 0:
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
-                os._exit(Build(Run, []).run())
+                watchers = [Report(os.path.join(options.report, stage.policy))] if options.report else []
+                os._exit(Build(Run, watchers).run())
         os.waitpid(pid, 0)
         text = open(counts).read()
         if os.environ.get('RAMGATE_REPLAY_LOG'):
@@ -314,6 +316,7 @@ def replay(options):
             stage.limit / 2 ** 20, stage.bound, stage.why), flush=True)
         for policy in options.policy:
             stage.clear()
+            stage.policy = policy
             neighbour, begin, kills = Neighbour(stage), time.monotonic(), stage.room.cgroup.oom_kills()
             try:
                 failures, restarts = POLICIES[policy](stage, begin + PATIENCE * stage.bound)

@@ -1,0 +1,175 @@
+"""What a build did: a live line while it runs; report.json and report.svg afterwards."""
+import json
+import os
+import shutil
+import sys
+import time
+
+from ramgate.estimates import MB
+from ramgate.limits import human
+
+# seconds between two live lines on a terminal, and without one
+LIVE, LOG = 0.5, 60.0
+# memory is kept for so many moments at most
+MOMENTS = 2000
+# drawn size, in pixels
+WIDTH, LANES, MEMORY, LEFT, TOP = 1200, 420, 260, 70, 40
+COLOURS = {'C': '#7a9', 'CXX': '#48a', 'CUDA': '#7a3', 'HIP': '#c63', 'LINK': '#85a'}
+OTHER_COLOUR = '#888'
+
+
+def duration(seconds):
+    """1 h 02 min, 3 min 04 s, 5 s."""
+    seconds = int(seconds)
+    if seconds >= 3600:
+        return '%d h %02d min' % (seconds // 3600, seconds % 3600 // 60)
+    return '%d min %02d s' % (seconds // 60, seconds % 60) if seconds >= 60 else '%d s' % seconds
+
+
+class Live:
+    """One line on a terminal, a line a minute elsewhere, on stderr."""
+
+    def __init__(self, stream=None):
+        self.stream = stream or sys.stderr
+        self.terminal = self.stream.isatty()
+        self.begin = time.monotonic()
+        self.next = self.begin + (LIVE if self.terminal else LOG)
+        self.drawn = False
+
+    def __call__(self, event, job, broker):
+        now = time.monotonic()
+        if event == 'finished' and self.drawn:
+            self.stream.write('\r\033[K')
+        elif now >= self.next and event != 'finished':
+            self.next = now + (LIVE if self.terminal else LOG)
+            line = 'ramgate: ' + self.line(broker, now)
+            if self.terminal:
+                width = shutil.get_terminal_size().columns - 1
+                self.stream.write('\r%s\033[K\r' % line[:width])
+                self.drawn = True
+            else:
+                self.stream.write(line + '\n')
+        self.stream.flush()
+
+    def line(self, broker, now):
+        """How far the build is."""
+        counts = {state: len(broker.in_state(state)) for state in ('running', 'frozen', 'waiting')}
+        total = max(broker.done + sum(counts.values()), broker.foreseen)
+        used = broker.limit - broker.constraint.free
+        text = '%d/%d done, %d running, ' % (broker.done, total, counts['running'])
+        if counts['frozen']:
+            text += '%d frozen, ' % counts['frozen']
+        text += '%s of %s' % (human(used), human(broker.limit))
+        if broker.done and total > broker.done:
+            text += ', about %s left' % duration((now - self.begin) * (total - broker.done) / broker.done)
+        return text
+
+
+class Report:
+    """Collects what happened and writes it."""
+
+    def __init__(self, directory):
+        self.directory, self.begin = directory, time.monotonic()
+        self.jobs, self.moments, self.every, self.seen = [], [], 1, 0
+        self.events = []
+
+    def __call__(self, event, job, broker):
+        now = time.monotonic() - self.begin
+        if event == 'ended':
+            self.jobs.append({
+                'file': job.name, 'language': job.language, 'status': job.status,
+                'start': round((job.started or job.asked) - self.begin, 3), 'seconds': round(getattr(job, 'seconds', 0), 3),
+                'end': round(job.ended - self.begin, 3), 'frozen': round(job.frozen_for, 3), 'waited': round(job.waited, 3),
+                'peak_mb': round(job.recorder.peak / MB, 1),
+                'expected_mb': round(job.estimate.peak, 1) if job.estimate else None,
+                'retries': [{'start': round(start - self.begin, 3), 'end': round(end - self.begin, 3),
+                             'peak_mb': round(peak, 1), 'why': why} for start, end, peak, why in job.retries]})
+        elif event in ('frozen', 'thawed', 'killed'):
+            self.events.append([round(now, 3), event, job.name])
+        elif event == 'looked':
+            self.look(now, broker)
+        elif event == 'finished':
+            self.write(broker)
+
+    def look(self, now, broker):
+        """One moment of memory; of many only every second is kept."""
+        self.seen += 1
+        if self.seen % self.every:
+            return
+        self.moments.append([round(now, 2), round(broker.own / MB, 1), round((broker.limit - broker.constraint.free) / MB, 1),
+                             round(broker.limit / MB, 1), len(broker.in_state('running')), len(broker.in_state('frozen')),
+                             len(broker.in_state('waiting'))])
+        if len(self.moments) > MOMENTS:
+            self.moments, self.every = self.moments[::2], self.every * 2
+
+    def write(self, broker):
+        """report.json and report.svg."""
+        os.makedirs(self.directory, exist_ok=True)
+        seconds = round(time.monotonic() - self.begin, 2)
+        data = {'seconds': seconds, 'cores': broker.cores, 'limit_mb': round(broker.limit / MB), 'limited_by':
+                broker.constraint.name, 'jobs': self.jobs, 'events': self.events,
+                'memory': {'columns': ['seconds', 'jobs_mb', 'used_mb', 'limit_mb', 'running', 'frozen', 'waiting'],
+                           'rows': self.moments}}
+        for name, text in (('report.json', json.dumps(data, indent=None, separators=(',', ':')) + '\n'),
+                           ('report.svg', self.picture(seconds, data))):
+            partial = os.path.join(self.directory, '.%s.%d' % (name, os.getpid()))
+            with open(partial, 'w') as file:
+                file.write(text)
+            os.replace(partial, os.path.join(self.directory, name))
+        broker.knowledge.save(os.path.join(self.directory, 'profile.json'))
+
+    def picture(self, seconds, data):
+        """The jobs as a timeline above, memory against the limit below."""
+        attempts = sorted([(job['start'], job['end'], job, False) for job in self.jobs] +
+                          [(retry['start'], retry['end'], job, True) for job in self.jobs for retry in job['retries']],
+                          key=lambda entry: entry[:2])
+        lanes, placed = [], []
+        for start, end, job, failed in attempts:
+            lane = next((at for at, free in enumerate(lanes) if free <= start + 1e-6), len(lanes))
+            lanes[lane:lane + 1] = [end]
+            placed.append((lane, start, end, job, failed))
+        across, height = WIDTH / max(seconds, 0.01), LANES / max(1.0, float(len(lanes)))
+        most = max([row[3] for row in self.moments] + [row[2] for row in self.moments] + [1.0])
+        bottom = TOP + LANES + 40 + MEMORY
+
+        def x(moment):
+            return LEFT + moment * across
+
+        def y(megabytes):
+            return bottom - MEMORY * megabytes / most
+
+        out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">'
+               % (LEFT + WIDTH + 20, bottom + 50), '<rect width="100%" height="100%" fill="white"/>',
+               '<text x="%d" y="22" font-size="15">%d jobs in %s on %d cores, %d run again; at most %s of %s (%s)</text>' % (
+                   LEFT, len(self.jobs), duration(seconds), data['cores'], sum(len(job['retries']) for job in self.jobs),
+                   human(max([row[1] for row in self.moments] + [0]) * MB), human(most * MB), escape(data['limited_by']))]
+        for lane, start, end, job, failed in placed:
+            colour = '#d22' if failed else COLOURS.get(job['language'], OTHER_COLOUR)
+            out.append('<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %.1f s, %.0f MB%s</title></rect>'
+                       % (x(start), TOP + lane * height, max(0.3, (end - start) * across - 0.2), height * 0.92, colour,
+                          escape(job['file']), end - start, job['peak_mb'], ', run again' if failed else ''))
+        rows = self.moments or [[0, 0, 0, most]]
+        line = ' '.join('%.1f,%.1f' % (x(row[0]), y(row[1])) for row in rows)
+        out.append('<polygon points="%.1f,%d %s %.1f,%d" fill="#48a" fill-opacity="0.5"/>' % (
+            x(rows[0][0]), bottom, line, x(rows[-1][0]), bottom))
+        out.append('<polyline points="%s" fill="none" stroke="#555" stroke-dasharray="3 2"/>'
+                   % ' '.join('%.1f,%.1f' % (x(row[0]), y(row[2])) for row in rows))
+        out.append('<polyline points="%s" fill="none" stroke="#d22" stroke-width="1.5"/>'
+                   % ' '.join('%.1f,%.1f' % (x(row[0]), y(row[3])) for row in rows))
+        for share in (0, 0.5, 1):
+            out.append('<text x="%d" y="%.1f" text-anchor="end">%s</text>' % (LEFT - 6, y(most * share) + 4,
+                                                                              human(most * share * MB)))
+            out.append('<text x="%.1f" y="%d" text-anchor="middle">%s</text>' % (x(seconds * share), bottom + 18,
+                                                                                 duration(seconds * share)))
+        names = [name for name in COLOURS if any(job['language'] == name for job in self.jobs)]
+        legend = [(COLOURS[name], name) for name in names] + [('#d22', 'run again'), ('#48a', 'memory of the jobs'),
+                                                              ('#555', 'memory in use'), ('#d22', 'limit')]
+        for at, (colour, text) in enumerate(legend):
+            out.append('<rect x="%d" y="%d" width="10" height="10" fill="%s"/><text x="%d" y="%d">%s</text>' % (
+                LEFT + at * 140, bottom + 32, colour, LEFT + at * 140 + 14, bottom + 41, text))
+        return '\n'.join(out + ['</svg>', ''])
+
+
+def escape(text):
+    """For XML."""
+    return text.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')
