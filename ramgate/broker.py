@@ -15,12 +15,17 @@ from ramgate import curves
 from ramgate.estimates import MB, Estimate, Knowledge
 from ramgate.jobs import Command, out_of_memory
 from ramgate.limits import human
+from ramgate.neighbours import Neighbours
 from ramgate.processes import Groups
 
 # seconds between two looks at memory: when it is tight and when it is ample; a look may cost this share of the time
-TIGHT, AMPLE, COST = 0.05, 0.5, 0.1
+TIGHT, AMPLE, COST = 0.05, 0.25, 0.1
 # shares of the limit: what forecasts leave free, what must be free lest jobs are frozen, and lest one is killed
 MARGIN, FREEZE, KILL = 0.02, 0.015, 0.005
+# seconds without a question after which nothing is left of a build whose `ramgate run` was killed
+ORPHANED = 3
+# a running job may take this much longer than foreseen
+HOLD = 1.1
 # a job that was killed this often is not started again
 ATTEMPTS = 10
 # a job that ran out of memory claims this much more than it was seen to need
@@ -111,7 +116,7 @@ class Broker:
         self.listener, self.control, self.limits, self.knowledge = listener, control, limits, knowledge
         self.cores, self.top, self.watchers = jobs, top, watchers
         self.selector = selectors.DefaultSelector()
-        self.groups = Groups()
+        self.groups, self.neighbours = Groups(), Neighbours()
         self.jobs, self.numbers = [], 0
         # ended so far, and how many jobs an earlier build had
         self.done, self.foreseen = 0, len(knowledge.files)
@@ -121,7 +126,7 @@ class Broker:
         self.changed, self.next_plan = False, 0.0
         self.steps_cache = (None, {})
         self.killing = {}
-        self.refused = None
+        self.refused = self.orphaned = None
         self.finished = False
 
     # what is happening
@@ -148,6 +153,9 @@ class Broker:
             for key, _ in self.selector.select(wait):
                 key.data(key.fileobj)
             now = time.monotonic()
+            if self.orphaned:
+                self.orphaned = now + ORPHANED if self.jobs else self.orphaned
+                self.finished = self.finished or now > self.orphaned
             if now >= self.next_look:
                 self.look(now)
                 now = time.monotonic()
@@ -179,8 +187,12 @@ class Broker:
                 job.send(signal.SIGCONT)
                 job.killed = True
             self.refused = self.refused or 'ramgate: stopped'
-        if word != b'k':
+        if word == b'f':
             self.finished = True
+        elif not word:
+            # whatever the dead build's remains still want to start is refused, until nobody has asked for a while
+            self.selector.unregister(control)
+            self.orphaned = time.monotonic() + ORPHANED
 
     def heard(self, connection):
         """A launcher says something, or has gone."""
@@ -288,6 +300,8 @@ class Broker:
                 job.measure(memory[job.group], now)
                 job.shown = self.knowledge.lived(job.name, job.language, job.recorder, job.shown)
         self.own = sum(job.memory for job in alive)
+        claim = sum(max(0.0, max(job.estimate.peak, job.claim) * MB - job.memory) for job in alive)
+        self.limits.neighbours = self.neighbours.exchange(int(claim), self.limits.scope)
         self.constraint = self.limits.tightest(self.own)
         self.relieve(alive, now)
         cost = time.process_time() - spent
@@ -376,7 +390,7 @@ class Broker:
                      for number, value in enumerate(curve)]
         if age >= seconds * 0.98:
             return [memory * 1.02], max(0.1, age * 0.15), 0.0, 1.0
-        return curve, seconds, age, slow
+        return curve, seconds * HOLD, age, slow
 
     def slow(self, estimate):
         """The factor on an estimate's time."""

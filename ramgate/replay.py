@@ -155,8 +155,7 @@ class Stage:
 
     def write(self, launcher):
         """build.ninja: each job through the launcher, if any. Slashes are kept, directories are made."""
-        lines = ['rule job', '  command = %s %s -o $out %s -c $in $course' % (launcher, 'cc', self.room.directory)]
-        lines[1] = '  command = %s %s/stand-in -c $source -o $out $course' % (launcher, self.directory)
+        lines = ['rule job', '  command = %s %s/stand-in -c $source -o $out $course' % (launcher, self.directory)]
         objects = []
         for work in self.works:
             course = ' '.join('%.3f:%d' % (at * work.seconds / self.options.shrink_time,
@@ -249,7 +248,6 @@ def ramgate(profiled):
             """As the command line gives it."""
             jobs, memory, command = options.cores, None, ['ninja', '-C', stage.directory]
             scale = (1.0 / options.shrink_memory, 1.0 / options.shrink_time)
-        Run.profile = profile if profiled else None
         Run.groups = [stage.room.cgroup]
         if not profiled and os.path.exists(profile):
             os.unlink(profile)
@@ -264,8 +262,6 @@ def ramgate(profiled):
                 os._exit(Build(Run, watchers).run())
         os.waitpid(pid, 0)
         text = open(counts).read()
-        if os.environ.get('RAMGATE_REPLAY_LOG'):
-            shutil.copy(counts, os.environ['RAMGATE_REPLAY_LOG'])
         return text.count('FAILED: '), 0
     return policy
 
@@ -295,7 +291,8 @@ def avail(command):
         if pid == 0:
             os.execvp(command[0], command)
         time.sleep(0.01)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = os.waitpid(pid, 0)[1]
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
 def replay(options):

@@ -15,11 +15,16 @@ from ramgate.processes import descendants
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LANGUAGES = ('C', 'CXX', 'CUDA', 'HIP')
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # build tools that have no variable for the number of slots, only an option
 SLOTS_BY_OPTION = ('ninja', 'ninja-build', 'samu', 'make', 'gmake')
 # seconds that a stopped build has to end by itself
 GRACE = 5
+
+
+def die_with_parent():
+    """A build whose `ramgate run` is killed is to end, too."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
 def cores():
@@ -138,7 +143,7 @@ class Build:
     def run_command(self, command, environ):
         """The build itself; the exit status as a shell gives it."""
         try:
-            self.command = subprocess.Popen(command, env=environ)
+            self.command = subprocess.Popen(command, env=environ, preexec_fn=die_with_parent)
         except OSError as error:
             raise Problem('%s: %s' % (command[0], error.strerror))
         while True:
