@@ -35,13 +35,17 @@ def run(options):
 
 def arguments():
     """The parser."""
-    parser = argparse.ArgumentParser(prog='ramgate', description='Run a build as fast as memory allows, and never out of it.')
+    parser = argparse.ArgumentParser(prog='ramgate',
+                                     description='Run a build as fast as memory allows, and never out of it.')
     commands = parser.add_subparsers(dest='what', metavar='run | replay')
     command = commands.add_parser('run', help='run a build', usage='ramgate run [options] -- COMMAND ...')
-    command.add_argument('--jobs', type=count, metavar='N', help='jobs that work at a time (default: the cores there are)')
-    command.add_argument('--memory', type=amount, metavar='SIZE', help='use at most so much, for instance 48G (default: '
+    command.add_argument('--jobs', type=count, metavar='N',
+                         help='jobs that work at a time (default: the cores there are)')
+    command.add_argument('--memory', type=amount, metavar='SIZE',
+                         help='use at most so much, for instance 48G (default: '
                          'what cgroups, Slurm, PBS and the host allow)')
-    command.add_argument('--profile', metavar='FILE', help='what earlier builds needed; read before, updated afterwards')
+    command.add_argument('--profile', metavar='FILE',
+                         help='what earlier builds needed; read before, updated afterwards')
     command.add_argument('--report', metavar='DIR', help='write report.json, report.svg and the profile there')
     command.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND', help=argparse.SUPPRESS)
     command.set_defaults(function=run)
@@ -51,12 +55,14 @@ def arguments():
     command.add_argument('--cores', type=count, required=True, metavar='N', help='cores of the machine that is studied')
     memory = command.add_mutually_exclusive_group(required=True)
     memory.add_argument('--memory', type=amount, metavar='SIZE', help='memory of the machine that is studied')
-    memory.add_argument('--share', type=count, metavar='PERCENT', help='its memory, as a share of what N jobs would like')
+    memory.add_argument('--share', type=count, metavar='PERCENT',
+                        help='its memory, as a share of what N jobs would like')
     command.add_argument('--policy', nargs='+', choices=sorted(POLICIES), default=['ramgate', 'ramgate+profile'])
     command.add_argument('--shrink-memory', type=count, default=15, metavar='FACTOR', help='default: %(default)s')
     command.add_argument('--shrink-time', type=count, default=10, metavar='FACTOR', help='default: %(default)s')
     command.add_argument('--every', type=count, default=1, metavar='K', help='only every K-th job')
-    command.add_argument('--neighbour', type=float, default=0, metavar='SHARE', help='a neighbour takes this share midway')
+    command.add_argument('--neighbour', type=float, default=0, metavar='SHARE',
+                         help='a neighbour takes this share midway')
     command.add_argument('--report', metavar='DIR', help="keep ramgate's reports there")
     command.add_argument('--json', metavar='FILE', help='write the results there too')
     command.set_defaults(function=replay)

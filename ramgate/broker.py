@@ -1,7 +1,8 @@
 """
 The broker: one thread that listens to launchers, measures jobs, and says who starts, freezes, goes on or starts again.
 
-What keeps a build going: the oldest job is never frozen nor killed while another could be, so something always finishes.
+What keeps a build going: the oldest job is never frozen nor killed while another could be, so something always
+finishes.
 """
 import errno
 import os
@@ -44,7 +45,7 @@ class Job:
         self.number, self.command, self.connection = number, command, connection
         self.name, self.language = command.name, command.language
         self.state, self.asked = WAITING, time.monotonic()
-        self.waited, self.retries, self.claim, self.history = 0.0, [], 0.0, []
+        self.waited, self.retries, self.claim, self.seconds = 0.0, [], 0.0, 0.0
         self.killed = False
         self.reset()
 
@@ -272,8 +273,8 @@ class Broker:
 
     def does_not_fit(self, job):
         """The one line for a job that does not fit even alone."""
-        return ('ramgate: %s does not fit: alone it needs more than %s, and the limit is %s (%s). Give the build more memory '
-                '(a larger job or another node), or compile this file with less optimisation or debug information.'
+        return ('ramgate: %s does not fit: alone it needs more than %s, and the limit is %s (%s). Give the build more '
+                'memory (a larger job or another node), or compile this file with less optimisation or debugging.'
                 % (job.name, human(job.recorder.peak), human(self.limit), self.constraint.name))
 
     def gone(self, job):
@@ -424,7 +425,8 @@ class Broker:
                 return
             self.thaw(job, now)
             working += 1
-        self.admit(sorted(waiting, key=lambda job: -estimates[job].seconds), estimates, forecast, room, doubt, alive, now)
+        self.admit(sorted(waiting, key=lambda job: -estimates[job].seconds), estimates, forecast, room, doubt, alive,
+                   now)
 
     @staticmethod
     def doubt_of(job):

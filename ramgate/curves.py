@@ -1,8 +1,9 @@
 """
 How memory runs over a job's time, and whether another job fits beside those that run.
 
-A curve is a list: entry k is the most memory that the job had during the k-th span of its life. Spans get longer with age (12 %
-each), so a curve of any job is short, is fine where memory moves fast, and forgives a machine that is some per cent slower.
+A curve is a list: entry k is the most memory that the job had during the k-th span of its life. Spans get longer with
+age (12 % each), so a curve of any job is short, is fine where memory moves fast, and forgives a machine that is some
+per cent slower.
 """
 import math
 
@@ -66,7 +67,9 @@ class Forecast:
         return steps + [0.0] * (STEPS - len(steps))
 
     def ranges(self, age, start, slowness):
-        """For each step (age at its begin, first span, span after the last); the same for all jobs that begin together."""
+        """
+        For each step (age at its begin, first span, span after the last); the same for all jobs that begin together.
+        """
         key = (start, slowness) if not age else None
         if key in self.spans:
             return self.spans[key]

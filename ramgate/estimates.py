@@ -1,6 +1,6 @@
 """
-What a job will need: from earlier builds of the same file, else from files of the same directory and language, else from what
-this build has shown of the language so far, else a first guess.
+What a job will need: from earlier builds of the same file, else from files of the same directory and language, else
+from what this build has shown of the language so far, else a first guess.
 """
 import json
 import math

@@ -3,7 +3,8 @@ import os
 import re
 
 # extension of a source: language
-LANGUAGES = {'.c': 'C', '.cpp': 'CXX', '.cc': 'CXX', '.cxx': 'CXX', '.c++': 'CXX', '.C': 'CXX', '.cu': 'CUDA', '.hip': 'HIP',
+LANGUAGES = {'.c': 'C', '.cpp': 'CXX', '.cc': 'CXX', '.cxx': 'CXX', '.c++': 'CXX', '.C': 'CXX', '.cu': 'CUDA',
+             '.hip': 'HIP',
              '.f90': 'Fortran', '.F90': 'Fortran', '.f': 'Fortran', '.s': 'ASM', '.S': 'ASM', '.asm': 'ASM'}
 
 # how compilers say that memory ran out. Each begins its line, so that a quotation from a source never matches.
@@ -26,8 +27,8 @@ OUT_OF_MEMORY = re.compile(r'''^(?:
   | Killed$
 )''', re.M | re.X)
 # a place in a source with an error is the user's error, whatever else was written
-REAL_ERROR = re.compile(r'^[^\s:][^:\n]*(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal )?error\b(?!: Killed)(?!.*memory exhausted)'
-                        r'(?!.*out of memory allocating)', re.M)
+REAL_ERROR = re.compile(r'^[^\s:][^:\n]*(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal )?error\b'
+                        r'(?!: Killed)(?!.*memory exhausted)(?!.*out of memory allocating)', re.M)
 KILLED = (137, -9)
 
 
@@ -45,7 +46,8 @@ class Command:
 
     def __init__(self, directory, arguments, top):
         self.directory, self.arguments = directory, arguments
-        sources = [word for word in arguments[1:] if os.path.splitext(word)[1] in LANGUAGES and not word.startswith('-')]
+        sources = [word for word in arguments[1:] if os.path.splitext(word)[1] in LANGUAGES
+                   and not word.startswith('-')]
         self.output = self.after('-o', '--output-file')
         compiles = '-c' in arguments or '--compile' in arguments or '-dc' in arguments or '-E' in arguments
         self.language = LANGUAGES[os.path.splitext(sources[-1])[1]] if sources and compiles else 'LINK'

@@ -1,8 +1,8 @@
 """
 How much memory the build may use right now, and what says so.
 
-Each constraint knows its limit and what is in use under it; what is left is the smallest difference. Page cache that the
-kernel would give back is not counted as used.
+Each constraint knows its limit and what is in use under it; what is left is the smallest difference. Page cache that
+the kernel would give back is not counted as used.
 """
 import os
 import re
@@ -17,7 +17,8 @@ UNLIMITED = 2 ** 60
 # what stays free on the host for everybody else: a share of the memory, within bounds
 RESERVE_SHARE, RESERVE_LEAST, RESERVE_MOST = 0.02, 256 * 2 ** 20, 4 * 2 ** 30
 
-# name: for the user; limit: bytes; free: bytes that can still be taken; scope: cgroup path, '' for the host, None for the build
+# name: for the user; limit: bytes; free: bytes that can still be taken; scope: cgroup path, '' for the host, None for
+# the build
 Constraint = namedtuple('Constraint', 'name limit free scope')
 
 
@@ -134,7 +135,9 @@ def cgroups(root='/'):
 
 
 def slurm_grant(environ):
-    """What Slurm gave this job on this node, in bytes; None outside a job or where it says nothing (0 is all there is)."""
+    """
+    What Slurm gave this job on this node, in bytes; None outside a job or where it says nothing (0 is all there is).
+    """
     for name, factor in (('SLURM_MEM_PER_NODE', 1), ('SLURM_MEM_PER_CPU', int(environ.get('SLURM_CPUS_ON_NODE') or 1))):
         if environ.get(name, '').isdigit() and int(environ[name]):
             return int(environ[name]) * factor * 2 ** 20

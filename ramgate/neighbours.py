@@ -1,8 +1,8 @@
 """
 Several ramgates on one host tell each other, once a second, how much memory their jobs are still going to take.
 
-Each has a datagram socket with an abstract name, so nothing lies in the file system; the kernel says who sent a message, and only
-those of the same user (or of root) are believed.
+Each has a datagram socket with an abstract name, so nothing lies in the file system; the kernel says who sent a
+message, and only those of the same user (or of root) are believed.
 """
 import os
 import socket
@@ -26,7 +26,10 @@ class Neighbours:
         self.heard, self.next = {}, 0.0
 
     def exchange(self, claim, scope, now=None):
-        """Tell the others that we are going to take `claim` bytes in the cgroup `scope`; what they said: {pid: (bytes, scope)}."""
+        """
+        Tell the others that we are going to take `claim` bytes in the cgroup `scope`; what they said: {pid: (bytes,
+        scope)}.
+        """
         now = now or time.monotonic()
         self.listen(now)
         if now >= self.next:

@@ -1,9 +1,10 @@
 """
 Replays a measured build with real processes that occupy memory and wait, in a memory cgroup where the kernel kills.
 
-A trace is a CSV file with the columns user_s, sys_s, peak_mb, file, and perhaps curve: the name of a CSV file (seconds,mb) beside
-it that says how the memory of that job, or of one like it, ran over its time. Only jobs enter the cgroup: ninja and ramgate
-themselves cannot be made smaller as the jobs are. `--neighbour SHARE` takes that share of the memory after a third of the bound.
+A trace is a CSV file with the columns user_s, sys_s, peak_mb, file, and perhaps curve: the name of a CSV file
+(seconds,mb) beside it that says how the memory of that job, or of one like it, ran over its time. Only jobs enter the
+cgroup: ninja and ramgate themselves cannot be made smaller as the jobs are. `--neighbour SHARE` takes that share of
+the memory after a third of the bound.
 """
 import csv
 import glob
@@ -160,7 +161,8 @@ class Stage:
         for work in self.works:
             course = ' '.join('%.3f:%d' % (at * work.seconds / self.options.shrink_time,
                                            value * 1024 / self.options.shrink_memory) for at, value in work.course)
-            lines += ['build %s: job' % work.name, '  source = %s' % re.sub(r'\.o$', '', work.name), '  course = %s' % course]
+            lines += ['build %s: job' % work.name, '  source = %s' % re.sub(r'\.o$', '', work.name),
+                      '  course = %s' % course]
             os.makedirs(os.path.join(self.directory, os.path.dirname(work.name)), exist_ok=True)
             objects.append(work.name)
         lines += ['build all: phony %s' % ' '.join(objects), 'default all', '']
@@ -324,13 +326,14 @@ def replay(options):
                             'complete': stage.complete(), 'failures': failures, 'restarts': restarts,
                             'kernel kills': stage.room.cgroup.oom_kills() - kills})
             print('%-16s %7.1f s %6.2f x bound  %s, %d jobs failed, started again %d times, the kernel killed %d' % (
-                policy, seconds, seconds / stage.bound, 'complete' if stage.complete() else 'STOPPED', failures, restarts,
-                results[-1]['kernel kills']), flush=True)
+                policy, seconds, seconds / stage.bound, 'complete' if stage.complete() else 'STOPPED', failures,
+                restarts, results[-1]['kernel kills']), flush=True)
     finally:
         stage.close()
     if options.json:
         with open(options.json, 'w') as file:
-            json.dump({'trace': os.path.basename(options.trace), 'bound': stage.bound, 'results': results}, file, indent=1)
+            json.dump({'trace': os.path.basename(options.trace), 'bound': stage.bound, 'results': results}, file,
+                      indent=1)
     return 0 if all(result['complete'] for result in results if result['policy'].startswith('ramgate')) else 1
 
 

@@ -76,14 +76,7 @@ class Report:
     def __call__(self, event, job, broker):
         now = time.monotonic() - self.begin
         if event == 'ended':
-            self.jobs.append({
-                'file': job.name, 'language': job.language, 'status': job.status,
-                'start': round((job.started or job.asked) - self.begin, 3), 'seconds': round(getattr(job, 'seconds', 0), 3),
-                'end': round(job.ended - self.begin, 3), 'frozen': round(job.frozen_for, 3), 'waited': round(job.waited, 3),
-                'peak_mb': round(job.recorder.peak / MB, 1),
-                'expected_mb': round(job.estimate.peak, 1) if job.estimate else None,
-                'retries': [{'start': round(start - self.begin, 3), 'end': round(end - self.begin, 3),
-                             'peak_mb': round(peak, 1), 'why': why} for start, end, peak, why in job.retries]})
+            self.jobs.append(self.entry(job))
         elif event in ('frozen', 'thawed', 'killed'):
             self.events.append([round(now, 3), event, job.name])
         elif event == 'looked':
@@ -91,14 +84,25 @@ class Report:
         elif event == 'finished':
             self.write(broker)
 
+    def entry(self, job):
+        """What the report says about a job."""
+        entry = {'start': (job.started or job.asked) - self.begin, 'end': job.ended - self.begin,
+                 'seconds': job.seconds, 'frozen': job.frozen_for, 'waited': job.waited}
+        entry = {name: round(value, 3) for name, value in entry.items()}
+        entry.update(file=job.name, language=job.language, status=job.status, peak_mb=round(job.recorder.peak / MB, 1),
+                     expected_mb=round(job.estimate.peak, 1) if job.estimate else None,
+                     retries=[{'start': round(start - self.begin, 3), 'end': round(end - self.begin, 3),
+                               'peak_mb': round(peak, 1), 'why': why} for start, end, peak, why in job.retries])
+        return entry
+
     def look(self, now, broker):
         """One moment of memory; of many only every second is kept."""
         self.seen += 1
         if self.seen % self.every:
             return
-        self.moments.append([round(now, 2), round(broker.own / MB, 1), round((broker.limit - broker.constraint.free) / MB, 1),
-                             round(broker.limit / MB, 1), len(broker.in_state('running')), len(broker.in_state('frozen')),
-                             len(broker.in_state('waiting'))])
+        megabytes = (broker.own, broker.limit - broker.constraint.free, broker.limit)
+        self.moments.append([round(now, 2)] + [round(amount / MB, 1) for amount in megabytes]
+                            + [len(broker.in_state(state)) for state in ('running', 'frozen', 'waiting')])
         if len(self.moments) > MOMENTS:
             self.moments, self.every = self.moments[::2], self.every * 2
 
@@ -138,14 +142,17 @@ class Report:
         def y(megabytes):
             return bottom - MEMORY * megabytes / most
 
+        retried, largest = sum(len(job['retries']) for job in self.jobs), max([row[1] for row in self.moments] + [0])
+        title = '%d jobs in %s on %d cores, %d run again; at most %s of %s (%s)' % (
+            len(self.jobs), duration(seconds), data['cores'], retried, human(largest * MB), human(most * MB),
+            escape(data['limited_by']))
         out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">'
                % (LEFT + WIDTH + 20, bottom + 50), '<rect width="100%" height="100%" fill="white"/>',
-               '<text x="%d" y="22" font-size="15">%d jobs in %s on %d cores, %d run again; at most %s of %s (%s)</text>' % (
-                   LEFT, len(self.jobs), duration(seconds), data['cores'], sum(len(job['retries']) for job in self.jobs),
-                   human(max([row[1] for row in self.moments] + [0]) * MB), human(most * MB), escape(data['limited_by']))]
+               '<text x="%d" y="22" font-size="15">%s</text>' % (LEFT, title)]
         for lane, start, end, job, failed in placed:
             colour = '#d22' if failed else COLOURS.get(job['language'], OTHER_COLOUR)
-            out.append('<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %.1f s, %.0f MB%s</title></rect>'
+            out.append('<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %.1f s, %.0f MB%s'
+                       '</title></rect>'
                        % (x(start), TOP + lane * height, max(0.3, (end - start) * across - 0.2), height * 0.92, colour,
                           escape(job['file']), end - start, job['peak_mb'], ', run again' if failed else ''))
         rows = self.moments or [[0, 0, 0, most]]

@@ -75,7 +75,8 @@ class Build:
     def start(self, *options, command=('ninja',), launcher='ramgate-cc', **more):
         """ramgate run, as a process."""
         self.write(launcher)
-        return subprocess.Popen([sys.executable, '-m', 'ramgate', 'run', *[str(option) for option in options], '--', *command],
+        return subprocess.Popen([sys.executable, '-m', 'ramgate', 'run', *[str(option) for option in options], '--',
+                                 *command],
                                 cwd=self.directory, env=self.environment(**more), stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
