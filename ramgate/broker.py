@@ -35,6 +35,7 @@ MORE = 1.4
 ALONE = 0.6
 # of a process's largest resident memory at least this much is its own
 UNSHARED = 0.8
+RANK = lambda estimate: -estimate.seconds
 WAITING, RUNNING, FROZEN, ENDED = 'waiting', 'running', 'frozen', 'ended'
 
 
@@ -414,7 +415,8 @@ class Broker:
         limit = self.limit / MB
         room = self.constraint.free / MB + self.own / MB - MARGIN * limit
         doubt = sum(self.doubt_of(job) ** 2 for job in alive)
-        forecast = self.forecast(alive, now)
+        longest = max((estimate.seconds for estimate in estimates.values()), default=0.0)
+        forecast = self.forecast(alive, now, longest)
 
         for job in frozen:
             curve, seconds, age, slow = self.future(job, now)
@@ -425,7 +427,7 @@ class Broker:
                 return
             self.thaw(job, now)
             working += 1
-        self.admit(sorted(waiting, key=lambda job: -estimates[job].seconds), estimates, forecast, room, doubt, alive,
+        self.admit(sorted(waiting, key=lambda job: RANK(estimates[job])), estimates, forecast, room, doubt, alive,
                    now)
 
     @staticmethod
@@ -433,10 +435,11 @@ class Broker:
         """How much more than expected a running job may still take: less the further it has come."""
         return max(0.0, job.estimate.doubt - 0.5 * job.memory / MB * (not job.estimate.known))
 
-    def forecast(self, alive, now):
+    def forecast(self, alive, now, longest):
         """The memory that running jobs will occupy."""
         futures = [(job, self.future(job, now)) for job in alive]
-        remaining = max((seconds - age for _, (_, seconds, age, _) in futures), default=1.0)
+        remaining = max((seconds - age for _, (_, seconds, age, _) in futures), default=0.0)
+        remaining = max(remaining, longest)
         # few different horizons, so that loads of waiting jobs can be kept
         horizon = 1.25 ** int(1 + 4.5 * curves.math.log(max(1.0, remaining)))
         forecast = curves.Forecast(horizon)
