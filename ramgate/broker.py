@@ -35,7 +35,6 @@ MORE = 1.4
 ALONE = 0.6
 # of a process's largest resident memory at least this much is its own
 UNSHARED = 0.8
-RANK = lambda estimate: -estimate.seconds
 WAITING, RUNNING, FROZEN, ENDED = 'waiting', 'running', 'frozen', 'ended'
 
 
@@ -427,7 +426,7 @@ class Broker:
                 return
             self.thaw(job, now)
             working += 1
-        self.admit(sorted(waiting, key=lambda job: RANK(estimates[job])), estimates, forecast, room, doubt, alive,
+        self.admit(sorted(waiting, key=lambda job: -estimates[job].seconds), estimates, forecast, room, doubt, alive,
                    now)
 
     @staticmethod

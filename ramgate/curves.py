@@ -2,20 +2,20 @@
 How memory runs over a job's time, and whether another job fits beside those that run.
 
 A curve is a list: entry k is the most memory that the job had during the k-th span of its life. Spans get longer with
-age (12 % each), so a curve of any job is short, is fine where memory moves fast, and forgives a machine that is some
+age (6 % each), so a curve of any job is short, is fine where memory moves fast, and forgives a machine that is some
 per cent slower.
 """
 import math
 
 FIRST_SPAN = 0.1
-GROWTH = 1.12
+GROWTH = 1.06
 LOG_GROWTH = math.log(GROWTH)
 # spans of a forecast: the near future matters most
-STEPS = 48
-STEP_GROWTH = 1.06
+STEPS = 64
+STEP_GROWTH = 1.04
 EDGES = [(STEP_GROWTH ** k - 1) / (STEP_GROWTH ** STEPS - 1) for k in range(STEPS + 1)]
 # a job may be this much earlier or later than its curve
-JITTER = 1.06
+JITTER = 1.02
 
 
 def span(age):

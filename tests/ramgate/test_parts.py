@@ -180,7 +180,7 @@ def test_peaks_are_staggered_where_the_tails_fit():
 
 def test_spans_grow_with_age():
     assert span(0) == 0 and span(0.2) == 1
-    assert span(3600) < 90
+    assert span(3600) < 140
 
 
 def test_knowledge_goes_from_files_to_kinds(tmp_path):
