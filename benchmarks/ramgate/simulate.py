@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-simulate.py TRACE CORES PERCENT [EVERY]: ramgate's own broker on a trace in virtual time, cold and then with the profile.
+simulate.py TRACE CORES PERCENT [EVERY]: ramgate's own broker on a trace in virtual time, cold, then with its profile.
 
 No processes, no noise from a busy machine: what is studied is what the broker decides. `ramgate replay` is the real
 thing.

@@ -225,8 +225,8 @@ def test_a_thousand_jobs_with_random_kills_end_correct(build):
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root may make memory cgroups')
 def test_where_the_kernel_kills_nothing_fails(build, tmp_path):
     """A replay in a real cgroup: 16 jobs at a time would need three times the memory there is."""
-    rows = ['user_s,sys_s,peak_mb,file'] + ['%d,0,%d,part%d/job%d.cpp.o' % (20 + at % 7, 300 + 40 * (at % 5), at % 3, at)
-                                            for at in range(40)]
+    rows = ['user_s,sys_s,peak_mb,file']
+    rows += ['%d,0,%d,part%d/job%d.cpp.o' % (20 + at % 7, 300 + 40 * (at % 5), at % 3, at) for at in range(40)]
     (tmp_path / 'trace.csv').write_text('\n'.join(rows) + '\n')
     done = subprocess.run([sys.executable, '-m', 'ramgate', 'replay', str(tmp_path / 'trace.csv'), '--cores', '16',
                            '--memory', '1800M', '--shrink-memory', '4', '--shrink-time', '10',
