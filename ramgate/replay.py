@@ -229,7 +229,7 @@ def by_hand(slots, launcher=''):
     """A policy of plain ninja: `slots(stage, attempt)` jobs, started again by a human until it is done."""
     def policy(stage, until):
         failures = restarts = 0
-        stage.write(launcher.replace('AVAIL', '%s %s' % (sys.executable, os.path.join(HERE, 'replay.py'))))
+        stage.write(launcher)
         while True:
             done, failed = ninja(stage, max(1, slots(stage, restarts)), until)
             failures += failed
@@ -272,7 +272,7 @@ POLICIES = {
     'seed': by_hand(lambda stage, attempt: 1 if attempt else stage.options.cores),
     'halving': by_hand(lambda stage, attempt: stage.options.cores >> attempt),
     'fixed': by_hand(lambda stage, attempt: min(stage.options.cores, int(stage.megabytes / HEAVY)) >> attempt),
-    'avail': by_hand(lambda stage, attempt: stage.options.cores, 'AVAIL'),
+    'avail': by_hand(lambda stage, attempt: stage.options.cores, '%s -m ramgate.replay' % sys.executable),
     'ramgate': ramgate(False),
     'ramgate+profile': ramgate(True),
 }
@@ -308,7 +308,7 @@ def replay(options):
         with open(os.path.join(stage.directory, 'stand-in'), 'w') as file:
             file.write('#!/bin/sh\nout=$4\nshift 4\nexec %s "$out" %s "$@"\n' % (stage.occupy, stage.room.directory))
         os.chmod(os.path.join(stage.directory, 'stand-in'), 0o755)
-        os.environ.update(RAMGATE_ROOM=stage.room.directory, RAMGATE_ROOM_VERSION=str(stage.room.cgroup.version),
+        os.environ.update(PYTHONPATH=os.path.dirname(HERE), RAMGATE_ROOM=stage.room.directory, RAMGATE_ROOM_VERSION=str(stage.room.cgroup.version),
                           RAMGATE_ROOM_TURN=os.path.join(stage.directory, 'turn'))
         print('%d jobs, %d cores, %.1f GB; in 1/%d of the memory and 1/%d of the time: %.0f MB; bound %.1f s (%s)' % (
             len(works), options.cores, stage.megabytes / 1024, options.shrink_memory, options.shrink_time,
