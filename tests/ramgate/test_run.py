@@ -65,6 +65,7 @@ def test_a_job_that_cannot_fit_is_named(build):
     assert 'huge.o' in lines[0] and '150.0 MB (--memory)' in lines[0]
 
 
+@pytest.mark.slow
 def test_more_jobs_than_fit_all_end_well(build):
     for number in range(10):
         build.job('job%d' % number, 'memory 120', 'sleep 0.3')
@@ -77,6 +78,7 @@ def test_more_jobs_than_fit_all_end_well(build):
     xml.etree.ElementTree.parse(str(build.directory / 'report' / 'report.svg'))
 
 
+@pytest.mark.slow
 def test_a_profile_tells_the_next_build_what_to_expect(build):
     for number in range(3):
         build.job('job%d' % number, 'memory 100', 'sleep 0.3')
@@ -125,6 +127,7 @@ def test_a_signal_ends_everything(build, eventually, number):
     build.clean()
 
 
+@pytest.mark.slow
 def test_a_killed_ramgate_leaves_nothing_running(build, eventually):
     for at in range(4):
         build.job('job%d' % at, 'sleep 300')
@@ -169,6 +172,7 @@ def test_outside_a_build_the_launcher_only_runs_the_command(build):
     assert done.returncode == 5
 
 
+@pytest.mark.slow
 def test_make_and_cmake_go_through_the_launcher(build):
     (build.directory / 'CMakeLists.txt').write_text(
         'cmake_minimum_required(VERSION 3.18)\nproject(t C)\nadd_executable(t a.c b.c)\n')
