@@ -308,7 +308,8 @@ def replay(options):
         with open(os.path.join(stage.directory, 'stand-in'), 'w') as file:
             file.write('#!/bin/sh\nout=$4\nshift 4\nexec %s "$out" %s "$@"\n' % (stage.occupy, stage.room.directory))
         os.chmod(os.path.join(stage.directory, 'stand-in'), 0o755)
-        os.environ.update(PYTHONPATH=os.path.dirname(HERE), RAMGATE_ROOM=stage.room.directory, RAMGATE_ROOM_VERSION=str(stage.room.cgroup.version),
+        os.environ.update(PYTHONPATH=os.path.dirname(HERE), RAMGATE_ROOM=stage.room.directory,
+                          RAMGATE_ROOM_VERSION=str(stage.room.cgroup.version),
                           RAMGATE_ROOM_TURN=os.path.join(stage.directory, 'turn'))
         print('%d jobs, %d cores, %.1f GB; in 1/%d of the memory and 1/%d of the time: %.0f MB; bound %.1f s (%s)' % (
             len(works), options.cores, stage.megabytes / 1024, options.shrink_memory, options.shrink_time,
