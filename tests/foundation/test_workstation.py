@@ -36,6 +36,8 @@ dist.all_gather(weights, model.module.weight.detach())
 assert torch.equal(*weights), weights
 assert losses[-1] < losses[0] / 10, losses
 print('rank', dist.get_rank(), 'trained')
+# without it gloo's threads sometimes abort the process at its very end
+dist.destroy_process_group()
 """
 
 
