@@ -21,9 +21,11 @@ TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
 os.chmod(TEMPORARY, 0o1777)
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
 
-# a shell that starts the tests in the background makes them, and all that they start, ignore these
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+# nohup, and a shell that starts the tests in the background, make them and all that they start ignore these; with a
+# handler of their own the tests still do, and what they start does not
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 def clean_environment():

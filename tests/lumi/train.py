@@ -1,7 +1,6 @@
 """A small training run with DistributedDataParallel over gloo: what the tests start where users start theirs."""
 import argparse
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -35,11 +34,17 @@ dist.all_gather(everyones, weights)
 assert all(torch.equal(weights, other) for other in everyones), "the ranks have different weights"
 members = [None] * size
 dist.all_gather_object(members, os.environ.get('SLURMD_NODENAME', '?'))
+
+
+def say(text):
+    """A line in one piece, as other ranks write to the same place."""
+    os.write(1, (text + "\n").encode())
+
+
 if "NCCL_DEBUG" in os.environ:
-    print("debug", os.environ["NCCL_DEBUG"])
-print("rank %d of %d on %s, local %s of %s, port %s, nodes %d, job %s, private %s" % (
+    say("debug " + os.environ["NCCL_DEBUG"])
+say("rank %d of %d on %s, local %s of %s, port %s, nodes %d, job %s, private %s" % (
     rank, size, os.environ.get('SLURMD_NODENAME', '?'), os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE'],
     os.environ['MASTER_PORT'], len(set(members)), os.environ.get('SLURM_JOB_ID', '?'),
     os.environ.get('MIOPEN_USER_DB_PATH')))
-sys.stdout.flush()
 dist.destroy_process_group()
