@@ -70,6 +70,15 @@ def parse_wheel(path):
     return Wheel(normal_name(parts[0]), parts[1], *parts[-3:])
 
 
+def name_and_version(path):
+    """(name, version) of a wheel or of a source archive, from its file name; None for something else."""
+    wheel = parse_wheel(path)
+    if wheel:
+        return wheel.name, wheel.version
+    source = re.match(r'(.+)-([^-]+)\.(?:tar\.gz|zip)$', os.path.basename(path))
+    return (normal_name(source.group(1)), source.group(2)) if source else None
+
+
 def words_for_python_tag(tag):
     """'cp311' -> 'CPython 3.11'."""
     match = re.match(r'(cp|py|pp)(\d)(\d*)$', tag)

@@ -26,7 +26,8 @@ from easybuild.tools.utilities import nub
 
 from hpc_pytorch import collection_path, packages
 from hpc_pytorch.system import Problem, current
-from hpc_pytorch.wheels import ask_python, normal_name, parse_lock, parse_wheel, sha256_of, why_not
+from hpc_pytorch.wheels import ask_python, name_and_version, normal_name, parse_lock, parse_wheel, sha256_of
+from hpc_pytorch.wheels import why_not
 
 # pip's last word about a requirement that no file fits
 NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
@@ -231,12 +232,14 @@ class LockedWheels(EasyBlock):
         return None
 
     def drop_damaged(self, store):
-        """Remove files that are not what the lock says: cut short by a full disk, say."""
-        known = set()
+        """Remove locked files that are not what the lock says: cut short by a full disk, say. Others are left alone."""
+        locked = {}
         for parameter in ('lock_files', 'build_lock_files', 'mpi_lock_files'):
-            known.update(*[entry.hashes for entry in self.locked(parameter)])
+            for entry in self.locked(parameter):
+                locked.setdefault((entry.name, entry.version), set()).update(entry.hashes)
         for path in glob.glob(os.path.join(store, '*.*')):
-            if os.path.isfile(path) and sha256_of(path) not in known:
+            hashes = locked.get(name_and_version(path)) if os.path.isfile(path) else None
+            if hashes and sha256_of(path) not in hashes:
                 print_msg("%s is not what the lock file names (damaged, or of an older lock): not used", path,
                           log=self.log)
                 if os.access(store, os.W_OK):

@@ -189,6 +189,15 @@ def test_damaged_file_in_the_store(eb, toy):
 
 
 @pytest.mark.slow
+def test_other_files_in_the_store_stay(eb, toy):
+    """What another easyconfig of the same name fetched into the same place is none of this one's business."""
+    eb(toy.easyconfig, '--fetch', env=toy.online)
+    other = make_wheel(store(eb), 'somebody_elses')
+    eb(toy.easyconfig, env=toy.offline)
+    assert other.exists()
+
+
+@pytest.mark.slow
 def test_wheel_that_does_not_fit(eb, toy):
     """The tags of a wheel for another Python and another processor are taken apart."""
     eb(toy.easyconfig, '--fetch', env=toy.online)

@@ -5,7 +5,7 @@ import pytest
 from common import CHECKOUT
 
 sys.path.insert(0, str(CHECKOUT))
-from hpc_pytorch.wheels import Python, ask_python, parse_lock, parse_wheel, why_not  # noqa: E402
+from hpc_pytorch.wheels import Python, ask_python, name_and_version, parse_lock, parse_wheel, why_not  # noqa: E402
 
 THIS = Python('/usr/bin/python3.11', '3.11', 'cpython', 'x86_64', '2.36', True, True)
 HASH = 'a' * 64
@@ -59,6 +59,17 @@ def test_parse_wheel():
     """The parts of a file name, with a build tag too."""
     assert parse_wheel('a/Foo_Bar-1.0-3-cp311-cp311-linux_x86_64.whl') == (
         'foo-bar', '1.0', 'cp311', 'cp311', 'linux_x86_64')
+
+
+@pytest.mark.parametrize('path, expected', [
+    ('a/Foo_Bar-1.0-py3-none-any.whl', ('foo-bar', '1.0')),
+    ('mpi4py-4.1.2.tar.gz', ('mpi4py', '4.1.2')),
+    ('backports.zstd-1.0.zip', ('backports-zstd', '1.0')),
+    ('notes.txt', None),
+])
+def test_name_and_version(path, expected):
+    """Of wheels and of sources."""
+    assert name_and_version(path) == expected
 
 
 def test_ask_python():
