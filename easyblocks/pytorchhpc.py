@@ -11,6 +11,7 @@ Can go when: upstream builds wheels and compares.
 What is decided here is in tables: hpc_pytorch/build_options.py, contract.py and known_errors.py.
 """
 import glob
+import json
 import os
 import sys
 
@@ -20,10 +21,10 @@ from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import copy_file, mkdir
+from easybuild.tools.filetools import copy_file, mkdir, read_file
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch import build_options, collection_path, contract, known_errors, wheel_store
+from hpc_pytorch import build_options, collection_path, contract, known_errors, unfinished, wheel_store
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
 
@@ -61,6 +62,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         self.options_asked = None
         self.facts = None
         self.cmake_output = ''
+        # the note of an interrupted build that this one goes on with
+        self.left = None
 
     # --- what is asked for ------------------------------------------------------------------------------------------
 
@@ -131,9 +134,37 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
                 self.cfg[parameter] = []
         super().fetch_step(*args, **kwargs)
 
+    def make_builddir(self):
+        """Keep what an interrupted build of the same left."""
+        self.left = self.find_left()
+        if not self.left:
+            super().make_builddir()
+
+    def find_left(self):
+        """The note of an interrupted build that can be gone on with; says why it cannot."""
+        left = unfinished.find(self.builddir) if self.facts and not self.wheel else None
+        if not left:
+            return None
+        # what went through JSON has no tuples
+        different = unfinished.differences(json.loads(json.dumps(self.facts)), left['facts'])
+        if different or not os.path.isdir(left['source']):
+            print_msg("an interrupted build is not gone on with, as it differs in: %s", different or 'its source tree',
+                      log=self.log)
+            return None
+        print_msg("going on with the build that was interrupted in %s", left['source'], log=self.log)
+        return left
+
     def extract_step(self):
         """Unpack the source; LockedWheels has nothing to unpack."""
-        super(LockedWheels, self).extract_step()
+        if self.left:
+            self.src[0]['finalpath'] = self.left['source']
+        else:
+            super(LockedWheels, self).extract_step()
+
+    def patch_step(self, *args, **kwargs):
+        """An interrupted build's tree is patched."""
+        if not self.left:
+            super().patch_step(*args, **kwargs)
 
     def prepare_step(self, *args, **kwargs):
         """The system's compilers under their own names: EasyBuild's RPATH wrappers would hide them."""
@@ -165,16 +196,29 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         for name, value in sorted(self.options_asked.items()):
             env.setvar(name, value)
         self.install_build_tools()
+        self.run_cmake()
+        if self.facts and not self.left:
+            unfinished.leave(self.builddir, {'facts': self.facts, 'source': os.path.realpath(self.start_dir),
+                                             'cmake_output': self.cmake_output})
+
+    def run_cmake(self):
+        """Have CMake configure, with ramgate in front of it, as what CMake writes is what is built."""
         command = self.route().configure
-        if command:
-            self.cmake_output = self.run_python(command, "configuring PyTorch with CMake")
-            if not self.dry_run:
-                self.check_contract()
+        if not command:
+            return
+        if self.left:
+            self.cmake_output = self.left['cmake_output']
+        else:
+            self.cmake_output = self.run_python(command, "configuring PyTorch with CMake", gate=self.ramgate())
+        if not self.dry_run:
+            self.check_contract()
 
     def check_tree(self):
         """Refuse a tree that cannot be built, or that does not know an option, before anything is built."""
         missing = build_options.missing_submodules(self.start_dir)
-        if missing:
+        # the same exception that PyTorch's own check makes
+        system_libraries = build_options.as_dict(self.own_options()).get('USE_SYSTEM_LIBS', '')
+        if missing and contract.plain(system_libraries) != 'ON':
             raise EasyBuildError("The source tree has no files for %d submodule(s): %s. Use the release tarball, which "
                                  "has all of them, or type in the tree: git submodule update --init --recursive "
                                  "--depth 1 --jobs 8", len(missing), ', '.join(missing))
@@ -194,7 +238,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
     def install_build_tools(self):
         """What building needs, in a directory of its own in front of what the system's Python has."""
         tools = os.path.join(self.builddir, 'tools')
-        if not self.dry_run:
+        if not self.dry_run and not self.left:
             self.install_from(self.wheels, self.python.path, self.locked('build_lock_files'), '--only-binary', ':all:',
                               '--target', tools, '--upgrade')
         env.setvar('PYTHONPATH', tools)
@@ -207,9 +251,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         result = run_shell_cmd(list(gate) + [python] + list(words), work_dir=self.start_dir or self.builddir,
                                fail_on_error=False, use_bash=False)
         if result.exit_code:
-            tail = '\n'.join(result.output.strip().splitlines()[-15:])
-            raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code, tail,
-                                 known_errors.explain(result.output))
+            raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,
+                                 known_errors.excerpt(result.output), known_errors.explain(result.output))
         return result.output
 
     def cache_path(self):
@@ -237,6 +280,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         self.cmake_output += self.run_python(self.route().build, "building PyTorch", gate=self.ramgate())
         if self.dry_run:
             return
+        self.say_what_was_watched()
         if not self.route().configure:
             self.check_contract()
         wheels = glob.glob(os.path.join(self.start_dir, 'dist', self.cfg['wheel_pattern']))
@@ -254,8 +298,21 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             self.log.warning("ramgate is not in this collection: nothing watches the memory")
             return []
         command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(top), 'run',
-                   '--jobs', str(self.cfg.parallel), '--report', os.path.join(self.builddir, 'ramgate')]
+                   '--jobs', str(self.cfg.parallel), '--report', self.report_directory()]
         return command + (['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []) + ['--']
+
+    def report_directory(self):
+        """Where ramgate writes what every compilation needed."""
+        return os.path.join(self.builddir, 'ramgate')
+
+    def say_what_was_watched(self):
+        """How much memory building took; a build that went past ramgate shows here."""
+        path = os.path.join(self.report_directory(), 'report.json')
+        if os.path.exists(path):
+            jobs = json.loads(read_file(path))['jobs']
+            print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs),
+                      sum(bool(job['retries']) for job in jobs), max([0] + [job['peak_mb'] for job in jobs]) / 1024,
+                      log=self.log)
 
     def keep_wheel(self):
         """Put the wheel where the next installation finds it."""

@@ -42,3 +42,16 @@ def explain(text):
     lines = ["  likely cause: %s\n  what to do:   %s" % (known.cause, known.remedy)
              for known in KNOWN if known.pattern.search(text)]
     return '\n'.join(lines)
+
+
+# How tools begin to say what went wrong: what they print afterwards is seldom of use.
+BEGINNINGS = re.compile(r'^(CMake Error|FAILED: |ninja: error|\S+:\d+:\d+: (fatal )?error: |\w*(Error|Exception): )')
+EXCERPT_LINES = 15
+
+
+def excerpt(text):
+    """The part of a log to show: from the first line that says what went wrong, else its end."""
+    lines = text.strip().splitlines()
+    begin = next((number for number, line in enumerate(lines) if BEGINNINGS.match(line)), len(lines))
+    begin = min(begin, max(len(lines) - EXCERPT_LINES, 0))
+    return '\n'.join(lines[begin:begin + EXCERPT_LINES])

@@ -64,7 +64,8 @@ def environment(directory, slots, environ):
     """The build's environment: launchers for CMake, slots for whoever runs the jobs."""
     found = dict(environ, RAMGATE_SOCKET=os.path.join(directory, 'socket'), MAX_JOBS=str(slots),
                  CMAKE_BUILD_PARALLEL_LEVEL=str(slots), PATH=directory + os.pathsep + environ.get('PATH', os.defpath))
-    launcher = os.path.join(directory, 'ramgate-cc')
+    # by name, not by path: CMake keeps it, and the next run's directory is another one
+    launcher = 'ramgate-cc'
     for language in LANGUAGES:
         for kind in ('COMPILER', 'LINKER'):
             name = 'CMAKE_%s_%s_LAUNCHER' % (language, kind)

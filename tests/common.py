@@ -48,17 +48,25 @@ class EB:
         self.command = [str(part) for part in command or [CHECKOUT / 'eb']]
         self.sources = CACHE / 'sources'
 
-    def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=900, user=None):
-        """Run it; `status` is the exit status that is expected, None for any. Returns the process with its output."""
+    def call(self, arguments, env, cwd, **more):
+        """What a process of it is started with."""
         options = ['--prefix=%s' % self.prefix, '--sourcepath=%s' % self.sources, '--tmpdir=%s' % TEMPORARY]
         # EasyBuild folds long lines at the terminal's width, which tests do not want to know about
         environment = dict(clean_environment(), COLUMNS='10000', **dict(env))
-        done = subprocess.run(self.command + [str(word) for word in arguments] + options, env=environment,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              cwd=cwd or self.prefix.parent, timeout=timeout, user=user)
+        return dict(more, args=self.command + [str(word) for word in arguments] + options, env=environment, text=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                    cwd=cwd or self.prefix.parent)
+
+    def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=900, user=None):
+        """Run it; `status` is the exit status that is expected, None for any. Returns the process with its output."""
+        done = subprocess.run(**self.call(arguments, env, cwd, user=user), timeout=timeout)
         assert status is None or done.returncode == status, done.stdout
         assert 'Traceback' not in done.stdout, done.stdout
         return done
+
+    def started(self, *arguments, env=(), cwd=None):
+        """A process of it, the leader of a group of its own."""
+        return subprocess.Popen(**self.call(arguments, env, cwd, start_new_session=True))
 
     @property
     def modules(self):

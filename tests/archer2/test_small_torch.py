@@ -1,7 +1,11 @@
 """A small tree with PyTorch's build interface, built by the easyblock through ./eb on the stand-in of ARCHER2."""
 import hashlib
+import os
+import re
 import shutil
+import signal
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +67,11 @@ class Small:
         """./eb with this easyconfig; messages in one line."""
         return self.eb('--rehearse', self.easyconfig, *arguments, **options).stdout
 
+    def compiled(self):
+        """Whether the last installation compiled something, from its log."""
+        log = max(self.installation.glob('easybuild/easybuild-*.log*'), key=os.path.getmtime)
+        return 'Building CXX object' in log.read_text()
+
     def refused(self, *arguments, **options):
         """It stops with an error, and nothing is installed."""
         # EasyBuild's exit status tells which kind of error it was
@@ -85,6 +94,7 @@ def test_built_and_used(small, lmod, checkout):
     small.write()
     output = small()
     assert "CMake's decisions are what was asked for" in output
+    assert re.search('ramgate ran [1-9][0-9]* jobs, 0 of them again', output), output
     stand_in = checkout / '.local' / 'stand_ins' / 'archer2' / 'modules'
     use = 'module use %s %s; module load PyTorch/1.13.1-small-ARCHER2\n' % (stand_in, small.eb.modules)
     ranks = lmod.run(use + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'; ls $PYTORCH_WHEELS")
@@ -100,6 +110,46 @@ def test_built_and_used(small, lmod, checkout):
     small.write(options=OPTIONS + ['USE_GLOO=0'])
     other = small('--rebuild')
     assert 'using the wheel' not in other and "CMake's decisions" in other
+
+
+HOLD = """
+add_custom_target(hold ALL DEPENDS _C COMMAND touch $ENV{HOLD}.reached
+                  COMMAND sh -c "while [ -e $ENV{HOLD} ]; do sleep 0.05; done" VERBATIM)
+"""
+
+
+def test_killed_and_resumed(small, tmp_path):
+    """A build that is killed goes on where it was; one that is to be another starts from the beginning and says why."""
+    hold, reached = tmp_path / 'hold', tmp_path / 'hold.reached'
+    cmake = small.tree / 'CMakeLists.txt'
+    cmake.write_text(cmake.read_text() + HOLD)
+    small.write()
+
+    def kill_in_the_middle(*arguments):
+        reached.unlink(missing_ok=True)
+        hold.touch()
+        with small.eb.started('--rehearse', small.easyconfig, *arguments, env={'HOLD': str(hold)}) as process:
+            wait_for(reached.exists, process)
+            os.killpg(process.pid, signal.SIGKILL)
+        hold.unlink()
+
+    kill_in_the_middle()
+    output = small(env={'HOLD': str(hold)})
+    assert 'going on with the build that was interrupted' in output
+    assert not small.compiled() and '--cmake-only' not in output
+
+    small.write(options=OPTIONS + ['USE_GLOO=0'])
+    kill_in_the_middle('--rebuild')
+    small.write(options=OPTIONS + ['USE_GLOO=1'])
+    output = small('--rebuild', env={'HOLD': str(hold)})
+    assert 'not gone on with, as it differs in: checksums, options' in output and small.compiled()
+
+
+def wait_for(condition, process):
+    """Wait, as long as the process runs."""
+    while not condition():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
 
 
 def test_rehearsed(eb):

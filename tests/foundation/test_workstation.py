@@ -14,30 +14,37 @@ pytestmark = pytest.mark.slow
 
 EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
 TRAIN = """
+import gc
 import os
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-dist.init_process_group('gloo')
-torch.manual_seed(dist.get_rank())
-inputs = torch.rand(64, 8)
-targets = inputs.sum(dim=1, keepdim=True)
-model = DistributedDataParallel(torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-losses = []
-for _ in range(50):
-    optimizer.zero_grad()
-    loss = torch.nn.functional.mse_loss(model(inputs), targets)
-    loss.backward()
-    optimizer.step()
-    losses.append(loss.item())
-weights = [torch.empty(1, 8) for _ in range(2)]
-dist.all_gather(weights, model.module.weight.detach())
-assert torch.equal(*weights), weights
-assert losses[-1] < losses[0] / 10, losses
-os.write(1, b'trained\\n')
-# without it gloo's threads sometimes abort the process at its very end
+
+def train():
+    dist.init_process_group('gloo')
+    torch.manual_seed(dist.get_rank())
+    inputs = torch.rand(64, 8)
+    targets = inputs.sum(dim=1, keepdim=True)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    weights = [torch.empty(1, 8) for _ in range(2)]
+    dist.all_gather(weights, model.module.weight.detach())
+    assert torch.equal(*weights), weights
+    assert losses[-1] < losses[0] / 10, losses
+    os.write(1, b'trained\\n')
+
+
+train()
+# gloo's threads end with the last reference to the group; one that still runs while Python ends aborts the process
+gc.collect()
 dist.destroy_process_group()
 """
 
@@ -112,3 +119,9 @@ def test_no_mpi_on_the_machine(tmp_path, lmod):
                       env={'PATH': str(tools)})
     assert str(eb.prefix) in output.splitlines()[0]
     assert 'MPICH' in output
+    # the machine's own libraries of another MPICH have the same name; neither they nor a variable decide
+    output = lmod.run("""
+        module use %s; module load PyTorch; unset LD_LIBRARY_PATH
+        ldd "$(python -c 'import importlib.util as u; print(u.find_spec("mpi4py.MPI").origin)')"
+    """ % eb.modules)
+    assert re.search(r'libmpi\S* => %s' % eb.prefix, output), output

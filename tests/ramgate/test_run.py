@@ -183,6 +183,19 @@ def test_make_and_cmake_go_through_the_launcher(build):
     assert {'out/CMakeFiles/t.dir/a.c.o', 'out/CMakeFiles/t.dir/b.c.o'} <= files
 
 
+def test_configured_in_one_run_and_built_in_the_next(build):
+    """What CMake keeps of the first run holds in the second, which is watched all the same and repeats nothing."""
+    (build.directory / 'CMakeLists.txt').write_text(
+        'cmake_minimum_required(VERSION 3.18)\nproject(t C)\nadd_executable(t a.c b.c)\n')
+    (build.directory / 'a.c').write_text('int main(void) { return 0; }\n')
+    (build.directory / 'b.c').write_text('int b;\n')
+    build.run(command=('cmake', '-S', '.', '-B', 'out', '-G', 'Ninja'))
+    build.run('--report', 'report', command=('cmake', '--build', 'out'))
+    report = json.loads((build.directory / 'report' / 'report.json').read_text())
+    assert len(report['jobs']) >= 2
+    assert 'no work to do' in build.run(command=('cmake', '--build', 'out'))
+
+
 def test_mistakes_are_explained(build):
     assert 'what is to be built?' in build.run(status=2, command=())
     assert 'nowhere-to-be-found: No such file' in build.run(status=2, command=('nowhere-to-be-found',))

@@ -39,6 +39,17 @@ def report(text, seconds=None):
     os.write(1, ("rank %d: %s%s\n" % (dist.get_rank(), text, where)).encode())
 
 
+def report_together(text, seconds):
+    """Like report; nobody ends, and thereby ends the others, before all have said theirs."""
+    report(text, seconds)
+    flag = os.environ["FLAG_FILE"]
+    open("%s.%d" % (flag, dist.get_rank()), "w").close()
+    deadline = time.monotonic() + 30
+    while not all(os.path.exists("%s.%d" % (flag, rank)) for rank in range(dist.get_world_size())):
+        assert time.monotonic() < deadline, "a rank says nothing"
+        time.sleep(0.001)
+
+
 def absent():
     """Rank 1 stays away from a collective. Rank 0 times out; rank 1 hears about it at its next call."""
     rank, _ = start(2)
@@ -56,11 +67,11 @@ def notice():
     rank, size = start(100)
     if rank == 0:
         dist.group.WORLD._get_backend(CPU)._set_timeout(datetime.timedelta(seconds=2))
-        report(*outcome(dist.all_reduce, torch.ones(5)))
+        report_together(*outcome(dist.all_reduce, torch.ones(5)))
     elif rank == 1:
-        report(*outcome(dist.recv, torch.ones(5), 0))
+        report_together(*outcome(dist.recv, torch.ones(5), 0))
     else:
-        report(*outcome(dist.barrier))
+        report_together(*outcome(dist.barrier))
 
 
 def asynchronous():
@@ -112,7 +123,7 @@ def aborted():
     if rank == 1:
         time.sleep(0.5)
         dist.group.WORLD._get_backend(CPU).abort()
-    report(*outcome(dist.all_reduce, torch.ones(10)))
+    report_together(*outcome(dist.all_reduce, torch.ones(10)))
 
 
 def truncated():
@@ -120,9 +131,9 @@ def truncated():
     rank, _ = start(300)
     if rank == 0:
         dist.send(torch.ones(10), 1)
-        report(*outcome(dist.barrier))
+        report_together(*outcome(dist.barrier))
     elif rank == 1:
-        report(*outcome(dist.recv, torch.ones(5), 0))
+        report_together(*outcome(dist.recv, torch.ones(5), 0))
 
 
 def monitored():

@@ -40,9 +40,10 @@ def test_survived(installed, case):
 
 
 @pytest.mark.parametrize("case", sorted(ENDS_ALL))
-def test_ends_all(installed, case):
+def test_ends_all(installed, case, tmp_path):
     ranks, expected = ENDS_ALL[case]
-    contains(installed.run(ranks, "faults.py", case, timeout=60, status=None), expected)
+    output = installed.run(ranks, "faults.py", case, timeout=60, status=None, FLAG_FILE=str(tmp_path / "flag"))
+    contains(output, expected)
 
 
 def test_messages_arrive_though_the_sender_makes_no_further_call(installed, tmp_path):

@@ -1,0 +1,34 @@
+"""
+Builds that were interrupted: a note in the build directory says what is being built there, so that the next call can
+go on with it if it is to build the same.
+
+Standard library only, Python 3.6.
+"""
+import json
+import os
+import tempfile
+
+NOTE = 'unfinished.json'
+
+
+def leave(builddir, note):
+    """Leave a note, whole; from now on the build can be gone on with."""
+    handle, part = tempfile.mkstemp(dir=builddir)
+    with os.fdopen(handle, 'w', encoding='utf-8') as file:
+        json.dump(note, file)
+    os.rename(part, os.path.join(builddir, NOTE))
+
+
+def find(builddir):
+    """The note of an interrupted build; None if there is none that can be read."""
+    try:
+        with open(os.path.join(builddir, NOTE), encoding='utf-8') as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return None
+
+
+def differences(facts, others):
+    """What two builds differ in, in words."""
+    names = sorted(name for name in set(facts) | set(others) if facts.get(name) != others.get(name))
+    return ', '.join(name.replace('_', ' ') for name in names)

@@ -1,0 +1,49 @@
+"""Logs of builds that failed, as compilers and CMake write them: what is shown, and the explanation."""
+import sys
+
+import pytest
+from common import CHECKOUT
+
+sys.path.insert(0, str(CHECKOUT))
+from hpc_pytorch import known_errors  # noqa: E402
+
+# The remedy's words that a message, as it was printed by a real tool, must bring up.
+MESSAGES = (
+    ("{standard input}: Assembler messages:\ng++: fatal error: Killed signal terminated program cc1plus", "--parallel"),
+    ("error: could not write to 'x.o': Disk quota exceeded", "--buildpath"),
+    ("fatal error: error writing to /tmp/ccX.s: No space left on device", "--tmpdir"),
+    ("vec256_bfloat16_neon.h:110:26: error: cannot convert 'int16x4_t' to 'bfloat16x4_t' in initialization",
+     "-flax-vector-conversions"),
+    ("The source directory\n\n    /x/third_party/fmt\n\n  does not contain a CMakeLists.txt file.\n"
+     "Did you run 'git submodule update --init --recursive --jobs 0'?", "git submodule update"),
+    ("Compatibility with CMake < 3.5 has been removed from CMake.", "CMAKE_POLICY_VERSION_MINIMUM"),
+    ("CMake 3.18 or higher is required.  You are running version 3.16.3", "newer CMake"),
+    ("ModuleNotFoundError: No module named 'distutils'", "python_versions"),
+    ("fatal error: numpy/arrayobject.h: No such file or directory", "numpy<2"),
+    ("AttributeError: module 'pkg_resources' has no attribute 'packaging'", "setuptools<70"),
+    ("/bin/sh: 1: CC: not found", "PrgEnv-gnu"),
+    ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
+)
+
+
+@pytest.mark.parametrize('message, remedy', MESSAGES)
+def test_explained(message, remedy):
+    """Exactly one explanation, the right one."""
+    text = "[1/7] Building CXX object x.o\n%s\nninja: build stopped: subcommand failed.\n" % message
+    explanation = known_errors.explain(text)
+    assert remedy in explanation and explanation.count('what to do:') == 1
+
+
+def test_nothing_known():
+    """No explanation is made up."""
+    assert known_errors.explain("error: expected ';' before '}' token") == ''
+
+
+def test_excerpt():
+    """What went wrong is shown, not what CMake prints after it; without such a line, the end."""
+    log = ["-- Looking for x"] * 50 + ["CMake Error at cmake/x.cmake:188 (set):", "  set given invalid arguments"]
+    log += ["--   USE_MPI : 1"] * 50
+    shown = known_errors.excerpt('\n'.join(log)).splitlines()
+    assert shown[:2] == log[50:52] and len(shown) == known_errors.EXCERPT_LINES
+    assert known_errors.excerpt("a\nb") == "a\nb"
+    assert known_errors.excerpt('\n'.join(map(str, range(100)))).startswith('85\n')
