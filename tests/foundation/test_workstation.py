@@ -125,3 +125,37 @@ def test_no_mpi_on_the_machine(tmp_path, lmod):
         ldd "$(python -c 'import importlib.util as u; print(u.find_spec("mpi4py.MPI").origin)')"
     """ % eb.modules)
     assert re.search(r'libmpi\S* => %s' % eb.prefix, output), output
+
+
+def test_extended_venv(installed, tmp_path, modules_tool):
+    """Activating an environment loads the module, deactivating it leaves everything as it was; twice is once."""
+    eb, _ = installed
+    modules = tmp_path / 'modules'
+    eb(EASYCONFIG, '--module-only', '--module-syntax=Tcl', '--installpath-modules=%s' % modules, '--rebuild')
+    output = modules_tool.run("""
+        set -e
+        export PYTHONPATH=/users/own
+        before=$PATH
+        module use %s/all
+        module load PyTorch
+        python -m venv --without-pip "my venv"
+        "$SCRIPT" "my venv"; cp "my venv/bin/activate" first
+        "$SCRIPT" "my venv"; cmp first "my venv/bin/activate"
+        mkdir "my venv"/lib/python3.*/site-packages/numpy
+        echo "mine = True" > "$(echo "my venv"/lib/python3.*/site-packages/numpy)"/__init__.py
+        module unload PyTorch
+        for turn in 1 2; do
+            . "my venv/bin/activate"
+            . "my venv/bin/activate"
+            python -c 'import sys, numpy, mpi4py; print("inside", numpy.mine, sys.prefix)'
+            deactivate
+            [ "$PATH" = "$before" ]; [ "$PYTHONPATH" = /users/own ]; [ -z "$EBROOTPYTORCH" ]
+        done
+        module load PyTorch; loaded=$PYTHONPATH
+        . "my venv/bin/activate"; deactivate
+        [ -n "$EBROOTPYTORCH" ]; [ "$PYTHONPATH" = "$loaded" ]
+        module unload PyTorch
+        "$SCRIPT" "my venv" || "$SCRIPT" nowhere || echo refused
+    """ % modules, cwd=tmp_path, env={'SCRIPT': str(CHECKOUT / 'easyconfigs/p/PyTorch/extend-venv-activate')})
+    assert output.count("inside True %s/my venv" % tmp_path) == 2
+    assert "load PyTorch's module first" in output and 'refused' in output

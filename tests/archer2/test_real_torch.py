@@ -1,0 +1,90 @@
+"""
+The real tree of PyTorch 1.13.1, configured by the easyblock on the stand-in of ARCHER2.
+
+The tree is Debian's, which has no submodules: Debian's libraries take their place. Compiling it takes hours and is not
+done here; benchmarks/source_build/README.rst describes how that went.
+"""
+import hashlib
+import shutil
+import subprocess
+import tarfile
+
+import pytest
+from common import CACHE, CHECKOUT
+
+pytestmark = pytest.mark.slow
+
+PACKAGE, ARCHIVE = 'pytorch=1.13.1+dfsg-4', 'pytorch_1.13.1+dfsg.orig.tar.xz'
+# What CMake wants to find of submodules that Debian's libraries do not replace.
+SUBMODULES = {
+    'fmt/CMakeLists.txt': 'add_library(fmt-header-only INTERFACE)\n'
+                          'add_library(fmt::fmt-header-only ALIAS fmt-header-only)\n',
+    'foxi/CMakeLists.txt': 'file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/foxi.c "")\n'
+                           'add_library(foxi_loader STATIC ${CMAKE_CURRENT_BINARY_DIR}/foxi.c)\n',
+    'pocketfft/pocketfft_hdronly.h': '',
+}
+OPTIONS = """
+    'USE_MPI=1', 'USE_ROCM=0', 'USE_MKL=1', 'MKL_THREADING=SEQ', 'USE_SYSTEM_LIBS=1', 'USE_SYSTEM_GLOO=ON',
+    'USE_SYSTEM_CPUINFO=ON', 'USE_SYSTEM_SLEEF=ON', 'USE_SYSTEM_FP16=ON', 'USE_SYSTEM_FXDIV=ON', 'USE_SYSTEM_PSIMD=ON',
+    'USE_SYSTEM_PTHREADPOOL=ON', 'USE_SYSTEM_ONNX=ON', 'USE_SYSTEM_PYBIND11=ON', 'USE_SYSTEM_EIGEN_INSTALL=ON',
+    'USE_SYSTEM_BENCHMARK=ON', 'USE_SYSTEM_XNNPACK=ON', 'BUILD_CUSTOM_PROTOBUF=OFF', 'USE_TENSORPIPE=0', 'USE_NNPACK=0',
+    'USE_QNNPACK=0', 'USE_PYTORCH_QNNPACK=0', 'USE_XNNPACK=0', 'USE_FBGEMM=0', 'USE_KINETO=0', 'USE_MKLDNN=0',
+    'USE_ITT=0',
+"""
+
+
+@pytest.fixture(scope='module')
+def archive():
+    """The tree with what CMake wants of the submodules, as a tarball."""
+    kept = CACHE / 'archives' / ARCHIVE
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run([CHECKOUT / 'tests/parts/fetch-source', PACKAGE, ARCHIVE, kept], check=True)
+    return kept
+
+
+@pytest.fixture
+def real(archive, eb, tmp_path):
+    """The real easyconfig of ARCHER2 for this tree, in a directory of the test's own: a function that writes it."""
+    eb.sources = '%s:%s' % (tmp_path / 'sources', CACHE / 'small-torch')
+    tarball = tmp_path / 'sources' / 'p' / 'PyTorch' / 'pytorch-v1.13.1.tar'
+    tarball.parent.mkdir(parents=True)
+    with tarfile.open(archive) as packed:
+        packed.extractall(tmp_path / 'tree')
+    tree = tmp_path / 'tree' / 'pytorch-1.13.1'
+
+    def write(edit=None):
+        for name, text in SUBMODULES.items():
+            (tree / 'third_party' / name).parent.mkdir(exist_ok=True)
+            (tree / 'third_party' / name).write_text(text)
+        if edit:
+            edit(tree)
+        with tarfile.open(tarball, 'w') as packed:
+            packed.add(tree, 'pytorch-1.13.1')
+        text = (CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-1.13.1-ARCHER2.eb').read_text()
+        checksum = hashlib.sha256(tarball.read_bytes()).hexdigest()
+        easyconfig = tmp_path / 'PyTorch-1.13.1-ARCHER2.eb'
+        easyconfig.write_text(text + "sources = ['%s']\nchecksums = ['%s']\ncustom_opts = [%s]\n"
+                              "lock_files = ['PyTorch-1.13.1-build.lock']\nbuild_from_source = []\n"
+                              % (tarball.name, checksum, OPTIONS))
+        return easyconfig
+    yield write
+    shutil.rmtree(tmp_path / 'tree')
+
+
+def test_contract_holds(real, eb):
+    """CMake decides what was asked for: MPI from the wrappers, MKL, gloo, distributed, the compilers."""
+    output = eb('--rehearse', real(), '--stop=configure').stdout
+    assert "CMake's decisions are what was asked for" in output
+
+
+def test_mpi_is_hidden(real, eb):
+    """It stops after CMake, before anything is compiled, and names MPI and what to do."""
+    def hide(tree):
+        path = tree / 'cmake' / 'Dependencies.cmake'
+        path.write_text(path.read_text().replace('find_package(MPI)', 'set(CMAKE_DISABLE_FIND_PACKAGE_MPI ON)'))
+    easyconfig = real(hide)
+    done = eb('--rehearse', easyconfig, status=None)
+    assert done.returncode and 'building...' not in done.stdout
+    assert 'CMake decided otherwise than was asked for (USE_MPI)' in done.stdout
+    assert "the MPI's module is not loaded" in done.stdout
