@@ -24,7 +24,8 @@ from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import copy_file, mkdir, read_file
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch import build_options, collection_path, contract, known_errors, unfinished, wheel_store
+from hpc_pytorch import build_options, collection_path, contract, gpu_aware_mpi, known_errors, unfinished
+from hpc_pytorch import wheel_store
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
 
@@ -44,6 +45,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         options.update({
             'max_memory': [None, "Memory that building may use, for example 200G; default: what there is", CUSTOM],
             'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
+            'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
             'wheel_pattern': ['torch-*.whl', "Name of the wheel that building leaves in dist", CUSTOM],
         })
         # wheels are checked against each other by the lock files
@@ -111,6 +113,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
                 'compilers': versions, 'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
                 'python': [self.python.implementation, self.python.version, self.python.machine],
                 'build_type': self.cfg['build_type'] or 'Release',
+                'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
                 'build_packages': sorted(entry.text for entry in self.locked('build_lock_files'))}
 
     def built_stores(self):
