@@ -20,12 +20,14 @@ from easybuild.easyblocks.generic.lockedwheels import LockedWheels
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import source_paths
+from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import copy_file, mkdir, read_file
+from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import build_options, collection_path, contract, gpu_aware_mpi, known_errors, unfinished
 from hpc_pytorch import wheel_store
+from hpc_pytorch.module_text import set_by_default
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
 
@@ -96,6 +98,10 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             asked[name] = value
         return ['%s=%s' % item for item in asked.items()]
 
+    def cuda_architectures(self):
+        """The GPUs to compile for: the user's word, else the easyconfig's."""
+        return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
+
     def identity_facts(self):
         """
         Everything that makes the wheel what it is, known before anything is unpacked; None where a source or patch has
@@ -113,6 +119,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
                 'compilers': versions, 'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
                 'python': [self.python.implementation, self.python.version, self.python.machine],
                 'build_type': self.cfg['build_type'] or 'Release',
+                'cuda_architectures': self.cuda_architectures(),
                 'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
                 'build_packages': sorted(entry.text for entry in self.locked('build_lock_files'))}
 
@@ -189,13 +196,18 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             return
         if not self.dry_run:
             self.check_tree()
+            self.make_gpu_aware()
         own = self.own_options()
+        own += [option for option in build_options.dependency_options(get_software_root)
+                if option.split('=')[0] not in build_options.as_dict(own)]
         self.cfg['custom_opts'] = own
         super(LockedWheels, self).configure_step()
         # upstream leaves its own options in front of the build command only; some of their values are shell variables
         upstream = [word for word in self.cfg['prebuildopts'].split() if '=' in word]
         asked = dict(build_options.as_dict(upstream), **build_options.as_dict(own))
         self.options_asked = {name: os.path.expandvars(value) for name, value in asked.items()}
+        if asked.get('USE_CUDA') == '1':
+            self.options_asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
         for name, value in sorted(self.options_asked.items()):
             env.setvar(name, value)
         self.install_build_tools()
@@ -229,6 +241,17 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         if problems:
             raise EasyBuildError("custom_opts has what %s %s does not know: %s",
                                  self.name, self.version, '; '.join(problems))
+
+    def make_gpu_aware(self):
+        """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
+        if not self.cfg['gpu_aware_mpi']:
+            return
+        try:
+            gpu_aware_mpi.apply(self.start_dir)
+        except gpu_aware_mpi.PlaceNotFound as problem:
+            raise EasyBuildError("gpu_aware_mpi: PyTorch %s has another %s than is known, so nothing was changed: %s. "
+                                 "Set gpu_aware_mpi = False to build without, or add the new place to "
+                                 "hpc_pytorch/gpu_aware_mpi.py.", self.version, gpu_aware_mpi.BACKEND, problem)
 
     def route(self):
         """How this version is built."""
@@ -368,7 +391,11 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         """The wheel's directory, and the system's settings for what this communicates through."""
         text = super().make_module_extra(*args, **kwargs)
         text += self.module_generator.set_environment('PYTORCH_WHEELS', os.path.join(self.installdir, 'wheels'))
-        features = ['mpi'] if 'USE_MPI=1' in self.cfg['custom_opts'] else []
-        for setting in self.system.settings_for(features):
-            text += self.module_generator.set_environment(setting.name, setting.value)
+        versions = {dep['name']: dep['version'] for dep in self.cfg.dependencies() if not dep['external_module']}
+        asked = build_options.as_dict(self.cfg['custom_opts'])
+        features = [feature for feature, there in (
+            ('mpi', asked.get('USE_MPI') == '1'), ('gpu', bool(self.cuda_architectures())),
+            ('nccl', 'NCCL' in versions)) if there]
+        for setting in self.system.settings_for(features, versions):
+            text += set_by_default(self.module_generator, setting)
         return text

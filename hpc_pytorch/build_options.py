@@ -27,6 +27,16 @@ OPTIONS = (
     ('USE_NUMPY', '1', '1.13', None),
 )
 
+# What the build is told of software that is a dependency: (option, software, directories in its prefix; the first that
+# is there counts). Upstream's easyblock says the rest.
+DEPENDENCY_OPTIONS = (
+    ('NCCL_ROOT', 'NCCL', ('',)),
+    ('NCCL_INCLUDE_DIR', 'NCCL', ('include',)),
+    ('NCCL_LIB_DIR', 'NCCL', ('lib', 'lib64')),
+    ('CUDNN_ROOT', 'cuDNN', ('',)),
+    ('CUDNN_LIB_DIR', 'cuDNN', ('lib64', 'lib')),
+)
+
 # Compiler flags by architecture (`uname -m`): GCC on Arm refuses wide conversions between vector types otherwise.
 ARCHITECTURE_FLAGS = {
     'aarch64': {'CFLAGS': '-flax-vector-conversions', 'CXXFLAGS': '-flax-vector-conversions'},
@@ -36,7 +46,7 @@ ARCHITECTURE_FLAGS = {
 OPTION_FILES = ('setup.py', 'CMakeLists.txt', 'cmake', os.path.join('tools', 'setup_helpers'),
                 os.path.join('caffe2', 'CMakeLists.txt'), os.path.join('third_party', 'gloo', 'CMakeLists.txt'))
 # Prefixes that mean something to CMake or compilers whatever the source tree says.
-GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBOSE|PYTORCH_BUILD_\w+)$')
+GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBOSE|PYTORCH_BUILD_\w+|\w+_ROOT)$')
 
 
 def version_key(version):
@@ -58,6 +68,17 @@ def route(version):
 def common_options(version):
     """The options of every build of this version."""
     return ['%s=%s' % (name, value) for name, value, since, before in OPTIONS if within(version, since, before)]
+
+
+def dependency_options(root_of):
+    """The options that tell where dependencies are; `root_of` gives a software's prefix, or None."""
+    options = []
+    for name, software, directories in DEPENDENCY_OPTIONS:
+        root = root_of(software)
+        if root:
+            places = [os.path.join(root, directory).rstrip(os.sep) for directory in directories]
+            options.append('%s=%s' % (name, next(filter(os.path.isdir, places), places[0])))
+    return options
 
 
 def as_dict(options):
