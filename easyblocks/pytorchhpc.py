@@ -14,7 +14,9 @@ import glob
 import json
 import os
 import sys
+from contextlib import contextmanager
 
+import easybuild.easyblocks.pytorch as upstream_pytorch
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.lockedwheels import LockedWheels
 from easybuild.easyblocks.pytorch import EB_PyTorch
@@ -201,7 +203,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         own += [option for option in build_options.dependency_options(get_software_root)
                 if option.split('=')[0] not in build_options.as_dict(own)]
         self.cfg['custom_opts'] = own
-        super(LockedWheels, self).configure_step()
+        with without_advice_about_tests():
+            super(LockedWheels, self).configure_step()
         # upstream leaves its own options in front of the build command only; some of their values are shell variables
         upstream = [word for word in self.cfg['prebuildopts'].split() if '=' in word]
         asked = dict(build_options.as_dict(upstream), **build_options.as_dict(own))
@@ -399,3 +402,14 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         for setting in self.system.settings_for(features, versions):
             text += set_by_default(self.module_generator, setting)
         return text
+
+
+@contextmanager
+def without_advice_about_tests():
+    """Upstream warns, with a traceback, that PyTorch's own tests lack a package; they are not run here."""
+    warn = upstream_pytorch.print_warning
+    upstream_pytorch.print_warning = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        upstream_pytorch.print_warning = warn

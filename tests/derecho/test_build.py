@@ -180,7 +180,7 @@ def test_no_place_for_the_decision(derecho, torch):
     assert 'gpu_aware_mpi' in output and "'bool cudaAwareMpiCheck() {'" in output and 'is there nowhere' in output
 
 
-@pytest.mark.parametrize('name', ['PyTorch-2.3.1-Derecho.eb', 'PyTorch-2.4.0-Derecho.eb', NCCL, PLUGIN])
+@pytest.mark.parametrize('name', ['PyTorch-2.3.1-Derecho.eb', 'PyTorch-2.4.0-Derecho.eb'])
 def test_rehearsed(derecho, name):
     """-x shows the real easyconfig's steps without one error that EasyBuild had to ignore."""
     output = derecho(name, '-x')
