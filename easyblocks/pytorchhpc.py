@@ -92,13 +92,25 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         asked = build_options.as_dict(build_options.common_options(self.version))
         asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, self.system.name), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
-        asked.update(build_options.ARCHITECTURE_FLAGS.get(os.uname().machine, {}))
+        asked.update(self.flags_of_architecture())
         for option in self.cfg['custom_opts']:
             name, equals, value = option.partition('=')
             if not equals:
                 raise EasyBuildError("custom_opts has %r, which is not NAME=VALUE", option)
-            asked[name] = value
+            # flags are added to those that the architecture needs; everything else is the easyconfig's
+            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
         return ['%s=%s' % item for item in asked.items()]
+
+    def first_line(self, compiler):
+        """How a compiler introduces itself."""
+        return run_shell_cmd([compiler, '--version'], fail_on_error=False, hidden=True, use_bash=False,
+                             output_file=False).output.split('\n')[0]
+
+    def flags_of_architecture(self):
+        """What this architecture needs with the system's compiler; a dry run asks no compiler."""
+        family = 'gcc' if self.dry_run else build_options.compiler_family(
+            self.first_line(self.compilers().get('CXX', 'g++')))
+        return build_options.architecture_flags(os.uname().machine, family, self.version)
 
     def cuda_architectures(self):
         """The GPUs to compile for: the user's word, else the easyconfig's."""
@@ -112,11 +124,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         sums = self.cfg['checksums']
         if len(sums) < len(self.cfg['sources']) + len(self.cfg['patches']) or not all(sums):
             return None
-        versions = {}
-        for variable, command in self.compilers().items():
-            result = run_shell_cmd([command, '--version'], fail_on_error=False, hidden=True, use_bash=False,
-                                   output_file=False)
-            versions[variable] = result.output.split('\n')[0]
+        versions = {variable: self.first_line(command) for variable, command in self.compilers().items()}
         return {'name': self.name, 'version': self.version, 'checksums': sums, 'options': sorted(self.own_options()),
                 'compilers': versions, 'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
                 'python': [self.python.implementation, self.python.version, self.python.machine],

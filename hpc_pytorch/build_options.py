@@ -37,10 +37,15 @@ DEPENDENCY_OPTIONS = (
     ('CUDNN_LIB_DIR', 'cuDNN', ('lib64', 'lib')),
 )
 
-# Compiler flags by architecture (`uname -m`): GCC on Arm refuses wide conversions between vector types otherwise.
-ARCHITECTURE_FLAGS = {
-    'aarch64': {'CFLAGS': '-flax-vector-conversions', 'CXXFLAGS': '-flax-vector-conversions'},
-}
+# Compiler flags that PyTorch needs on one architecture (`uname -m`), with one compiler, from one version of PyTorch on:
+# (architecture, compiler, since, before, variable, value). GCC on Arm refuses conversions between vector types that the
+# code makes, and warns of a null pointer where there is none; the linker is to keep code that runs together together.
+ARM_FLAGS = '-ffunction-sections -fdata-sections -flax-vector-conversions -Wno-nonnull'
+ARCHITECTURE_FLAGS = (
+    ('aarch64', 'gcc', '1.13', None, 'CFLAGS', '-ffunction-sections -fdata-sections -flax-vector-conversions'),
+    ('aarch64', 'gcc', '1.13', None, 'CXXFLAGS', ARM_FLAGS),
+    ('aarch64', 'gcc', '2.0', None, 'USE_PRIORITIZED_TEXT_FOR_LD', '1'),
+)
 
 # Where in a source tree the names of options stand.
 OPTION_FILES = ('setup.py', 'CMakeLists.txt', 'cmake', os.path.join('tools', 'setup_helpers'),
@@ -68,6 +73,19 @@ def route(version):
 def common_options(version):
     """The options of every build of this version."""
     return ['%s=%s' % (name, value) for name, value, since, before in OPTIONS if within(version, since, before)]
+
+
+def architecture_flags(architecture, compiler, version):
+    """What the table says for one architecture and compiler, as a dictionary."""
+    return {variable: value for machine, name, since, before, variable, value in ARCHITECTURE_FLAGS
+            if (machine, name) == (architecture, compiler) and within(version, since, before)}
+
+
+def compiler_family(banner):
+    """gcc or clang, from the first line of what `CXX --version` prints; '' for another."""
+    if 'clang' in banner.lower():
+        return 'clang'
+    return 'gcc' if re.search(r'\bgcc\b|\bg\+\+|GCC|Free Software', banner) else ''
 
 
 def dependency_options(root_of):
