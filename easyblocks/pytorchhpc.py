@@ -27,8 +27,8 @@ from easybuild.tools.filetools import copy_file, mkdir, read_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch import build_options, collection_path, contract, gpu_aware_mpi, known_errors, unfinished
-from hpc_pytorch import wheel_store
+from hpc_pytorch import build_options, collection_path, contract, git_sources, gpu_aware_mpi, known_errors
+from hpc_pytorch import unfinished, wheel_store
 from hpc_pytorch.module_text import set_by_default
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
@@ -50,6 +50,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             'max_memory': [None, "Memory that building may use, for example 200G; default: what there is", CUSTOM],
             'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
             'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
+            'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit) and commit, which the "
+                               "revision must still be; without it, whatever it is now", CUSTOM],
             'wheel_pattern': ['torch-*.whl', "Name of the wheel that building leaves in dist", CUSTOM],
         })
         # wheels are checked against each other by the lock files
@@ -68,6 +70,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         self.options_asked = None
         self.facts = None
         self.cmake_output = ''
+        # of a source from git
+        self.commit = None
         # the note of an interrupted build that this one goes on with
         self.left = None
 
@@ -90,7 +94,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
     def own_options(self):
         """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
         asked = build_options.as_dict(build_options.common_options(self.version))
-        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, self.system.name), PYTORCH_BUILD_NUMBER='1')
+        local = 'git' + self.commit[:7] if self.commit else self.system.name
+        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, local), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
         asked.update(self.flags_of_architecture())
         for option in self.cfg['custom_opts']:
@@ -142,6 +147,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
 
     def fetch_step(self, *args, **kwargs):
         """Fetch everything; the source only if there is no wheel that was built from it in the same way."""
+        if self.cfg['git_source']:
+            self.fetch_git_source()
         if not self.dry_run:
             with self.external_modules():
                 self.look_around()
@@ -153,6 +160,28 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             for parameter in ('sources', 'patches', 'checksums'):
                 self.cfg[parameter] = []
         super().fetch_step(*args, **kwargs)
+
+    def fetch_git_source(self):
+        """The commit that is asked for, as a tarball in the source path; the wheel's version names it."""
+        source = self.cfg['git_source']
+        try:
+            if not self.dry_run:
+                self.commit = git_sources.check(source['url'], source['revision'], source.get('commit'))
+            name = '%s-%s.tar.gz' % (self.name.lower(), self.commit or source['revision'])
+            self.cfg['sources'] = [name]
+            if self.dry_run:
+                return
+            places = [os.path.join(path, self.name[0].lower(), self.name) for path in source_paths()]
+            tarball = next(filter(os.path.isfile, [os.path.join(place, name) for place in places]), None)
+            if tarball is None:
+                mkdir(places[0], parents=True)
+                tarball = os.path.join(places[0], name)
+                print_msg("fetching %s of %s with its submodules", source['revision'], source['url'], log=self.log)
+                git_sources.make(source, self.commit, tarball + '.tree', tarball)
+            # git has compared what it fetched with the commit's name
+            self.cfg['checksums'] = [wheel_store.sha256_of(tarball)] + self.cfg['checksums']
+        except git_sources.Problem as problem:
+            raise EasyBuildError("git_source: %s", problem)
 
     def make_builddir(self):
         """Keep what an interrupted build of the same left."""
