@@ -14,17 +14,22 @@ import glob
 import json
 import os
 import sys
+from contextlib import contextmanager
 
+import easybuild.easyblocks.pytorch as upstream_pytorch
 import easybuild.tools.environment as env
 from easybuild.easyblocks.generic.lockedwheels import LockedWheels
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import source_paths
+from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import copy_file, mkdir, read_file
+from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch import build_options, collection_path, contract, known_errors, unfinished, wheel_store
+from hpc_pytorch import build_options, collection_path, contract, git_sources, gpu_aware_mpi, known_errors
+from hpc_pytorch import unfinished, wheel_store
+from hpc_pytorch.module_text import set_by_default
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
 
@@ -44,6 +49,9 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         options.update({
             'max_memory': [None, "Memory that building may use, for example 200G; default: what there is", CUSTOM],
             'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
+            'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
+            'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit) and commit, which the "
+                               "revision must still be; without it, whatever it is now", CUSTOM],
             'wheel_pattern': ['torch-*.whl', "Name of the wheel that building leaves in dist", CUSTOM],
         })
         # wheels are checked against each other by the lock files
@@ -62,6 +70,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         self.options_asked = None
         self.facts = None
         self.cmake_output = ''
+        # of a source from git
+        self.commit = None
         # the note of an interrupted build that this one goes on with
         self.left = None
 
@@ -84,15 +94,32 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
     def own_options(self):
         """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
         asked = build_options.as_dict(build_options.common_options(self.version))
-        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, self.system.name), PYTORCH_BUILD_NUMBER='1')
+        local = 'git' + self.commit[:7] if self.commit else self.system.name
+        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, local), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
-        asked.update(build_options.ARCHITECTURE_FLAGS.get(os.uname().machine, {}))
+        asked.update(self.flags_of_architecture())
         for option in self.cfg['custom_opts']:
             name, equals, value = option.partition('=')
             if not equals:
                 raise EasyBuildError("custom_opts has %r, which is not NAME=VALUE", option)
-            asked[name] = value
+            # flags are added to those that the architecture needs; everything else is the easyconfig's
+            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
         return ['%s=%s' % item for item in asked.items()]
+
+    def first_line(self, compiler):
+        """How a compiler introduces itself."""
+        return run_shell_cmd([compiler, '--version'], fail_on_error=False, hidden=True, use_bash=False,
+                             output_file=False).output.split('\n')[0]
+
+    def flags_of_architecture(self):
+        """What this architecture needs with the system's compiler; a dry run asks no compiler."""
+        family = 'gcc' if self.dry_run else build_options.compiler_family(
+            self.first_line(self.compilers().get('CXX', 'g++')))
+        return build_options.architecture_flags(os.uname().machine, family, self.version)
+
+    def cuda_architectures(self):
+        """The GPUs to compile for: the user's word, else the easyconfig's."""
+        return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
 
     def identity_facts(self):
         """
@@ -102,15 +129,13 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         sums = self.cfg['checksums']
         if len(sums) < len(self.cfg['sources']) + len(self.cfg['patches']) or not all(sums):
             return None
-        versions = {}
-        for variable, command in self.compilers().items():
-            result = run_shell_cmd([command, '--version'], fail_on_error=False, hidden=True, use_bash=False,
-                                   output_file=False)
-            versions[variable] = result.output.split('\n')[0]
+        versions = {variable: self.first_line(command) for variable, command in self.compilers().items()}
         return {'name': self.name, 'version': self.version, 'checksums': sums, 'options': sorted(self.own_options()),
                 'compilers': versions, 'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
                 'python': [self.python.implementation, self.python.version, self.python.machine],
                 'build_type': self.cfg['build_type'] or 'Release',
+                'cuda_architectures': self.cuda_architectures(),
+                'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
                 'build_packages': sorted(entry.text for entry in self.locked('build_lock_files'))}
 
     def built_stores(self):
@@ -122,6 +147,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
 
     def fetch_step(self, *args, **kwargs):
         """Fetch everything; the source only if there is no wheel that was built from it in the same way."""
+        if self.cfg['git_source']:
+            self.fetch_git_source()
         if not self.dry_run:
             with self.external_modules():
                 self.look_around()
@@ -133,6 +160,28 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             for parameter in ('sources', 'patches', 'checksums'):
                 self.cfg[parameter] = []
         super().fetch_step(*args, **kwargs)
+
+    def fetch_git_source(self):
+        """The commit that is asked for, as a tarball in the source path; the wheel's version names it."""
+        source = self.cfg['git_source']
+        try:
+            if not self.dry_run:
+                self.commit = git_sources.check(source['url'], source['revision'], source.get('commit'))
+            name = '%s-%s.tar.gz' % (self.name.lower(), self.commit or source['revision'])
+            self.cfg['sources'] = [name]
+            if self.dry_run:
+                return
+            places = [os.path.join(path, self.name[0].lower(), self.name) for path in source_paths()]
+            tarball = next(filter(os.path.isfile, [os.path.join(place, name) for place in places]), None)
+            if tarball is None:
+                mkdir(places[0], parents=True)
+                tarball = os.path.join(places[0], name)
+                print_msg("fetching %s of %s with its submodules", source['revision'], source['url'], log=self.log)
+                git_sources.make(source, self.commit, tarball + '.tree', tarball)
+            # git has compared what it fetched with the commit's name
+            self.cfg['checksums'] = [wheel_store.sha256_of(tarball)] + self.cfg['checksums']
+        except git_sources.Problem as problem:
+            raise EasyBuildError("git_source: %s", problem)
 
     def make_builddir(self):
         """Keep what an interrupted build of the same left."""
@@ -186,13 +235,19 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             return
         if not self.dry_run:
             self.check_tree()
+            self.make_gpu_aware()
         own = self.own_options()
+        own += [option for option in build_options.dependency_options(get_software_root)
+                if option.split('=')[0] not in build_options.as_dict(own)]
         self.cfg['custom_opts'] = own
-        super(LockedWheels, self).configure_step()
+        with without_advice_about_tests():
+            super(LockedWheels, self).configure_step()
         # upstream leaves its own options in front of the build command only; some of their values are shell variables
         upstream = [word for word in self.cfg['prebuildopts'].split() if '=' in word]
         asked = dict(build_options.as_dict(upstream), **build_options.as_dict(own))
         self.options_asked = {name: os.path.expandvars(value) for name, value in asked.items()}
+        if asked.get('USE_CUDA') == '1':
+            self.options_asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
         for name, value in sorted(self.options_asked.items()):
             env.setvar(name, value)
         self.install_build_tools()
@@ -226,6 +281,17 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         if problems:
             raise EasyBuildError("custom_opts has what %s %s does not know: %s",
                                  self.name, self.version, '; '.join(problems))
+
+    def make_gpu_aware(self):
+        """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
+        if not self.cfg['gpu_aware_mpi']:
+            return
+        try:
+            gpu_aware_mpi.apply(self.start_dir)
+        except gpu_aware_mpi.PlaceNotFound as problem:
+            raise EasyBuildError("gpu_aware_mpi: PyTorch %s has another %s than is known, so nothing was changed: %s. "
+                                 "Set gpu_aware_mpi = False to build without, or add the new place to "
+                                 "hpc_pytorch/gpu_aware_mpi.py.", self.version, gpu_aware_mpi.BACKEND, problem)
 
     def route(self):
         """How this version is built."""
@@ -365,7 +431,22 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         """The wheel's directory, and the system's settings for what this communicates through."""
         text = super().make_module_extra(*args, **kwargs)
         text += self.module_generator.set_environment('PYTORCH_WHEELS', os.path.join(self.installdir, 'wheels'))
-        features = ['mpi'] if 'USE_MPI=1' in self.cfg['custom_opts'] else []
-        for setting in self.system.settings_for(features):
-            text += self.module_generator.set_environment(setting.name, setting.value)
+        versions = {dep['name']: dep['version'] for dep in self.cfg.dependencies() if not dep['external_module']}
+        asked = build_options.as_dict(self.cfg['custom_opts'])
+        features = [feature for feature, there in (
+            ('mpi', asked.get('USE_MPI') == '1'), ('gpu', bool(self.cuda_architectures())),
+            ('nccl', 'NCCL' in versions)) if there]
+        for setting in self.system.settings_for(features, versions):
+            text += set_by_default(self.module_generator, setting)
         return text
+
+
+@contextmanager
+def without_advice_about_tests():
+    """Upstream warns, with a traceback, that PyTorch's own tests lack a package; they are not run here."""
+    warn = upstream_pytorch.print_warning
+    upstream_pytorch.print_warning = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        upstream_pytorch.print_warning = warn

@@ -27,16 +27,31 @@ OPTIONS = (
     ('USE_NUMPY', '1', '1.13', None),
 )
 
-# Compiler flags by architecture (`uname -m`): GCC on Arm refuses wide conversions between vector types otherwise.
-ARCHITECTURE_FLAGS = {
-    'aarch64': {'CFLAGS': '-flax-vector-conversions', 'CXXFLAGS': '-flax-vector-conversions'},
-}
+# What the build is told of software that is a dependency: (option, software, directories in its prefix; the first that
+# is there counts). Upstream's easyblock says the rest.
+DEPENDENCY_OPTIONS = (
+    ('NCCL_ROOT', 'NCCL', ('',)),
+    ('NCCL_INCLUDE_DIR', 'NCCL', ('include',)),
+    ('NCCL_LIB_DIR', 'NCCL', ('lib', 'lib64')),
+    ('CUDNN_ROOT', 'cuDNN', ('',)),
+    ('CUDNN_LIB_DIR', 'cuDNN', ('lib64', 'lib')),
+)
+
+# Compiler flags that PyTorch needs on one architecture (`uname -m`), with one compiler, from one version of PyTorch on:
+# (architecture, compiler, since, before, variable, value). GCC on Arm refuses conversions between vector types that the
+# code makes, and warns of a null pointer where there is none; the linker is to keep code that runs together together.
+ARM_FLAGS = '-ffunction-sections -fdata-sections -flax-vector-conversions -Wno-nonnull'
+ARCHITECTURE_FLAGS = (
+    ('aarch64', 'gcc', '1.13', None, 'CFLAGS', '-ffunction-sections -fdata-sections -flax-vector-conversions'),
+    ('aarch64', 'gcc', '1.13', None, 'CXXFLAGS', ARM_FLAGS),
+    ('aarch64', 'gcc', '2.0', None, 'USE_PRIORITIZED_TEXT_FOR_LD', '1'),
+)
 
 # Where in a source tree the names of options stand.
 OPTION_FILES = ('setup.py', 'CMakeLists.txt', 'cmake', os.path.join('tools', 'setup_helpers'),
                 os.path.join('caffe2', 'CMakeLists.txt'), os.path.join('third_party', 'gloo', 'CMakeLists.txt'))
 # Prefixes that mean something to CMake or compilers whatever the source tree says.
-GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBOSE|PYTORCH_BUILD_\w+)$')
+GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBOSE|PYTORCH_BUILD_\w+|\w+_ROOT)$')
 
 
 def version_key(version):
@@ -58,6 +73,30 @@ def route(version):
 def common_options(version):
     """The options of every build of this version."""
     return ['%s=%s' % (name, value) for name, value, since, before in OPTIONS if within(version, since, before)]
+
+
+def architecture_flags(architecture, compiler, version):
+    """What the table says for one architecture and compiler, as a dictionary."""
+    return {variable: value for machine, name, since, before, variable, value in ARCHITECTURE_FLAGS
+            if (machine, name) == (architecture, compiler) and within(version, since, before)}
+
+
+def compiler_family(banner):
+    """gcc or clang, from the first line of what `CXX --version` prints; '' for another."""
+    if 'clang' in banner.lower():
+        return 'clang'
+    return 'gcc' if re.search(r'\bgcc\b|\bg\+\+|GCC|Free Software', banner) else ''
+
+
+def dependency_options(root_of):
+    """The options that tell where dependencies are; `root_of` gives a software's prefix, or None."""
+    options = []
+    for name, software, directories in DEPENDENCY_OPTIONS:
+        root = root_of(software)
+        if root:
+            places = [os.path.join(root, directory).rstrip(os.sep) for directory in directories]
+            options.append('%s=%s' % (name, next(filter(os.path.isdir, places), places[0])))
+    return options
 
 
 def as_dict(options):

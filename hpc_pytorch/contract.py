@@ -20,8 +20,9 @@ TERMS = (
     Term('USE_CUDA', ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
          "the CUDA module is not loaded, or its nvcc does not support this host compiler"),
     Term('USE_CUDNN', ('CUDNN_INCLUDE_DIR', 'CUDNN_LIBRARY'), "cuDNN's module is not loaded, or for another CUDA"),
-    Term('USE_NCCL', ('NCCL_INCLUDE_DIR', 'NCCL_LIBRARY'), "NCCL's module is not loaded, or no third_party/nccl"),
-    Term('USE_SYSTEM_NCCL', ('NCCL_INCLUDE_DIR', 'NCCL_LIBRARY'), "NCCL's module is not loaded"),
+    Term('TORCH_CUDA_ARCH_LIST', ('CMAKE_CUDA_FLAGS',), "this CUDA does not know the architecture"),
+    Term('USE_NCCL', ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'), "NCCL's module is not loaded, or no third_party/nccl"),
+    Term('USE_SYSTEM_NCCL', ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'), "NCCL's module is not loaded"),
     Term('USE_ROCM', ('ROCM_PATH', 'HIP_PATH'), "ROCm's module is not loaded"),
     Term('USE_NUMPY', ('NUMPY_INCLUDE_DIR',), "NumPy is not installed for the Python that builds"),
     Term('USE_FBGEMM', (), "the processor has no AVX2, or third_party/fbgemm is missing"),
@@ -34,6 +35,11 @@ TERMS = (
 )
 # Compilers are asked for by command and found as paths.
 COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
+# Directories that are asked for, and what must have been found in them: another one works, and not as it should.
+DIRECTORIES = (
+    ('NCCL_INCLUDE_DIR', 'NCCL_INCLUDE_DIRS', "another NCCL's headers come first: CPATH, or a CMake package of it"),
+    ('NCCL_LIB_DIR', 'NCCL_LIBRARIES', "another NCCL comes first, for example the one that PyTorch brings along"),
+)
 
 Difference = namedtuple('Difference', 'option asked found places reason')
 
@@ -58,7 +64,24 @@ def read_cache(path):
 def read_summary(text):
     """The decisions that CMake prints, `--   USE_MPI   : OFF`."""
     start = text.rfind('******** Summary ********')
-    return dict(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M)) if start >= 0 else {}
+    found = dict(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M)) if start >= 0 else {}
+    flags = re.findall(r'Added CUDA NVCC flags for: *(.*)', text)
+    if flags:
+        found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(flags[-1])
+    return found
+
+
+def architectures_of_flags(flags):
+    """'-gencode;arch=compute_80,code=sm_80' as TORCH_CUDA_ARCH_LIST says it: 8.0."""
+    codes = re.findall(r'code=\[?(sm|compute)_(\d+)(\d)(\w?)', flags)
+    return ';'.join(sorted({'%s.%s%s%s' % (major, minor, letter, '+PTX' if kind == 'compute' else '')
+                            for kind, major, minor, letter in codes}))
+
+
+def architectures(asked):
+    """A TORCH_CUDA_ARCH_LIST as it is compared: sorted, and 8.0+PTX is 8.0 besides."""
+    words = re.split(r'[;,\s]+', asked.strip())
+    return ';'.join(sorted(set(words) | {word[:-len('+PTX')] for word in words if word.endswith('+PTX')}))
 
 
 def decided(term, cache, summary):
@@ -73,6 +96,12 @@ def same(asked, found):
     return plain(asked).lower() == (found or '').lower()
 
 
+def inside(path, directory):
+    """Whether a path is this directory or in it, whatever links lead there."""
+    path, directory = os.path.realpath(path), os.path.realpath(directory)
+    return path == directory or path.startswith(directory + os.sep)
+
+
 def compare(options, cache, summary):
     """All differences between what was asked for, a dictionary, and what CMake decided."""
     differences = []
@@ -80,11 +109,16 @@ def compare(options, cache, summary):
         if term.option not in options:
             continue
         asked, found = plain(options[term.option]), decided(term, cache, summary)
+        if term.option == 'TORCH_CUDA_ARCH_LIST':
+            asked = architectures(asked)
         # what this version does not know and was not wanted is no difference
         if same(asked, found) or (found is None and asked == 'OFF'):
             continue
         places = ['%s=%s' % (name, cache[name]) for name in term.places if name in cache]
         differences.append(Difference(term.option, asked, found or 'nothing', places, term.reason))
+    for option, variable, reason in DIRECTORIES:
+        if option in options and not inside(cache.get(variable, ''), options[option]):
+            differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [], reason))
     for option, variable in COMPILERS:
         if option in options and os.path.basename(cache.get(variable, '')) != os.path.basename(options[option]):
             differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [],

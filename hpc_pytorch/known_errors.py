@@ -8,7 +8,8 @@ from collections import namedtuple
 
 Known = namedtuple('Known', 'pattern cause remedy')
 KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, remedy in (
-    (r'Killed signal terminated program|internal compiler error: Killed|c\+\+: fatal error: Killed|oom-kill|'
+    (r'died due to signal 9|Killed signal terminated program|'
+     r'internal compiler error: Killed|c\+\+: fatal error: Killed|oom-kill|'
      r'virtual memory exhausted|cc1plus: out of memory',
      "the machine, or the job, ran out of memory",
      "build where there is more (a compute node), or with fewer jobs: --parallel=N"),
@@ -16,9 +17,13 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
      "make room, or build elsewhere: --buildpath=DIRECTORY"),
     (r'[Nn]o space left on device', "the disk is full",
      "build elsewhere: --buildpath=DIRECTORY (about 20 GB), and --tmpdir=DIRECTORY"),
-    (r"cannot convert '?int16x4_t|int16x4_t.*-flax-vector-conversions",
+    (r"cannot convert ['\u2018]?u?int16x4_t|int16x4_t.*-flax-vector-conversions",
      "GCC is strict about conversions between Arm's vector types",
      "add CXXFLAGS=-flax-vector-conversions to custom_opts"),
+    (r'is not a supported wheel on this platform',
+     "the wheel was made for another Python, or for another processor: its name says which (cp312: Python 3.12; "
+     "aarch64: Arm)",
+     "load the Python that the wheel was built with, or build a wheel for this one"),
     (r'third_party/\S+.*(does not contain a CMakeLists.txt|does not exist|not found)|Did you run .git submodule',
      "submodules are missing in the source tree",
      "use the release tarball, or in the tree: git submodule update --init --recursive --depth 1 --jobs 8"),

@@ -18,8 +18,8 @@ from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file, mkdir, read_file, remove_dir
-from easybuild.tools.filetools import write_file
+from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file, download_file, mkdir, read_file
+from easybuild.tools.filetools import remove_dir, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
@@ -45,6 +45,7 @@ class LockedWheels(EasyBlock):
             'collection_packages': [[], "Packages of this collection to build here for what was installed", CUSTOM],
             'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
             'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
+            'package_urls': [{}, "Where the sources of packages are that no index has, by name", CUSTOM],
             'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
             'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
             'scripts': [[], "Scripts beside the easyconfig to install in bin", CUSTOM],
@@ -290,15 +291,31 @@ class LockedWheels(EasyBlock):
 
     def download_sources(self, build_tools, part, store):
         """Download sources; pip insists on asking each for its metadata, which needs the build tools."""
+        for entry in self.source_locks():
+            if entry.name in self.cfg['package_urls']:
+                self.download_release(entry, part)
+        entries = [entry for entry in self.source_locks() if entry.name not in self.cfg['package_urls']]
+        if not entries:
+            return self.keep(part, store)
         tools = os.path.join(part, 'tools')
         self.install_from(store, self.python.path, build_tools, '--target', tools)
-        with self.lock_file(self.source_locks()) as lock:
+        with self.lock_file(entries) as lock:
             result = self.pip(self.python.path, 'download', '--quiet', '--no-deps', '--require-hashes', '--no-binary',
                               ':all:', '--no-build-isolation', '--dest', part, '-r', lock,
                               environment={'PYTHONPATH': tools})
         if result.exit_code:
             raise EasyBuildError("Fetching failed: %s", last_words(result.output))
-        self.keep(part, store)
+        return self.keep(part, store)
+
+    def download_release(self, entry, part):
+        """Download the source of a package from where its authors release it, under the name that pip looks for."""
+        name = '%s-%s.tar.gz' % (entry.name, entry.version)
+        path, url = os.path.join(part, name), self.cfg['package_urls'][entry.name]
+        if not download_file(name, url, path):
+            raise EasyBuildError("Fetching %s failed. Fetch it by hand, and put it as %s into %s", url, name,
+                                 self.stores()[0])
+        if sha256_of(path) not in entry.hashes:
+            raise EasyBuildError("%s is another file than the one that was locked; do not use it.", url)
 
     @staticmethod
     def keep(part, store):

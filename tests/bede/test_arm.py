@@ -1,0 +1,69 @@
+"""What is different on Arm: flags, and the errors of the page's troubleshooting."""
+import shutil
+import subprocess
+
+import pytest
+
+from hpc_pytorch import build_options, known_errors
+
+CROSS = 'aarch64-linux-gnu-g++'
+# What PyTorch's kernels do: an unsigned operation on a vector that is signed.
+KERNEL = """
+#include <arm_neon.h>
+uint16x4_t low(int16x4_t values) {
+  return vand_u16(values, vdup_n_u16(15));
+}
+"""
+
+
+@pytest.mark.parametrize('architecture, compiler, there', [
+    ('aarch64', 'gcc', True), ('aarch64', 'clang', False), ('x86_64', 'gcc', False), ('ppc64le', 'gcc', False)])
+def test_flags(architecture, compiler, there):
+    """GCC on Arm gets them, nobody else."""
+    flags = build_options.architecture_flags(architecture, compiler, '2.4.0a0')
+    assert ('-flax-vector-conversions' in flags.get('CXXFLAGS', '')) == there
+    assert flags.get('USE_PRIORITIZED_TEXT_FOR_LD') == ('1' if there else None)
+
+
+def test_flags_of_old_version():
+    """1.13 does not know the linker's option."""
+    assert set(build_options.architecture_flags('aarch64', 'gcc', '1.13.1')) == {'CFLAGS', 'CXXFLAGS'}
+
+
+@pytest.mark.parametrize('banner, family', [
+    ('g++ (Debian 12.2.0-14+deb12u1) 12.2.0', 'gcc'), ('gcc (GCC) 12.2.0 20220819 (HPE)', 'gcc'),
+    ('aarch64-linux-gnu-g++ (Debian 12.2.0-14) 12.2.0', 'gcc'), ('clang version 17.0.6', 'clang'),
+    ('Cray clang version 15.0.1', 'clang'), ('nvc++ 23.9-0 64-bit target', '')])
+def test_compiler_family(banner, family):
+    """Who a compiler says it is."""
+    assert build_options.compiler_family(banner) == family
+
+
+@pytest.mark.slow
+def test_cross_compiled(tmp_path):
+    """With the cross compiler: an error without the flags, explained by our table; success with them."""
+    assert shutil.which(CROSS), "%s is missing: apt-get install g++-aarch64-linux-gnu" % CROSS
+    source = tmp_path / 'kernel.cpp'
+    source.write_text(KERNEL)
+    flags = build_options.architecture_flags('aarch64', 'gcc', '2.4.0')['CXXFLAGS'].split()
+
+    def compile(*options):
+        return subprocess.run([CROSS, '-c', str(source), '-o', str(tmp_path / 'kernel.o'), *options],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    failed = compile()
+    assert failed.returncode and '-flax-vector-conversions' in known_errors.explain(failed.stdout), failed.stdout
+    done = compile(*flags)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize('message, remedy', [
+    ("pytorch/aten/src/ATen/native/cpu/int4mm_kernel.cpp:378:86: error: cannot\n    convert \u2018int16x4_t\u2019 to "
+     "\u2018uint16x4_t\u2019\n".replace("cannot\n    ", "cannot "), '-flax-vector-conversions'),
+    ("nvcc error   : 'cicc' died due to signal 9 (Kill signal)", '--parallel'),
+    ("ERROR: torch-2.4.0a0+gitbad8d25-cp312-cp312-linux_aarch64.whl is not a supported wheel on this platform.",
+     'load the Python'),
+])
+def test_page_troubleshooting(message, remedy):
+    """Each of the page's errors has one explanation."""
+    explanation = known_errors.explain(message)
+    assert remedy in explanation and explanation.count('what to do:') == 1

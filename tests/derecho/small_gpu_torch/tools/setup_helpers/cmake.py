@@ -1,0 +1,2 @@
+"""As in PyTorch, the options besides USE_…, BUILD_… and CMAKE_… that reach CMake."""
+OPTIONS = ['BLAS', ]

@@ -1,0 +1,71 @@
+#include <Python.h>
+
+#ifdef USE_C10D_MPI
+
+#include <mpi.h>
+#include <stdexcept>
+#ifdef USE_NCCL
+#include <nccl.h>
+#endif
+
+#define TORCH_CHECK(condition, ...) if (!(condition)) throw std::runtime_error(__VA_ARGS__)
+
+namespace {
+
+bool cudaAwareMpiCheck() {
+  return false;
+}
+
+struct GpuTensor {
+  bool is_cuda() const { return true; }
+};
+
+// as PyTorch asks before every operation
+void checkSingleTensorHelper(const GpuTensor& tensor) {
+  if (tensor.is_cuda() && !cudaAwareMpiCheck()) {
+    TORCH_CHECK(false, "the MPI used does not have CUDA-aware MPI support");
+  }
+}
+
+} // namespace
+
+static PyObject* takes_gpu_memory(PyObject*, PyObject*) {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  if (!initialized) MPI_Init(nullptr, nullptr);
+  try {
+    checkSingleTensorHelper(GpuTensor());
+  } catch (const std::runtime_error& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+  Py_RETURN_TRUE;
+}
+
+static PyObject* nccl_version(PyObject*, PyObject*) {
+  int version = 0;
+#ifdef USE_NCCL
+  ncclGetVersion(&version);
+#endif
+  return PyLong_FromLong(version);
+}
+
+static PyObject* mpi_available(PyObject*, PyObject*) {
+  Py_RETURN_TRUE;
+}
+
+static PyObject* rank_sum(PyObject*, PyObject*) {
+  PyErr_SetString(PyExc_NotImplementedError, "not in this one");
+  return nullptr;
+}
+
+static PyMethodDef methods[] = {
+  {"mpi_available", mpi_available, METH_NOARGS, "whether this was built with MPI"},
+  {"nccl_version", nccl_version, METH_NOARGS, "of the NCCL that this was linked with, 0 without"},
+  {"rank_sum", rank_sum, METH_NOARGS, ""},
+  {"takes_gpu_memory", takes_gpu_memory, METH_NOARGS, "True, or an error that says why not"},
+  {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods};
+PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&definition); }
+
+#endif

@@ -1,0 +1,3 @@
+__global__ void twice(float* values) {
+  values[threadIdx.x] *= 2;
+}
