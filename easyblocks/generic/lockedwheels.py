@@ -3,8 +3,8 @@ EasyBuild support for installing Python packages from lock files, implemented as
 
 A lock file names every package with its version and SHA256 (pip's own format; uv and pip-tools write it). All of it is
 fetched in EasyBuild's fetch step, by pip, so that the mirrors, proxies and caches that the user configured for pip are
-used; everything after that works without a network. Wheels can also be `sources`, fetched and checked as EasyBuild does it:
-for those whose checksum is nowhere to be found, as --inject-checksums works for them.
+used; everything after that works without a network. Wheels can also be `sources`, fetched and checked as EasyBuild does
+it: for those whose checksum is nowhere to be found, as --inject-checksums works for them.
 """
 import glob
 import os
@@ -48,7 +48,7 @@ class LockedWheels(EasyBlock):
             'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
             'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
             'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
-            'examples': [[], "Files beside the easyconfig to install in examples", CUSTOM],
+            'example_files': [[], "Files beside the easyconfig to install in examples", CUSTOM],
             'features': [[], "What this has of: %s; decides which settings of the system apply"
                          % ', '.join(sorted(FEATURES)), CUSTOM],
             'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
@@ -179,7 +179,7 @@ class LockedWheels(EasyBlock):
                 raise EasyBuildError("%s does not fit:\n  %s", name, '\n  '.join(reasons))
 
     def version_of_module(self, name):
-        """The version that the system's module for a software has; None without such a module among the dependencies."""
+        """The version of the system's module for a software; None without such a module among the dependencies."""
         for dep in self.cfg.dependencies():
             if not dep['external_module']:
                 continue
@@ -416,7 +416,7 @@ class LockedWheels(EasyBlock):
         for package in self.cfg['collection_packages']:
             self.build_from_collection(python, package)
         self.install_files('scripts', 'bin', 0o755)
-        self.install_files('examples', 'examples', 0o644)
+        self.install_files('example_files', 'examples', 0o644)
         if self.cfg['features']:
             # what scripts have to know of the system
             copy_file(os.path.join(self.system.directory, 'system.cfg'),
@@ -484,7 +484,7 @@ class LockedWheels(EasyBlock):
         return text + (self.system_settings() if self.cfg['features'] else '')
 
     def system_settings(self):
-        """What the system's data say for software with these features, and what pytorch-srun and cpu-mask want to know."""
+        """What the system's data say for these features, and what pytorch-srun and cpu-mask want to know."""
         module, system, text = self.module_generator, self.system, ''
         for setting in system.settings_for(self.cfg['features']):
             text += module.comment(setting.reason) + module.set_environment(setting.name, setting.value)
@@ -499,7 +499,8 @@ class LockedWheels(EasyBlock):
         """For `module help`: what the module sets for this system, and what the site advises to try."""
         lines = []
         settings = self.system.settings_for(self.cfg['features'])
-        for title, variables in (("Set by this module:", settings), ("Worth trying on this system:", self.system.advice)):
+        for title, variables in (("Set by this module:", settings),
+                                 ("Worth trying on this system:", self.system.advice)):
             if variables:
                 lines += ['', title]
                 lines += ["  %s=%s: %s" % (variable.name, variable.value, variable.reason) for variable in variables]
