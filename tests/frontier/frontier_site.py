@@ -29,10 +29,12 @@ def fetched_cpu_wheel(eb):
 
 
 def standing_in(wheel):
-    """Frontier's easyconfig with another wheel for another Python; all the rest is as it is."""
+    """Frontier's easyconfig with another wheel for another Python, without the plugin; the rest is as it is."""
     text = EASYCONFIG.read_text()
     text = re.sub(r"^version = .*", "version = '2.13.0'", text, flags=re.M)
     text = re.sub(r"^python_versions = .*", "python_versions = ['%s']" % VERSION, text, flags=re.M)
+    # the plugin's source cannot be fetched everywhere; test_plugin.py builds it
+    text = re.sub(r".*'aws-ofi-.*\n", '', text)
     text, count = re.subn(r"^sources = \[.*?^\]\nchecksums = .*?$", "sources = [%r]\nchecksums = [None]" % wheel.name, text,
                           flags=re.M | re.S)
     assert count == 1
