@@ -26,7 +26,7 @@ class SystemSettings(Bundle):
     def extra_options():
         """What an easyconfig can say."""
         return Bundle.extra_options({
-            'features': [None, "Which of the system's settings: those that have all of these in their `when`", MANDATORY],
+            'features': [None, "Which settings of the system: those with all of these in their `when`", MANDATORY],
         })
 
     def settings(self):

@@ -1,4 +1,4 @@
-"""What the tests of Frontier share: its stand-in, the easyconfig with PyTorch's CPU wheel in place of the ROCm one, Slurm."""
+"""What the tests of Frontier share: the easyconfig with PyTorch's CPU wheel in place of the ROCm one, and a Slurm."""
 import glob
 import re
 import shutil
@@ -35,8 +35,8 @@ def standing_in(wheel):
     text = re.sub(r"^python_versions = .*", "python_versions = ['%s']" % VERSION, text, flags=re.M)
     # the plugin's source cannot be fetched everywhere; test_plugin.py builds it
     text = re.sub(r".*'aws-ofi-.*\n", '', text)
-    text, count = re.subn(r"^sources = \[.*?^\]\nchecksums = .*?$", "sources = [%r]\nchecksums = [None]" % wheel.name, text,
-                          flags=re.M | re.S)
+    text, count = re.subn(r"^sources = \[.*?^\]\nchecksums = .*?$", "sources = [%r]\nchecksums = [None]" % wheel.name,
+                          text, flags=re.M | re.S)
     assert count == 1
     return text
 
