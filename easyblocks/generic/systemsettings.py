@@ -51,7 +51,7 @@ class SystemSettings(Bundle):
         module, text = self.module_generator, ''
         for setting in self.settings():
             text += module.comment(setting.reason)
-            text += module.set_environment(setting.name, {'value': setting.value, 'pushenv': True})
+            text += module.set_environment(setting.name, setting.value)
         syntax = MODULE_SYNTAX[module.SYNTAX]
         for name in self.users_variables():
             missing = module.conditional_statement(syntax['loading'], syntax['fail'] % (

@@ -80,7 +80,9 @@ def frontier():
     site = Site(tempfile.mkdtemp(prefix='hpc-tests-'))
     try:
         site.install()
-        with Slurm(site.directory / 'slurm', cpus=128, memory=512 << 10, gpus=8, partitions=('batch',)) as slurm:
+        # Frontier's jobs have whole nodes; the first partition is for two jobs on one node all the same
+        with Slurm(site.directory / 'slurm', cpus=128, memory=512 << 10, gpus=8, partitions=('shared', 'batch'),
+                   exclusive=('batch',)) as slurm:
             site.slurm = slurm
             yield site
     finally:

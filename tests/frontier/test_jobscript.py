@@ -38,8 +38,8 @@ def test_frontier(jobscript):
     """What the site's page asks for: GPUs, cores, binding, a clean environment."""
     lines = jobscript('frontier', '--nodes', '2', '--time', '10', 'train.py', '--epochs', '3', 'a b')
     for line in ('#SBATCH --nodes=2', '#SBATCH --time=00:10:00', '#SBATCH --account=project1',
-                 '#SBATCH --partition=batch', '#SBATCH --gpus-per-node=8', '#SBATCH --export=NONE', 'unset SLURM_EXPORT_ENV',
-                 'module load PyTorch/1.0-here'):
+                 '#SBATCH --partition=batch', '#SBATCH --gpus-per-node=8', '#SBATCH --export=NONE',
+                 'unset SLURM_EXPORT_ENV', 'module load PyTorch/1.0-here'):
         assert line in lines
     assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=7 --gpus-per-task=1 "
                          "--gpu-bind=closest pytorch-srun train.py --epochs 3 'a b'")

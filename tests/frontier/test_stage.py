@@ -77,6 +77,10 @@ def test_packed_once(place):
     assert [(path, path.stat().st_mtime_ns) for path in place.archives] == before
     (place.site / 'more.py').write_text('')
     assert 'packing' in place.run('python -c "import more"')[1]
+    # written to in place, as an editor does it
+    with place.command.open('a') as handle:
+        handle.write('# changed\n')
+    assert 'packing' in place.run('true')[1]
 
 
 def test_already_staged_shell(place):

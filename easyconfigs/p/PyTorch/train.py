@@ -11,6 +11,7 @@ what a step does depends on nothing but the step: its data and its random number
 To make it yours, replace `make_model` and `Numbers`; the rest can stay.
 """
 import argparse
+import gc
 import hashlib
 import io
 import itertools
@@ -174,6 +175,9 @@ def main():
     model = train(options, device)
     if dist.get_rank() == 0:
         print("trained on %d ranks (%s); weights %s" % (dist.get_world_size(), device.type, fingerprint(model)))
+    # DistributedDataParallel is part of a circle of objects, and holds threads that must have ended before the process does
+    del model
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 
