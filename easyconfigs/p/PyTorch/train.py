@@ -5,8 +5,8 @@ Training on any number of GPUs or CPU cores with DistributedDataParallel: an exa
     srun -N2 -n16 ... pytorch-srun train.py --epochs 10 --snapshots snapshots
 
 Runs unchanged on CPUs (gloo), CUDA and ROCm (NCCL, RCCL); torchrun starts it, too. It can be killed at any moment:
-started again, it goes on from the last snapshot, and ends with the weights that it would have had undisturbed. For that,
-what a step does depends on nothing but the step: its data and its random numbers follow from its number.
+started again, it goes on from the last snapshot, and ends with the weights that it would have had undisturbed: what a
+step does depends on nothing but the step, as its data and its random numbers follow from its number.
 
 To make it yours, replace `make_model` and `Numbers`; the rest can stay.
 """
@@ -175,7 +175,7 @@ def main():
     model = train(options, device)
     if dist.get_rank() == 0:
         print("trained on %d ranks (%s); weights %s" % (dist.get_world_size(), device.type, fingerprint(model)))
-    # DistributedDataParallel is part of a circle of objects, and holds threads that must have ended before the process does
+    # DistributedDataParallel is part of a circle of objects; its threads must have ended before the process does
     del model
     gc.collect()
     dist.barrier()
