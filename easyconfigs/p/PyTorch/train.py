@@ -113,6 +113,15 @@ def start():
     return device
 
 
+def prepare(model, loader, device):
+    """
+    One pass that does not count. DistributedDataParallel orders what it sends anew after its first pass, and the last
+    bit of a sum depends on the order: without this, the first step after a restart would not be what it would have been.
+    """
+    inputs, targets = next(iter(loader))
+    torch.nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
+
+
 def train(options, device):
     """Train until the last epoch, from the last snapshot on; returns the model."""
     rank, size, first = dist.get_rank(), dist.get_world_size(), dist.get_rank() == 0
@@ -134,6 +143,8 @@ def train(options, device):
             if state['ranks'] != size:
                 print("there were %d ranks, and are %d now: the steps are other ones" % (state['ranks'], size),
                       flush=True)
+    prepare(model, loader, device)
+    optimizer.zero_grad()
     for epoch in range(done // len(loader), options.epochs):
         sampler.set_epoch(epoch)
         for inputs, targets in itertools.islice(loader, done % len(loader), None):
