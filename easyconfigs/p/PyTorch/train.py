@@ -116,7 +116,7 @@ def start():
 def prepare(model, loader, device):
     """
     One pass that does not count. DistributedDataParallel orders what it sends anew after its first pass, and the last
-    bit of a sum depends on the order: without this, the first step after a restart would not be what it would have been.
+    bit of a sum depends on the order: without this, the first step after a restart would not be what it was to be.
     """
     inputs, targets = next(iter(loader))
     torch.nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
