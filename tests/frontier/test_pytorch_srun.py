@@ -169,3 +169,19 @@ def test_on_every_system():
         text = path.read_text()
         assert 'pytorch-srun' in text or "'SingularityContainer'" in text, path.name
     assert "'pytorch-srun'" in (CHECKOUT / 'easyblocks/generic/singularitycontainer.py').read_text()
+
+
+@pytest.mark.slow
+def test_in_a_container(place):
+    """The module of a container has it on the path outside, for Python inside; LUMI's own name for it still works."""
+    place.install(place.easyconfig())
+    scripts = place.eb.prefix / 'software/Tool/1.0/runscripts'
+    # stands for the image's Python; the directory is the first on the path in the container
+    (scripts / 'python').write_text(
+        '#!/bin/bash\necho "${SINGULARITY_CONTAINER##*/} $RANK $LOCAL_RANK $MASTER_ADDR $*"\n')
+    (scripts / 'python').chmod(0o755)
+    place.give_to_user()
+    variables = dict(SRUN, ROCR_VISIBLE_DEVICES='0,1,2,3')
+    output = place.as_user('pytorch-srun train.py "a b"; singularity -s exec $SIF conda-python-distributed train.py',
+                           'Tool', env=variables)
+    assert output.splitlines()[-2:] == ['tool.sif 5 0 nid012 train.py a b', 'tool.sif 5 1 nid012 train.py']
