@@ -3,7 +3,7 @@ import pytest
 from common import CHECKOUT, EB, ModulesTool
 
 # fixtures of single topics
-pytest_plugins = ['lumi.lumi_site']
+pytest_plugins = ['lumi.lumi_site', 'frontier.frontier_site']
 
 
 @pytest.fixture

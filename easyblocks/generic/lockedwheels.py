@@ -3,7 +3,8 @@ EasyBuild support for installing Python packages from lock files, implemented as
 
 A lock file names every package with its version and SHA256 (pip's own format; uv and pip-tools write it). All of it is
 fetched in EasyBuild's fetch step, by pip, so that the mirrors, proxies and caches that the user configured for pip are
-used; everything after that works without a network.
+used; everything after that works without a network. Wheels can also be `sources`, fetched and checked as EasyBuild does
+it: for those whose checksum is nowhere to be found, as --inject-checksums works for them.
 """
 import glob
 import os
@@ -11,6 +12,7 @@ import re
 import shutil
 import sys
 import tempfile
+import zipfile
 from contextlib import contextmanager
 
 from easybuild.framework.easyblock import EasyBlock
@@ -24,9 +26,9 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import collection_path, packages
-from hpc_pytorch.system import Problem, current
-from hpc_pytorch.wheels import ask_python, name_and_version, normal_name, parse_lock, parse_wheel, sha256_of
+from hpc_pytorch import collection_path, packages, rocm_wheels
+from hpc_pytorch.system import FEATURES, Problem, current
+from hpc_pytorch.wheels import Locked, ask_python, name_and_version, normal_name, parse_lock, parse_wheel, sha256_of
 from hpc_pytorch.wheels import why_not
 
 # pip's last word about a requirement that no file fits
@@ -44,11 +46,15 @@ class LockedWheels(EasyBlock):
             'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
             'collection_packages': [[], "Packages of this collection to build here for what was installed", CUSTOM],
             'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
+            'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
             'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
             'package_urls': [{}, "Where the sources of packages are that no index has, by name", CUSTOM],
+            'example_files': [[], "Files beside the easyconfig to install in examples", CUSTOM],
+            'features': [[], "What this has of: %s; decides which settings of the system apply"
+                         % ', '.join(sorted(FEATURES)), CUSTOM],
             'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
             'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
-            'scripts': [[], "Scripts beside the easyconfig to install in bin", CUSTOM],
+            'scripts': [[], "Scripts beside the easyconfig, or in run_scripts, to install in bin", CUSTOM],
         })
 
     def __init__(self, *args, **kwargs):
@@ -58,6 +64,8 @@ class LockedWheels(EasyBlock):
         self.mpi_compilers = None
         self.wheels = None
         self.build_in_installdir = True
+        if self.cfg['features']:
+            self.cfg['usage'] = '\n'.join(filter(None, [self.cfg['usage'], self.advice()]))
 
     # --- what there is to work with ---------------------------------------------------------------------------------
 
@@ -88,12 +96,17 @@ class LockedWheels(EasyBlock):
                              "so that python3.x is found.",
                              self.name, self.version, ' or '.join(versions), found or 'none')
 
-    def find_mpi_compilers(self):
-        """The system's MPI compilers for C and C++, or None."""
+    @property
+    def system(self):
+        """The system that this is installed for."""
         try:
-            compilers = current(self.cfg.filename()).compilers
+            return current(self.cfg.filename())
         except Problem as problem:
             raise EasyBuildError(str(problem))
+
+    def find_mpi_compilers(self):
+        """The system's MPI compilers for C and C++, or None."""
+        compilers = self.system.compilers
         found = [shutil.which(name) for name in (compilers['mpi_c'] or 'mpicc', compilers['mpi_cxx'] or 'mpicxx')]
         return found if all(found) else None
 
@@ -137,6 +150,11 @@ class LockedWheels(EasyBlock):
         entries = [entry for entry in self.locked('lock_files') if not self.from_source(entry)]
         return entries + ([] if self.mpi_compilers else self.locked('mpi_lock_files'))
 
+    def source_wheels(self):
+        """The names of the sources that are wheels."""
+        names = [source if isinstance(source, str) else source['filename'] for source in self.cfg['sources']]
+        return [name for name in names if name.endswith('.whl')]
+
     def source_locks(self):
         """All entries to build here."""
         return [entry for entry in self.locked('lock_files') if self.from_source(entry)]
@@ -148,6 +166,31 @@ class LockedWheels(EasyBlock):
                 raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
                                      "(how is said in the .in file beside it) and name it in the easyconfig.",
                                      entry.version, self.version, self.version)
+
+    def check_source_wheels(self):
+        """Refuse, before gigabytes are fetched, wheels that do not fit this Python, ROCm or GPU."""
+        for name in self.source_wheels():
+            wheel = parse_wheel(name)
+            problem = None
+            if wheel and wheel.name == 'torch':
+                problem = rocm_wheels.why_not(wheel.version, self.version_of_module('ROCm'), self.python.version,
+                                              self.system.node['gpu_architecture'])
+            reasons = [problem] if problem else why_not(name, self.python)
+            if reasons:
+                raise EasyBuildError("%s does not fit:\n  %s", name, '\n  '.join(reasons))
+
+    def version_of_module(self, name):
+        """The version of the system's module for a software; None without such a module among the dependencies."""
+        for dep in self.cfg.dependencies():
+            if not dep['external_module']:
+                continue
+            metadata = dep.get('external_module_metadata') or {}
+            versions = dict(zip(metadata.get('name', []), metadata.get('version', [])))
+            # of a version of the module that is not in the system's external_modules.cfg its name is all that is known
+            module, _, version = dep['full_mod_name'].partition('/')
+            if name in versions or module.lower() == name.lower() and version:
+                return versions.get(name, version)
+        return None
 
     # --- pip --------------------------------------------------------------------------------------------------------
 
@@ -206,6 +249,10 @@ class LockedWheels(EasyBlock):
 
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""
+        if self.source_wheels() and not self.dry_run:
+            with self.external_modules():
+                self.look_around()
+                self.check_source_wheels()
         super().fetch_step(*args, **kwargs)
         self.check_version()
         if self.dry_run:
@@ -345,6 +392,17 @@ class LockedWheels(EasyBlock):
                     % (name, version, self.python.version, self.python.machine))
         return "\nThere is a wheel, and it does not fit:\n" + '\n'.join(lines)
 
+    def checksum_step(self):
+        """Besides the checksums, which not every wheel has: none may be cut short."""
+        super().checksum_step()
+        for source in self.src:
+            if source['name'].endswith('.whl') and not self.dry_run:
+                try:
+                    zipfile.ZipFile(source['path']).close()
+                except zipfile.BadZipFile:
+                    raise EasyBuildError("%s is no whole wheel: it was cut short, or is something else. Remove it; it "
+                                         "is then fetched again.", source['path'])
+
     def extract_step(self):
         """Wheels are not unpacked beforehand."""
 
@@ -369,14 +427,33 @@ class LockedWheels(EasyBlock):
         run_shell_cmd([self.python.path, '-I', '-m', 'venv', '--without-pip', self.installdir], use_bash=False)
         python = os.path.join(self.installdir, 'bin', 'python')
         self.install_from(self.wheels, python, self.wheel_locks(), '--only-binary', ':all:')
+        self.install_source_wheels(python)
         if self.source_locks():
             self.build_here(python)
         for package in self.cfg['collection_packages']:
             self.build_from_collection(python, package)
-        for script in self.cfg['scripts']:
-            target = os.path.join(self.installdir, 'bin', script)
-            copy_file(self.obtain_file(script, no_download=True), target)
-            adjust_permissions(target, 0o755, relative=False)
+        self.install_files('scripts', 'bin', 0o755)
+        self.install_files('example_files', 'examples', 0o644)
+        if self.cfg['features']:
+            # what scripts have to know of the system
+            copy_file(os.path.join(self.system.directory, 'system.cfg'),
+                      os.path.join(self.installdir, 'share', 'system.cfg'))
+
+    def install_source_wheels(self, python):
+        """Install the wheels among the sources; EasyBuild has compared their checksums."""
+        for source in self.src:
+            if source['name'].endswith('.whl'):
+                name, version = name_and_version(source['name'])
+                digest = sha256_of(source['path'])
+                entry = Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
+                self.install_from(os.path.dirname(source['path']), python, [entry], '--only-binary', ':all:')
+
+    def install_files(self, parameter, directory, permissions):
+        """Copy what a parameter of the easyconfig names into a directory of the prefix."""
+        for name in self.cfg[parameter]:
+            target = os.path.join(self.installdir, directory, os.path.basename(name))
+            copy_file(self.obtain_file(name, no_download=True), target)
+            adjust_permissions(target, permissions, relative=False)
 
     def build_here(self, python):
         """Build what is to be built with the system's MPI, or with the one just installed."""
@@ -389,7 +466,8 @@ class LockedWheels(EasyBlock):
         """What tells a package's build which compilers to use."""
         own = os.path.join(self.installdir, 'bin')
         c_compiler, cxx_compiler = self.mpi_compilers or [os.path.join(own, name) for name in ('mpicc', 'mpicxx')]
-        return {'MPICC': c_compiler, 'MPICXX': cxx_compiler, 'PATH': os.pathsep.join([own, os.environ['PATH']])}
+        return dict({'MPICC': c_compiler, 'MPICXX': cxx_compiler, 'PATH': os.pathsep.join([own, os.environ['PATH']])},
+                    **self.cfg['build_environment'])
 
     def build_from_collection(self, python, package):
         """Build a package of the collection from a copy, as building writes beside the sources."""
@@ -420,14 +498,37 @@ class LockedWheels(EasyBlock):
         text += self.module_generator.set_environment('PYTHONPATH', {
             'value': self.site_packages(), 'pushenv': True, 'resolve_env_vars': False})
         text += self.module_generator.set_environment('PYTHONNOUSERSITE', {'value': '1', 'pushenv': True})
-        return text
+        return text + (self.system_settings() if self.cfg['features'] else '')
+
+    def system_settings(self):
+        """What the system's data say for these features, and what pytorch-srun and cpu-mask want to know."""
+        module, system, text = self.module_generator, self.system, ''
+        for setting in system.settings_for(self.cfg['features']):
+            text += module.comment(setting.reason) + module.set_environment(setting.name, setting.value)
+        told = {
+            'HPC_MASTER_PORT': system.network['master_port'],
+            'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
+            'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in system.node['gpu_cores']),
+        }
+        return text + ''.join(module.set_environment(name, str(value)) for name, value in told.items() if value)
+
+    def advice(self):
+        """For `module help`: what the module sets for this system, and what the site advises to try."""
+        lines = []
+        settings = self.system.settings_for(self.cfg['features'])
+        for title, variables in (("Set by this module:", settings),
+                                 ("Worth trying on this system:", self.system.advice)):
+            if variables:
+                lines += ['', title]
+                lines += ["  %s=%s: %s" % (variable.name, variable.value, variable.reason) for variable in variables]
+        return '\n'.join(lines)
 
     def sanity_check_step(self, *args, **kwargs):
         """The environment is there, and its packages agree with each other."""
         if self.python is None and not self.dry_run:
             self.python = ask_python(os.path.join(self.installdir, 'bin', 'python'))
         paths = {
-            'files': ['bin/python'] + ['bin/%s' % script for script in self.cfg['scripts']],
+            'files': ['bin/python'] + ['bin/%s' % os.path.basename(script) for script in self.cfg['scripts']],
             'dirs': [os.path.relpath(self.site_packages(), self.installdir)],
         }
         super().sanity_check_step(custom_paths=paths, *args, **kwargs)

@@ -26,7 +26,8 @@ from hpc_pytorch.system import Problem, current
 
 # Beside the easyconfigs; a directory of the software's own easyconfigs with this name and the same script goes first.
 RUN_SCRIPTS = 'run_scripts'
-# In the prefix, where all of them lie: True for those that have a use outside the container and are put on the path.
+# In the prefix, where all of them lie: True for those that have a use outside the container and are put on the path, or
+# what is on the path in its place.
 SCRIPTS = {
     'conda-python-distributed': False,
     'conda-python-simple': False,
@@ -35,8 +36,10 @@ SCRIPTS = {
     'init-conda-venv': False,
     'list-packages': True,
     'make-squashfs': True,
+    'pytorch-srun': 'run-in-container',
     'run-in-container': True,
     'start-shell': True,
+    'torchrun': False,
     'unmake-squashfs': True,
     'with-environment': False,
 }
@@ -353,7 +356,8 @@ class SingularityContainer(EasyBlock):
         for name, outside in sorted(SCRIPTS.items()):
             copy_file(self.obtain_file(os.path.join(RUN_SCRIPTS, name), no_download=True), os.path.join(scripts, name))
             if outside:
-                symlink(os.path.join('..', 'runscripts', name), os.path.join(commands, name), use_abspath_source=False)
+                symlink(os.path.join('..', 'runscripts', name if outside is True else outside),
+                        os.path.join(commands, name), use_abspath_source=False)
         for name in self.cfg['wrappers']:
             symlink(os.path.join('..', 'runscripts', 'run-in-container'), os.path.join(commands, name),
                     use_abspath_source=False)

@@ -12,4 +12,5 @@ def test_resolves(eb, name):
     """All dependencies are there: modules of the stand-in, or easyconfigs of the collection."""
     output = eb('--rehearse', name, '-D', '--robot').stdout
     assert 'rehearsing on the stand-in of' in output
-    assert '$CFGS/%s (module:' % name in output.replace('\n', ' '), output
+    # $CFGS is the directory that all of them have in common
+    assert '/%s (module:' % name in output.replace('\n', ' '), output

@@ -82,7 +82,7 @@ def test_only_what_easybuild_knows(easyconfig):
 def test_checksums(easyconfig):
     """Every source and patch has a SHA256."""
     found = {key: plain(node) for key, node in values(easyconfig).items()}
-    files = len(found.get('sources') or []) + len(found.get('patches') or [])
+    files = sum(len(values(easyconfig)[key].elts) for key in ('sources', 'patches') if key in values(easyconfig))
     if not files:
         return
     checksums = found.get('checksums') or []
@@ -95,6 +95,9 @@ def test_checksums(easyconfig):
         # images of a site, which publishes no checksums: the comment says so, and the header is checked
         assert 'publishes no checksums' in easyconfig.read_text()
         return
+    if 'no public lock file' in easyconfig.read_text():
+        # wheels of an index that publishes no checksums here; once --inject-checksums wrote them, they are compared
+        checksums = [checksum for checksum in checksums if checksum]
     for checksum in all_checksums(checksums):
         assert re.match(r'[0-9a-f]{64}$', str(checksum)), checksum
 
@@ -139,7 +142,9 @@ def test_short_and_data(easyconfig):
     lines = easyconfig.read_text().splitlines()
     long_lists = sum(node.end_lineno - node.lineno for key, node in values(easyconfig).items() if key in LONG_LISTS)
     assert len(lines) - long_lists < 60
-    for node in ast.walk(ast.parse(easyconfig.read_text())):
+    # what EasyBuild puts in front of ./configure is shell by nature
+    plain_data = [node for key, node in values(easyconfig).items() if key != 'preconfigopts']
+    for node in [node for top in plain_data for node in ast.walk(top)]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert not re.search(r'<<|&&|\|\||\$\(|`', node.value), "shell in a string: %r" % node.value
 

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+"""
+Training on any number of GPUs or CPU cores with DistributedDataParallel: an example to start from.
+
+    srun -N2 -n16 ... pytorch-srun train.py --epochs 10 --snapshots snapshots
+
+Runs unchanged on CPUs (gloo), CUDA and ROCm (NCCL, RCCL); torchrun starts it, too. It can be killed at any moment:
+started again, it goes on from the last snapshot, and ends with the weights that it would have had undisturbed: what a
+step does depends on nothing but the step, as its data and its random numbers follow from its number.
+
+To make it yours, replace `make_model` and `Numbers`; the rest can stay.
+"""
+import argparse
+import gc
+import hashlib
+import io
+import itertools
+import os
+import re
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+# snapshot-<steps done>-<start of the SHA256 of its content>.pt
+NAME = re.compile(r'snapshot-(\d+)-([0-9a-f]{16})\.pt$')
+# if the last one is damaged, there is one before it
+KEEP = 2
+
+
+class Numbers(Dataset):
+    """What the model has to learn: the sine of a sum."""
+
+    def __init__(self, size, seed):
+        numbers = torch.Generator().manual_seed(seed)
+        self.inputs = torch.rand(size, 16, generator=numbers)
+        self.targets = torch.sin(self.inputs.sum(dim=1, keepdim=True))
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        return self.inputs[index], self.targets[index]
+
+
+def make_model():
+    """A small network; dropout, because random numbers have to survive being killed, too."""
+    return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
+
+
+# -- snapshots
+
+def save_snapshot(directory, steps, state):
+    """Write a snapshot so that its name appears only when all of it is on the disk; then forget the oldest."""
+    content = io.BytesIO()
+    torch.save(state, content)
+    digest = hashlib.sha256(content.getbuffer()).hexdigest()[:16]
+    with tempfile.NamedTemporaryFile(dir=directory, prefix='.snapshot-', delete=False) as partial:
+        partial.write(content.getbuffer())
+        partial.flush()
+        os.fsync(partial.fileno())
+    os.replace(partial.name, os.path.join(directory, 'snapshot-%09d-%s.pt' % (steps, digest)))
+    handle = os.open(directory, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+    for old in snapshots(directory)[KEEP:]:
+        os.remove(old)
+
+
+def snapshots(directory):
+    """All snapshots, newest first."""
+    return sorted((os.path.join(directory, name) for name in os.listdir(directory) if NAME.match(name)), reverse=True)
+
+
+def newest_snapshot(directory):
+    """The newest snapshot that is what its name says; None without any. Removes what killed runs left half-written."""
+    for name in os.listdir(directory):
+        if name.startswith('.snapshot-'):
+            os.remove(os.path.join(directory, name))
+    for path in snapshots(directory):
+        with open(path, 'rb') as handle:
+            digest = hashlib.sha256(handle.read()).hexdigest()
+        if digest.startswith(NAME.search(path).group(2)):
+            return path
+        print("%s is damaged: using the one before it" % path, file=sys.stderr, flush=True)
+    return None
+
+
+def agree_on_snapshot(directory):
+    """All ranks go on from the same one: that which the first rank finds."""
+    found = [None]
+    if dist.get_rank() == 0:
+        os.makedirs(directory, exist_ok=True)
+        found = [newest_snapshot(directory)]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
+# -- training
+
+def start():
+    """Join the others; returns this rank's device."""
+    if not torch.cuda.is_available():
+        dist.init_process_group('gloo')
+        return torch.device('cpu')
+    # on AMD's GPUs it is called cuda, and RCCL nccl, all the same
+    device = torch.device('cuda', int(os.environ['LOCAL_RANK']) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    dist.init_process_group('nccl')
+    return device
+
+
+def prepare(model, loader, device):
+    """
+    One pass that does not count. DistributedDataParallel orders what it sends anew after its first pass, and the last
+    bit of a sum depends on the order: without this, the first step after a restart would not be what it was to be.
+    """
+    inputs, targets = next(iter(loader))
+    torch.nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
+
+
+def train(options, device):
+    """Train until the last epoch, from the last snapshot on; returns the model."""
+    rank, size, first = dist.get_rank(), dist.get_world_size(), dist.get_rank() == 0
+    torch.manual_seed(options.seed)
+    model = DistributedDataParallel(make_model().to(device), device_ids=[device] if device.type == 'cuda' else None)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
+    data = Numbers(options.samples, options.seed)
+    sampler = DistributedSampler(data, seed=options.seed)
+    loader = DataLoader(data, options.batch_size, sampler=sampler, pin_memory=device.type == 'cuda')
+    done = 0
+    path = agree_on_snapshot(options.snapshots)
+    if path:
+        state = torch.load(path, map_location=device, weights_only=True)
+        model.module.load_state_dict(state['model'])
+        optimizer.load_state_dict(state['optimizer'])
+        done = state['steps']
+        if first:
+            print("going on after step %d, from %s" % (done, path), flush=True)
+            if state['ranks'] != size:
+                print("there were %d ranks, and are %d now: the steps are other ones" % (state['ranks'], size),
+                      flush=True)
+    prepare(model, loader, device)
+    optimizer.zero_grad()
+    for epoch in range(done // len(loader), options.epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in itertools.islice(loader, done % len(loader), None):
+            torch.manual_seed(options.seed + done * size + rank)
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))
+            loss.backward()
+            optimizer.step()
+            done += 1
+            if first and (done % options.save_every == 0 or done == options.epochs * len(loader)):
+                save_snapshot(options.snapshots, done, {
+                    'model': model.module.state_dict(), 'optimizer': optimizer.state_dict(), 'steps': done,
+                    'ranks': size})
+        if first:
+            print("epoch %d, step %d, loss %.6f" % (epoch + 1, done, loss.item()), flush=True)
+    return model.module
+
+
+def fingerprint(model):
+    """A short name for the exact weights."""
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def main():
+    """Read the options and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--epochs', type=int, default=10)
+    parser.add_argument('--samples', type=int, default=2048)
+    parser.add_argument('--batch-size', type=int, default=32, help="of each rank")
+    parser.add_argument('--learning-rate', type=float, default=1e-3)
+    parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--snapshots', default='snapshots', metavar='DIRECTORY')
+    parser.add_argument('--save-every', type=int, default=50, metavar='STEPS')
+    options = parser.parse_args()
+    device = start()
+    model = train(options, device)
+    if dist.get_rank() == 0:
+        print("trained on %d ranks (%s); weights %s" % (dist.get_world_size(), device.type, fingerprint(model)))
+    # DistributedDataParallel is part of a circle of objects; its threads must have ended before the process does
+    del model
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()
