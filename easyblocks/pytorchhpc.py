@@ -25,6 +25,7 @@ from easybuild.tools.filetools import copy_file, mkdir, read_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import build_options, collection_path, contract, known_errors, unfinished, wheel_store
+from hpc_pytorch.needs import profile_to_keep
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
 
@@ -299,6 +300,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             return []
         command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(top), 'run',
                    '--jobs', str(self.cfg.parallel), '--report', self.report_directory()]
+        profile = profile_to_keep(self.cfg)
+        command += ['--profile', profile] if profile else []
         return command + (['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []) + ['--']
 
     def report_directory(self):

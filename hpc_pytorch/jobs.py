@@ -49,16 +49,14 @@ ASKABLE = ('account', 'partition', 'qos', 'walltime', 'memory', 'gpus')
 
 # The batch system's word for how a job ended -> (cause, what to do).
 ENDS = tuple((re.compile(pattern), cause, remedy) for pattern, cause, remedy in (
-    (r'OUT_OF_MEMORY', "it used more memory than the job had ({memory}), and was killed",
+    (r'OUT_OF_MEMORY|exit status (-27|137)$', "it used more memory than the job had ({memory}), and was killed",
      "submit again with more: --job-target-resource=memory=SIZE, or build with fewer cores: --job-cores=N"),
-    (r'TIMEOUT|DEADLINE', "it took longer than the job had time for ({walltime})",
+    (r'TIMEOUT|DEADLINE|exit status -29$', "it took longer than the job had time for ({walltime})",
      "submit again with more: --job-target-resource=walltime=HOURS:00:00"),
-    (r'NODE_FAIL|BOOT_FAIL', "the node failed", "submit again"),
+    (r'NODE_FAIL|BOOT_FAIL|exit status -3$', "the node failed", "submit again"),
     (r'PREEMPTED', "another job was more important", "submit again"),
-    (r'exit status 271', "it was ended from outside: its time was up ({walltime}), or somebody deleted it",
+    (r'exit status (271|143)$', "it was ended from outside: its time was up ({walltime}), or somebody deleted it",
      "submit again, with more time if that was it: --job-target-resource=walltime=HOURS:00:00"),
-    (r'exit status 137', "it was killed, most often for using more memory than the job had ({memory})",
-     "submit again with more: --job-target-resource=memory=SIZE"),
 ))
 
 
@@ -102,7 +100,7 @@ def request_for(system, scheduler, needs, hours=None):
     cores, memory, minutes = fitted(needs, node)
     if not shared:
         # nobody else gets what is left of the node
-        cores, memory = node['cores'] or cores, None
+        cores, memory, needs = node['cores'] or cores, None, needs._replace(gpus=node['gpus'] or 0)
     minutes = max(minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime'), 60 * (hours or 0))
     if 'walltime' in words:
         minutes = minutes_of(words['walltime'], '--job-target-resource=walltime')
@@ -177,10 +175,10 @@ def write_script(name, command, log):
     lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % name]
     lines += ['export %s=%s' % (variable, shlex.quote(os.environ[variable]))
               for variable, _ in CARRIED if os.environ.get(variable)]
-    if os.environ.get('EB_SCRIPT_PATH'):
+    if build_option('job_eb_cmd') == 'eb' and os.environ.get('EB_SCRIPT_PATH'):
         # the eb that is called here is found in the job, too
         here = os.path.dirname(os.path.abspath(os.environ['EB_SCRIPT_PATH']))
-        lines.append('export PATH="$PATH":%s' % shlex.quote(here))
+        lines.append('export PATH=%s:"$PATH"' % shlex.quote(here))
     lines += ['record=%s' % shlex.quote(record), 'log=%s' % shlex.quote(log), 'build() {', command, '}', '']
     with open(os.path.join(HERE, 'job-script')) as handle:
         text = '\n'.join(lines) + handle.read()
@@ -281,16 +279,17 @@ class SystemJobs(object):
             raise EasyBuildError(str(problem))
         request = request_for(system, self.scheduler, needs_of(ec), job.hours)
         log = os.path.join(os.path.abspath(build_option('job_output_dir') or ''), job.name + '-{job}.out')
-        # Slurm opens the log itself, and writes into it why it killed something
-        script = write_script(job.name, job.command, '' if self.scheduler.kind == 'slurm' else log)
+        opens_log = self.scheduler.opens_log
+        script = write_script(job.name, job.command, '' if opens_log else log)
         after = [before.jobid for before in job.after]
         try:
-            job.jobid = self.scheduler.submit(self.scheduler.command(request, job.name, log, after), script)
+            job.jobid = self.scheduler.submit(self.scheduler.command(
+                request, job.name, log if opens_log else record_path(job.name) + '.out', after), script)
         except (Refused, NoAnswer) as problem:
             raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
                                  schedulers.why_refused(str(problem), system.scheduler['account_variable']))
         self.submitted.append(job)
-        for old in ('.ended', '.progress'):
+        for old in ('.ended', '.progress', '.out'):
             if os.path.exists(record_path(job.name) + old):
                 os.remove(record_path(job.name) + old)
         write_record({'job': job.jobid, 'name': job.name, 'module': job.module, 'scheduler': self.scheduler.kind,
@@ -336,12 +335,15 @@ def state_of(record):
 
 
 def log_tail(record, lines=400):
-    """The end of a job's log."""
-    try:
-        with open(record['log'], errors='replace') as handle:
-            return [line.rstrip() for line in handle.read().splitlines()[-lines:] if line.strip()]
-    except OSError:
-        return []
+    """The end of a job's log, and what the batch system said besides."""
+    found = []
+    for path in (record['log'], record_path(record['name']) + '.out'):
+        try:
+            with open(path, errors='replace') as handle:
+                found += [line.rstrip() for line in handle.read().splitlines()[-lines:] if line.strip()]
+        except OSError:
+            continue
+    return found
 
 
 def step_of(record):
@@ -361,7 +363,7 @@ def why_failed(record, look):
     found = ["cause: %s\nwhat to do: %s" % (cause.format(**asked), remedy)
              for pattern, cause, remedy in ENDS if pattern.search(look.word)]
     lines = log_tail(record)
-    errors = [line for line in lines if line.startswith('ERROR')]
+    errors = [line for line in lines if line.startswith(('ERROR', '=>> PBS', 'slurmstepd: error'))]
     explained = known_errors.explain('\n'.join(lines))
     return '\n'.join(found + [explained] * bool(explained) + (errors or lines)[-3:])
 

@@ -70,6 +70,8 @@ class Slurm(object):
     """Slurm's commands."""
 
     kind = 'slurm'
+    # Slurm opens a job's log itself, and writes into it why it killed something
+    opens_log = True
     job_variable = 'SLURM_JOB_ID'
     # the user's own choice in Slurm's own words; stands behind the command line only
     variables = {'partition': 'SBATCH_PARTITION', 'qos': 'SBATCH_QOS', 'walltime': 'SBATCH_TIMELIMIT'}
@@ -140,6 +142,8 @@ class Pbs(object):
     """PBS Pro's commands (also OpenPBS)."""
 
     kind = 'pbs'
+    # PBS brings the output at the end: the script writes the log, and PBS's own words go elsewhere
+    opens_log = False
     job_variable = 'PBS_JOBID'
     variables = {}
     states = {'Q': WAITING, 'H': WAITING, 'W': WAITING, 'T': WAITING, 'M': WAITING, 'R': RUNNING, 'E': RUNNING,
@@ -149,14 +153,14 @@ class Pbs(object):
                            r'premature end of message|no permission to connect|try again', re.I)
 
     def command(self, request, name, log, after):
-        """qsub with everything but the script; the script itself writes the log."""
+        """qsub with everything but the script."""
         chunk = 'select=1:ncpus=%d' % request.cores
         if request.memory:
             chunk += ':mem=%dmb' % (request.memory / MIB)
         if request.gpus:
             chunk += ':ngpus=%d' % request.gpus
-        command = ['qsub', '-h', '-r', 'y', '-N', name, '-j', 'oe', '-o', log.replace('-{job}', '') + '.pbs', '-l', chunk,
-                   '-l', 'walltime=%d:%02d:00' % divmod(request.minutes, 60)]
+        command = ['qsub', '-h', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', log, '-l', chunk, '-l',
+                   'walltime=%d:%02d:00' % divmod(request.minutes, 60)]
         if request.account:
             command += ['-A', request.account]
         if request.partition:
