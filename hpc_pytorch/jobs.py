@@ -23,7 +23,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option, install_path
 
 from hpc_pytorch import HERE, known_errors, schedulers
-from hpc_pytorch.needs import fitted, needs_of
+from hpc_pytorch.needs import OTHERS, fitted, needs_of
 from hpc_pytorch.schedulers import ALIVE, NoAnswer, Refused, Request, SCHEDULERS
 from hpc_pytorch.system import Problem, current
 
@@ -216,16 +216,17 @@ class SystemJobs(object):
         """Refuse what cannot be submitted, before hours of fetching."""
         self.jobs, self.submitted = [], []
         try:
-            settings = current(next((word for word in sys.argv if word.endswith('.eb')), '')).scheduler
+            self.system = current(next((word for word in sys.argv if word.endswith('.eb')), ''))
             os.makedirs(directory(), exist_ok=True)
             self.lock = open(os.path.join(directory(), '.lock'), 'w')
         except (Problem, OSError) as problem:
             raise EasyBuildError(str(problem))
-        if settings['kind'] != self.scheduler.kind:
-            raise EasyBuildError("--job-backend=%s is for %s, and this system's batch system is: %s. See systems/*/system.cfg",
-                                 type(self).__name__, self.scheduler.kind, settings['kind'])
-        account(current(next((word for word in sys.argv if word.endswith('.eb')), '')),
-                said(build_option('job_target_resource')))
+        kind = self.system.scheduler['kind']
+        if kind != self.scheduler.kind:
+            raise EasyBuildError("--job-backend=%s is for %s, and %s has: %s. Each system's own is in its easybuild.cfg",
+                                 type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
+        # what is wrong with the command line is said now
+        request_for(self.system, self.scheduler, OTHERS)
         try:
             # one submission at a time, so that none submits what the other is just submitting
             fcntl.flock(self.lock, fcntl.LOCK_EX)
@@ -244,50 +245,50 @@ class SystemJobs(object):
     def complete(self):
         """Submit all that are not submitted yet, and let them start."""
         atexit.register(self.take_back)
-        for job in self.jobs:
-            job.jobid = self.submitted_before(job) or self.submit(job)
-        if self.submitted:
-            try:
+        before = {job.name for job in self.jobs if self.submitted_before(job)}
+        try:
+            for job in self.jobs:
+                if job.name not in before:
+                    self.submit(job)
+            # Slurm looks at what held jobs ask for only now
+            if self.submitted:
                 self.scheduler.release([job.jobid for job in self.submitted])
-            except (Refused, NoAnswer) as problem:
-                raise EasyBuildError("The jobs were submitted and could not be released: %s", problem)
+        except (Refused, NoAnswer) as problem:
+            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
+                                 schedulers.why_refused(str(problem), self.system.scheduler['account_variable']))
         self.submitted = []
         self.lock.close()
+        for job in self.jobs:
+            after = [before.jobid for before in job.after]
+            print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job.name in before else "",
+                      ", after %s" % ', '.join(after) if after else "", log=self.log)
         print_msg("To see how they are: %s", status_command(), log=self.log)
 
     def submitted_before(self, job):
-        """The id of a job for the same that is waiting or running."""
+        """Whether a job for the same is waiting or running; its id is this job's from now on."""
         record = read_record(record_path(job.name) + '.json')
         if record is None:
-            return None
+            return False
         try:
             look = self.scheduler.look(record['job'])
         except NoAnswer as problem:
             raise EasyBuildError("%s was submitted before as job %s, and whether that is still there cannot be found "
                                  "out: %s. Nothing was submitted; try again.", job.name, record['job'], problem)
         if look is None or look.state not in ALIVE:
-            return None
-        print_msg("%s is job %s already (%s)", job.module, record['job'], look.state, log=self.log)
-        return record['job']
+            return False
+        job.jobid = record['job']
+        return True
 
     def submit(self, job):
         """Submit one job, held."""
         ec = job.easyconfig()
-        try:
-            system = current(ec.path)
-        except Problem as problem:
-            raise EasyBuildError(str(problem))
-        request = request_for(system, self.scheduler, needs_of(ec), job.hours)
+        request = request_for(self.system, self.scheduler, needs_of(ec), job.hours)
         log = os.path.join(os.path.abspath(build_option('job_output_dir') or ''), job.name + '-{job}.out')
         opens_log = self.scheduler.opens_log
         script = write_script(job.name, job.command, '' if opens_log else log)
         after = [before.jobid for before in job.after]
-        try:
-            job.jobid = self.scheduler.submit(self.scheduler.command(
-                request, job.name, log if opens_log else record_path(job.name) + '.out', after), script)
-        except (Refused, NoAnswer) as problem:
-            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
-                                 schedulers.why_refused(str(problem), system.scheduler['account_variable']))
+        job.jobid = self.scheduler.submit(self.scheduler.command(
+            request, job.name, log if opens_log else record_path(job.name) + '.out', after), script)
         self.submitted.append(job)
         for old in ('.ended', '.progress', '.out'):
             if os.path.exists(record_path(job.name) + old):
@@ -296,9 +297,6 @@ class SystemJobs(object):
                       'easyconfig': ec.path, 'log': log.replace('{job}', job.jobid), 'after': after,
                       'submitted': time.strftime('%Y-%m-%d %H:%M:%S'), 'memory': request.memory,
                       'minutes': request.minutes, 'cores': request.cores})
-        print_msg("%s is job %s%s", job.module, job.jobid,
-                  ", after %s" % ', '.join(after) if after else '', log=self.log)
-        return job.jobid
 
     def take_back(self):
         """Nothing stays in the queue that nobody is going to release."""

@@ -53,7 +53,7 @@ REFUSALS = tuple((re.compile(pattern, re.I), remedy) for pattern, remedy in (
     (r'invalid qos', "choose another: --job-target-resource=qos=NAME (see: sacctmgr show qos)"),
     (r'limit|policy|exceeds', "ask for less (--job-target-resource=walltime=1:00:00,memory=16G and --job-cores=8), or "
                               "wait until your other jobs have ended"),
-    (r'node configuration|can ?not be satisfied|insufficient|resource',
+    (r'configuration|can ?not be satisfied|insufficient|resource',
      "no node has that: ask for less with --job-cores and --job-target-resource=memory=SIZE"),
 ))
 
