@@ -21,6 +21,7 @@ from easybuild.base import fancylogger
 from easybuild.framework.easyconfig.easyconfig import process_easyconfig
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option, install_path
+from easybuild.tools.modules import modules_tool
 
 from hpc_pytorch import HERE, known_errors, schedulers
 from hpc_pytorch.needs import OTHERS, fitted, needs_of
@@ -197,6 +198,11 @@ class Job(object):
     def __init__(self, name, command, hours):
         self.name, self.command, self.hours = name, command, hours
         self.module = self.jobid = self.after = None
+        self.already = False
+
+    def ids_before(self):
+        """The jobs that have to end well first."""
+        return [job.jobid for job in self.after if job.jobid]
 
     def easyconfig(self):
         """The easyconfig that the command names; parsed already."""
@@ -245,10 +251,11 @@ class SystemJobs(object):
     def complete(self):
         """Submit all that are not submitted yet, and let them start."""
         atexit.register(self.take_back)
-        before = {job.name for job in self.jobs if self.submitted_before(job)}
+        for job in self.jobs:
+            job.already = self.submitted_before(job)
         try:
             for job in self.jobs:
-                if job.name not in before:
+                if not job.already:
                     self.submit(job)
             # Slurm looks at what held jobs ask for only now
             if self.submitted:
@@ -259,13 +266,18 @@ class SystemJobs(object):
         self.submitted = []
         self.lock.close()
         for job in self.jobs:
-            after = [before.jobid for before in job.after]
-            print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job.name in before else "",
-                      ", after %s" % ', '.join(after) if after else "", log=self.log)
+            if job.jobid:
+                print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job.already else "",
+                          ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else "", log=self.log)
+            else:
+                print_msg("%s is there by now", job.module, log=self.log)
         print_msg("To see how they are: %s", status_command(), log=self.log)
 
     def submitted_before(self, job):
-        """Whether a job for the same is waiting or running; its id is this job's from now on."""
+        """
+        Whether a job for the same is waiting or running, whose id is this job's from now on; or has just ended well,
+        after it was found out what is missing.
+        """
         record = read_record(record_path(job.name) + '.json')
         if record is None:
             return False
@@ -275,7 +287,9 @@ class SystemJobs(object):
             raise EasyBuildError("%s was submitted before as job %s, and whether that is still there cannot be found "
                                  "out: %s. Nothing was submitted; try again.", job.name, record['job'], problem)
         if look is None or look.state not in ALIVE:
-            return False
+            wanted_again = build_option('force') or build_option('rebuild')
+            return bool(look and look.state == schedulers.DONE and not wanted_again
+                        and modules_tool().exist([job.module])[0])
         job.jobid = record['job']
         return True
 
@@ -286,7 +300,7 @@ class SystemJobs(object):
         log = os.path.join(os.path.abspath(build_option('job_output_dir') or ''), job.name + '-{job}.out')
         opens_log = self.scheduler.opens_log
         script = write_script(job.name, job.command, '' if opens_log else log)
-        after = [before.jobid for before in job.after]
+        after = job.ids_before()
         job.jobid = self.scheduler.submit(self.scheduler.command(
             request, job.name, log if opens_log else record_path(job.name) + '.out', after), script)
         self.submitted.append(job)

@@ -92,6 +92,10 @@ class Pbs:
         """A node goes away with all that runs on it."""
         talk(self.directory, {'command': 'node_down', 'node': name})
 
+    def forget(self):
+        """The history of jobs is over."""
+        talk(self.directory, {'command': 'forget'})
+
     def job(self, number):
         """What the server knows of a job."""
         return talk(self.directory, {'command': 'job', 'number': number})
@@ -370,6 +374,10 @@ class Server:
     def jobs_known(self):
         """All of them."""
         return {job.id: job.facts() for job in self.jobs.values()}
+
+    def forget(self):
+        """Finished jobs are not known any more."""
+        self.jobs = {number: job for number, job in self.jobs.items() if job.state != 'F'}
 
     def release(self, number):
         """qrls."""
