@@ -20,8 +20,8 @@ from easybuild.easyblocks.generic.lockedwheels import LockedWheels
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import copy_file, mkdir, read_file
+from easybuild.tools.config import IGNORE, source_paths
+from easybuild.tools.filetools import copy_file, mkdir, read_file, which
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import build_options, collection_path, contract, known_errors, unfinished, wheel_store
@@ -105,6 +105,9 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             return None
         versions = {}
         for variable, command in self.compilers().items():
+            if which(command, log_ok=False, on_error=IGNORE) is None:
+                raise EasyBuildError("%s, which %s compiles with, is not here: add the module that has it to the "
+                                     "dependencies", command, self.system.system['title'])
             result = run_shell_cmd([command, '--version'], fail_on_error=False, hidden=True, use_bash=False,
                                    output_file=False)
             versions[variable] = result.output.split('\n')[0]

@@ -10,6 +10,7 @@ import sys
 
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import load_source
+from easybuild.tools.hooks import HOOK_SUFF, KNOWN_HOOKS
 
 try:
     import hpc_pytorch  # noqa: F401
@@ -17,7 +18,7 @@ except ImportError:
     # EasyBuild comes from elsewhere, and this file lies in a checkout
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import checks, last_words, locks, provenance, site_rules  # noqa: E402
-from hpc_pytorch.system import Problem  # noqa: E402
+from hpc_pytorch.system import Problem, nearest  # noqa: E402
 
 SITE_HOOKS = 'HPC_SITE_HOOKS'
 
@@ -125,9 +126,12 @@ def add_site_hooks(path):
     except Exception as error:
         return "The site's hooks in %s, which $%s names, cannot be read: %s: %s" % (path, SITE_HOOKS,
                                                                                  type(error).__name__, error)
-    for name in dir(theirs):
-        if name.endswith('_hook') and callable(getattr(theirs, name)):
-            globals()[name] = both(globals().get(name), getattr(theirs, name), name, path)
+    names = [name for name in dir(theirs) if name.endswith(HOOK_SUFF) and callable(getattr(theirs, name))]
+    for name in names:
+        if name not in KNOWN_HOOKS:
+            return "%s: there is no hook called %s%s (eb --avail-hooks lists them)" % (path, name,
+                                                                                nearest(name, KNOWN_HOOKS))
+        globals()[name] = both(globals().get(name), getattr(theirs, name), name, path)
     return None
 
 

@@ -45,6 +45,10 @@ def check_external_modules(ec):
         return
     names = external_modules(ec)
     missing = [name for name, exists in zip(names, modules_tool().exist(names)) if not exists] if names else []
+    if missing and type(modules_tool()).__name__ == 'NoModulesTool':
+        raise EasyBuildError("%s: which files are needed depends on modules of the system, and --fetch does without "
+                             "them. Type --stop=fetch instead, or ./eb, which does so by itself",
+                             os.path.basename(ec.path))
     if missing:
         raise EasyBuildError(
             "%s needs modules that this machine does not have: %s. Looked for in: %s. On the right machine, "
@@ -133,25 +137,36 @@ def check_host(ecs):
 # --- disks ----------------------------------------------------------------------------------------------------------
 
 KEEP_SIZE = 1
-FULL = {errno.ENOSPC: "free", errno.EDQUOT: "left in your quota"}
+FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there does not allow it"}
 
 
-def room(directory, wanted):
+def kind_of(directory):
+    """The kind of file system that a directory is on: ext4, lustre, tmpfs."""
+    device = os.stat(directory).st_dev
+    device = '%d:%d' % (os.major(device), os.minor(device))
+    with open('/proc/self/mountinfo', errors='replace') as handle:
+        kinds = {line.split()[2]: line.split(' - ')[1].split()[0] for line in handle}
+    return kinds.get(device, '')
+
+
+def free(directory):
+    """Bytes that are free on a directory's file system."""
+    state = os.statvfs(directory)
+    return state.f_bavail * state.f_frsize
+
+
+def reserve(directory, size):
     """
-    Why so many bytes do not fit into a directory; None if they do. Quotas (of users, groups, projects) are asked by
-    reserving the room and giving it back at once; a file system that cannot do that is believed.
+    Why so many bytes cannot be had in a directory, or None. They are reserved and given back at once, which asks every
+    quota there is (users', groups', projects'); a file system that cannot do that, or is memory, is believed.
     """
-    free = os.statvfs(directory).f_bavail * os.statvfs(directory).f_frsize
-    if free < wanted:
-        return "%s free" % human(free)
-    if os.geteuid() == 0:
-        # no quota holds for root
+    if kind_of(directory) in ('tmpfs', 'ramfs'):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     with tempfile.TemporaryFile(dir=directory) as handle:
-        if libc.fallocate(handle.fileno(), KEEP_SIZE, 0, wanted) and ctypes.get_errno() in FULL:
-            return "not so much %s" % FULL[ctypes.get_errno()]
+        if libc.fallocate(handle.fileno(), KEEP_SIZE, 0, size):
+            return FULL.get(ctypes.get_errno())
     return None
 
 
@@ -163,14 +178,13 @@ def check_room(ecs):
     wanted = [('build', '--buildpath', build_path(), max(one.build for one in needs)),
               ('install', '--prefix or --installpath', install_path('software'), sum(one.install for one in needs)),
               ('temporary', '--tmpdir', tempfile.gettempdir(), max(one.temporary for one in needs))]
-    systems = {}
+    wanted = [(kind, option, existing(path), size) for kind, option, path, size in wanted]
     for kind, option, path, size in wanted:
-        systems.setdefault(os.stat(existing(path)).st_dev, []).append((kind, option, existing(path), size))
-    for together in systems.values():
-        total = sum(size for _, _, _, size in together)
-        problem = room(together[0][2], total)
+        # several of them may share a file system, and each may have a quota of its own
+        together = sum(other for _, _, place, other in wanted if os.stat(place).st_dev == os.stat(path).st_dev)
+        problem = "%s are free" % human(free(path)) if free(path) < together else reserve(path, size)
         if problem:
-            by_policy('free_space', "%s needed for the %s; there is %s. Make room, or choose another place with %s." % (
-                human(total) + (' are' if total > 2 ** 30 else ' is'),
-                ' and '.join('%s directory (%s)' % (kind, path) for kind, _, path, _ in together), problem,
-                ', '.join(option for _, option, _, _ in together)))
+            by_policy('free_space', "The %s directory %s has too little room: %s, and %s are needed%s. Make room, or "
+                      "choose another place with %s." % (
+                          kind, path, problem, human(size),
+                          " (%s with the other directories there)" % human(together) if together > size else "", option))

@@ -253,6 +253,12 @@ def clean_environment():
     os.environ.update(PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
 
 
+def with_modules(arguments):
+    """--fetch as it is useful here: EasyBuild's does without modules, and they decide which Python is fetched for."""
+    return [word for argument in arguments
+            for word in (['--stop=fetch', '--ignore-osdeps', '--ignore-locks'] if argument == '--fetch' else [argument])]
+
+
 def consent_of_root(arguments):
     """EasyBuild, and Open MPI, want to be told that root knows what they do."""
     if os.geteuid() != 0:
@@ -287,7 +293,7 @@ def prepare(arguments):
     configure_jobs(system, 'rehearse' in wishes)
     os.environ['EB_SCRIPT_PATH'] = os.path.join(sys.prefix, 'bin', 'eb')
     os.environ['EB_PYTHON'] = sys.executable
-    return wishes, consent_of_root(arguments) + arguments
+    return wishes, consent_of_root(arguments) + with_modules(arguments)
 
 
 def main():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from common import CHECKOUT, EB, clean_environment
 from foundation.test_lockedwheels import make_wheel
-from job_easyconfigs import OCCUPY, WAIT, Toys
+from parts.toys import OCCUPY, WAIT, Toys
 from parts.pbs import Pbs
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from archer2.test_small_torch import Small
 from common import EB
-from job_easyconfigs import OCCUPY, WAIT, Toys
+from parts.toys import OCCUPY, WAIT, Toys
 from lumi.lumi_site import needs_root
 from parts.slurm import Slurm, wait_for
 
