@@ -124,13 +124,13 @@ def add_site_hooks(path):
     try:
         theirs = load_source('site_hooks', path)
     except Exception as error:
-        return "The site's hooks in %s, which $%s names, cannot be read: %s: %s" % (path, SITE_HOOKS,
-                                                                                 type(error).__name__, error)
+        return "The site's hooks in %s, which $%s names, cannot be read: %s: %s" % (
+            path, SITE_HOOKS, type(error).__name__, error)
     names = [name for name in dir(theirs) if name.endswith(HOOK_SUFF) and callable(getattr(theirs, name))]
     for name in names:
         if name not in KNOWN_HOOKS:
-            return "%s: there is no hook called %s%s (eb --avail-hooks lists them)" % (path, name,
-                                                                                nearest(name, KNOWN_HOOKS))
+            return "%s: there is no hook called %s%s (eb --avail-hooks lists them)" % (
+                path, name, nearest(name, KNOWN_HOOKS))
         globals()[name] = both(globals().get(name), getattr(theirs, name), name, path)
     return None
 

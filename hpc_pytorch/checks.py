@@ -87,8 +87,8 @@ def by_policy(name, problem):
     """Refuse, warn or say nothing, as the site has decided."""
     answer = policy(name)
     if answer == 'refuse':
-        raise EasyBuildError("%s\nWhether this is refused is the site's choice: '%s = warn' or 'allow' below [policy] in a "
-                             "file that $%s names.", problem, name, OWN_FILE)
+        raise EasyBuildError("%s\nWhether this is refused is the site's choice: '%s = warn' or 'allow' below [policy] in "
+                             "a file that $%s names.", problem, name, OWN_FILE)
     if answer == 'warn':
         print_warning(problem)
 
@@ -128,7 +128,7 @@ def check_host(ecs):
         needs = needs_of(ec)
         reason = unfit_host(ec, needs) if needs.compiles and not wheel_is_kept(ec) else None
         if reason:
-            by_policy('login_node', "%s is built from source, and %s. Let the batch system build it on a compute node:\n"
+            by_policy('login_node', "%s is built from source, and %s. Let the batch system do it on a compute node:\n"
                       "    %s %s --robot --job" % (os.path.basename(ec.path), reason,
                                                    os.environ.get('HPC_PYTORCH_COMMAND', 'eb'),
                                                    os.path.basename(ec.path)))
@@ -186,5 +186,5 @@ def check_room(ecs):
         if problem:
             by_policy('free_space', "The %s directory %s has too little room: %s, and %s are needed%s. Make room, or "
                       "choose another place with %s." % (
-                          kind, path, problem, human(size),
-                          " (%s with the other directories there)" % human(together) if together > size else "", option))
+                          kind, path, problem, human(size), " (%s with the other directories there)" % human(together)
+                          if together > size else "", option))

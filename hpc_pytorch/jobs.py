@@ -229,7 +229,7 @@ class SystemJobs(object):
             raise EasyBuildError(str(problem))
         kind = self.system.scheduler['kind']
         if kind != self.scheduler.kind:
-            raise EasyBuildError("--job-backend=%s is for %s, and %s has: %s. Each system's own is in its easybuild.cfg",
+            raise EasyBuildError("--job-backend=%s is for %s, and %s has: %s. Its own is in its easybuild.cfg",
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
         # what is wrong with the command line is said now
         request_for(self.system, self.scheduler, OTHERS)

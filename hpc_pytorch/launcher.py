@@ -255,8 +255,8 @@ def clean_environment():
 
 def with_modules(arguments):
     """--fetch as it is useful here: EasyBuild's does without modules, and they decide which Python is fetched for."""
-    return [word for argument in arguments
-            for word in (['--stop=fetch', '--ignore-osdeps', '--ignore-locks'] if argument == '--fetch' else [argument])]
+    instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
+    return [word for argument in arguments for word in instead.get(argument, [argument])]
 
 
 def consent_of_root(arguments):

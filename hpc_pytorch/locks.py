@@ -59,7 +59,8 @@ def release_dead_lock(lock_path):
     elif os.path.isdir(lock_path) and build_option('wait_on_lock_limit') == 0:
         raise EasyBuildError("Another installation holds %s (%s). If it is not running any more, remove that directory "
                              "and call again.", lock_path,
-                             ', '.join(os.path.basename(note).split('.owner=')[1] for note in living) or 'owner unknown')
+                             ', '.join(os.path.basename(note).split('.owner=')[1] for note in living)
+                             or 'owner unknown')
 
 
 def lock_of(easyblock):

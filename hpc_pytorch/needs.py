@@ -1,8 +1,9 @@
 """
-What installing something needs: cores, memory, time, GPUs, room on disks. For jobs, and for refusing what cannot end well.
+What installing something needs: cores, memory, time, GPUs, room on disks. For jobs, and for refusing what cannot end
+well.
 
-First what is known about the easyblock, then what an earlier build was measured to need (ramgate's profile), then what the
-easyconfig itself says.
+First what is known about the easyblock, then what an earlier build was measured to need (ramgate's profile), then what
+the easyconfig itself says.
 
 Python 3.6.
 """
@@ -58,7 +59,7 @@ def own_words(needs, ec):
 
 
 def profile_path(ec):
-    """Where ramgate's profile of this software is kept: it outlives build directories, and knows nothing of prefixes."""
+    """Where ramgate's profile of this software is kept: it outlives build directories and prefixes."""
     name = '%s-%s%s-ramgate.json' % (ec['name'], ec['version'], ec['versionsuffix'])
     return os.path.join(source_paths()[0], ec['name'][0].lower(), ec['name'], name)
 

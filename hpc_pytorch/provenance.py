@@ -1,5 +1,5 @@
 """
-Provenance: where an installation comes from, in its own ``easybuild/provenance`` directory, and enough to make it again.
+Where an installation comes from, in its own ``easybuild/provenance`` directory, and enough to make it again.
 
 The easyconfig lies there with every file that it names (lock files, patches, scripts), so that
 

@@ -132,7 +132,8 @@ class Slurm(object):
     def accounted(job):
         """What the accounting database says, where there is one."""
         try:
-            status, output = ask(['sacct', '--noheader', '--parsable2', '--allocations', '--format=State', '--jobs', job])
+            status, output = ask(['sacct', '--noheader', '--parsable2', '--allocations', '--format=State',
+                                  '--jobs=%s' % job])
         except NoAnswer:
             return {}
         return {'JobState': output.split()[0].rstrip('+')} if status == 0 and re.match('[A-Z_]+', output) else {}

@@ -22,7 +22,7 @@ import re
 from easybuild.base import fancylogger
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.system import RELATIONS, Problem, current, nearest, read_section, text, version_key, words
+from hpc_pytorch.system import RELATIONS, Problem, current, nearest, read_section, version_key, words
 from hpc_pytorch.wheels import sha256_of
 
 _log = fancylogger.getLogger('site_rules', fname=False)

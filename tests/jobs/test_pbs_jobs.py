@@ -73,6 +73,9 @@ def test_derechos_chain(toys, pbs, lmod):
     assert [facts[job]['depend'] for job in jobs] == [None, 'afterok:1.pbs', 'afterok:2.pbs', 'afterok:3.pbs']
     assert facts['1.pbs']['Account_Name'] == 'NCAR0001' and facts['1.pbs']['queue'] == 'main'
     assert facts['1.pbs']['Resource_List.select'] == '1:ncpus=64:ngpus=4'
+    scripts = sorted((toys.eb.prefix / 'software/.jobs').glob('*.sh'))
+    assert len(scripts) == 4
+    subprocess.run(['shellcheck', *map(str, scripts)], check=True)
     go.touch()
     ended = toys.wait_for_end()
     assert all('  done (' in text for text in ended.values()), ended

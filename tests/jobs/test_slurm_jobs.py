@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from archer2.test_small_torch import Small
-from common import EB
+from common import CHECKOUT, EB
 from parts.toys import OCCUPY, WAIT, Toys
 from lumi.lumi_site import needs_root
 from parts.slurm import Slurm, wait_for
@@ -44,7 +44,8 @@ def test_chain(toys, slurm, lmod, checkout):
     """A build from source between two others: dependencies, other nodes, the module; submitted twice, built once."""
     small = Small(toys.eb, toys.directory)
     small.write(edit=lambda text: text.replace("('cray-python',", "('base', '1.0', '-ARCHER2'), ('cray-python',"))
-    toys.write('base', modules=['cray-python'], commands=['env > %(installdir)s/environment'])
+    go = toys.directory / 'go'
+    toys.write('base', modules=['cray-python'], commands=['env > %(installdir)s/environment', WAIT.format(file=go)])
     top = toys.directory / 'top-1.0-ARCHER2.eb'
     toys.write('top').write_text(toys.write('top').read_text().replace(
         'dependencies = []', "dependencies = [('PyTorch', '1.13.1', '-small-ARCHER2')]"))
@@ -53,7 +54,9 @@ def test_chain(toys, slurm, lmod, checkout):
     assert [facts(slurm, job)['Account'] for job in first] == ['x01'] * 3
     assert toys.submit(top) == first, "submitted twice"
     base, torch, _ = first
-    assert facts(slurm, torch)['NodeList'] == '(null)' or facts(slurm, base)['JobState'] == 'COMPLETED'
+    waits = facts(slurm, torch)
+    assert (waits['JobState'], waits['Dependency']) == ('PENDING', 'afterok:%s(unfulfilled)' % base)
+    go.touch()
     seen = toys.wait(lambda found: '  running' in found.get('PyTorch/1.13.1-small-ARCHER2', ''), "PyTorch's job")
     assert 'log: %s' % toys.directory in seen['PyTorch/1.13.1-small-ARCHER2']
     ended = toys.wait_for_end()
@@ -68,6 +71,12 @@ def test_chain(toys, slurm, lmod, checkout):
     # ramgate's profile was kept, so that the next job asks for what this one needed
     profile = json.loads((small.sources / 'PyTorch-1.13.1-small-ARCHER2-ramgate.json').read_text())
     assert profile['files']
+    provenance = small.installation / 'easybuild/provenance'
+    assert json.loads((provenance / 'ramgate/report.json').read_text())['jobs']
+    facts_kept = json.loads((provenance / 'provenance.json').read_text())
+    assert facts_kept['job'] == 'slurm:%s' % torch and 'cray-python/3.9.13.1' in facts_kept['modules']
+    assert facts_kept['sources'].keys() == {'small-torch.tar.gz'}
+    assert 'torch' in (provenance / 'sbom.spdx.json').read_text()
     # the module is there now: nothing to submit
     assert not toys.submit(top)
 
@@ -226,9 +235,11 @@ def test_explained(toys, slurm):
     toys.write('broken', commands=['echo "c++: fatal error: Killed signal terminated program cc1plus" >&2; exit 1'])
     toys.submit(toys.directory / 'broken-1.0-ARCHER2.eb')
     toys.submit(toys.write('endless', commands=['sleep 3600']))
-    job, = toys.submit(toys.write('unwanted', commands=['sleep 3600']))
-    toys.wait(lambda found: '  running' in found['unwanted/1.0-ARCHER2']
-              and 'postprocessing' in found['unwanted/1.0-ARCHER2'], "the step")
+    job, = toys.submit(toys.write('unwanted', commands=[
+        'cd %s && exec python3 -m ramgate run --memory 1G -- sleep 3600' % CHECKOUT]))
+    # the step, and how far ramgate is
+    toys.wait(lambda found: re.search('  running.*\n +postprocessing.*\n +0/0 done, 0 running, .* of 1.0 GB',
+                                      found['unwanted/1.0-ARCHER2']), "the step")
     subprocess.run(['scancel', job], env=dict(os.environ, **slurm.environment), check=True)
     endless = re.search(r'job (\d+)', toys.status()['endless/1.0-ARCHER2']).group(1)
     slurm.output('scontrol', 'update', 'jobid=%s' % endless, 'endtime=now')

@@ -54,7 +54,8 @@ class Pbs:
     def __init__(self, directory, accounts=(), nodes=2, ncpus=64, ngpus=4, queues=None):
         """`queues`: {name: the longest walltime in seconds}; accounts: those that may be charged, none is all."""
         self.directory = Path(directory)
-        self.settings = {'accounts': list(accounts), 'ncpus': ncpus, 'ngpus': ngpus, 'queues': queues or {'main': 43200},
+        self.settings = {'accounts': list(accounts), 'ncpus': ncpus, 'ngpus': ngpus,
+                         'queues': queues or {'main': 43200},
                          'nodes': ['deg%04d' % number for number in range(1, nodes + 1)]}
         self.server = None
 
@@ -287,7 +288,8 @@ class Job:
             'HOME': request['home'], 'LOGNAME': request['user'], 'USER': request['user'], 'SHELL': request['shell'],
             'PATH': '%s:/bin:/usr/bin' % (self.spool.parent / 'bin'), 'PBS_JOBID': self.id,
             'PBS_JOBNAME': request['name'], 'PBS_QUEUE': request['queue'], 'PBS_O_WORKDIR': request['directory'],
-            'PBS_O_HOST': 'login1', 'PBS_O_PATH': request['path'], 'PBS_ENVIRONMENT': 'PBS_BATCH', 'NCPUS': str(self.ncpus)}
+            'PBS_O_HOST': 'login1', 'PBS_O_PATH': request['path'], 'PBS_ENVIRONMENT': 'PBS_BATCH',
+            'NCPUS': str(self.ncpus)}
         without_network = ['unshare', '--net'] if os.geteuid() == 0 else []
         with open(self.spool, 'ab') as spool:
             self.process = subprocess.Popen(
