@@ -87,8 +87,8 @@ def by_policy(name, problem):
     """Refuse, warn or say nothing, as the site has decided."""
     answer = policy(name)
     if answer == 'refuse':
-        raise EasyBuildError("%s\nWhether this is refused is the site's choice: '%s = warn' or 'allow' below [policy] in "
-                             "a file that $%s names.", problem, name, OWN_FILE)
+        raise EasyBuildError("%s\nWhether this is refused is the site's choice: '%s = warn' or 'allow' below [policy] "
+                             "in a file that $%s names.", problem, name, OWN_FILE)
     if answer == 'warn':
         print_warning(problem)
 
