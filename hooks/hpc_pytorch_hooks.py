@@ -35,10 +35,12 @@ RULES = {
     ),
     'pre_build_and_install_loop_hook': (
         ('no builds on login nodes', checks.check_host),
-        ('room on disks', checks.check_room),
     ),
     'pre_easyblock_hook': (
         ('locks of killed installations', locks.take),
+    ),
+    'post_fetch_hook': (
+        ('room on disks', checks.check_room),
     ),
     'post_postproc_hook': (
         ('provenance', provenance.write),
@@ -85,6 +87,11 @@ def pre_build_and_install_loop_hook(ecs):
 def pre_easyblock_hook(easyblock):
     """One installation is about to begin."""
     run('pre_easyblock_hook', easyblock)
+
+
+def post_fetch_hook(easyblock):
+    """Everything is there that it is going to be made of."""
+    run('post_fetch_hook', easyblock)
 
 
 def post_postproc_hook(easyblock):

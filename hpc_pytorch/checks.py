@@ -15,7 +15,7 @@ from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.config import build_option, build_path, install_path, source_paths
 from easybuild.tools.modules import curr_module_paths, modules_tool
 
-from hpc_pytorch.needs import needs_of
+from hpc_pytorch.needs import LEAST_ROOM, needs_of
 from hpc_pytorch.schedulers import own_job
 from hpc_pytorch.site_rules import OWN_FILE, policy
 from hpc_pytorch.system import current, host_matches
@@ -170,14 +170,23 @@ def reserve(directory, size):
     return None
 
 
-def check_room(ecs):
-    """Stop when what is going to be written does not fit; one build directory is removed before the next is made."""
-    if not ecs or not going_to_install():
+def fetched(easyblock):
+    """Bytes of everything that an installation is made of."""
+    paths = [source['path'] for source in easyblock.src]
+    if getattr(easyblock, 'wheels', None):
+        paths += glob.glob(os.path.join(glob.escape(easyblock.wheels), '*.*'))
+    return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
+
+
+def check_room(easyblock):
+    """Stop when what is going to be written does not fit."""
+    if not going_to_install():
         return
-    needs = [needs_of(entry['ec']) for entry in ecs]
-    wanted = [('build', '--buildpath', build_path(), max(one.build for one in needs)),
-              ('install', '--prefix or --installpath', install_path('software'), sum(one.install for one in needs)),
-              ('temporary', '--tmpdir', tempfile.gettempdir(), max(one.temporary for one in needs))]
+    needs, size = needs_of(easyblock.cfg), fetched(easyblock)
+    wanted = [('build', '--buildpath', build_path(), needs.build),
+              ('install', '--prefix or --installpath', install_path('software'), needs.install),
+              ('temporary', '--tmpdir', tempfile.gettempdir(), needs.temporary)]
+    wanted = [(kind, option, path, max(LEAST_ROOM, times * size)) for kind, option, path, times in wanted]
     wanted = [(kind, option, existing(path), size) for kind, option, path, size in wanted]
     for kind, option, path, size in wanted:
         # several of them may share a file system, and each may have a quota of its own

@@ -19,20 +19,23 @@ MB = 2 ** 20
 
 # compiles: for so long that it does not belong on a login node; cores: None is all that a node has; memory: None is
 # a share of the node that goes with the cores; largest: of one compiler, below which no build can succeed;
-# cpu_hours: of all cores together, None if nobody knows; build, install, temporary: bytes on disk
+# cpu_hours: of all cores together, None if nobody knows; build, install, temporary: room on disks, in
+# multiples of what is fetched
 Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours gpus build install temporary')
 
 # PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (benchmarks/ramgate/data); later versions
-# with GPU code take several times that.
+# with GPU code take several times that. A release is 0.3 GB, and about 20 GB are needed to build one.
 NEEDS = {
-    'EB_PyTorchHPC': Needs(True, None, None, 2 * GIB, None, 0, 20 * GIB, 5 * GIB, GIB),
-    'EB_PyTorch': Needs(True, None, None, 2 * GIB, None, 0, 20 * GIB, 5 * GIB, GIB),
-    'LockedWheels': Needs(False, 4, 8 * GIB, 0, 2.0, 0, GIB, 2 * GIB, GIB),
-    'SingularityContainer': Needs(False, 2, 4 * GIB, 0, 1.0, 0, GIB, GIB, GIB),
+    'EB_PyTorchHPC': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
+    'EB_PyTorch': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
+    'LockedWheels': Needs(False, 4, 8 * GIB, 0, 2.0, 0, 1, 4, 1),
+    'SingularityContainer': Needs(False, 2, 4 * GIB, 0, 1.0, 0, 1, 2, 1),
 }
 # everything else: NCCL, plugins, libraries
-OTHERS = Needs(False, 8, 16 * GIB, 0, 8.0, 0, GIB, GIB, GIB)
+OTHERS = Needs(False, 8, 16 * GIB, 0, 8.0, 0, 10, 10, 1)
 
+# no installation is so small that it needs less room
+LEAST_ROOM = 100 * 2 ** 20
 # no job asks for less time; what is measured may take so many times as long on another day
 LEAST_HOURS, CAUTION = 0.5, 2.0
 # what configuring, linking Python packages and EasyBuild itself take beside the compilers

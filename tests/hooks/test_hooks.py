@@ -115,7 +115,7 @@ def test_full_disk(toys):
     try:
         output = toys.run(toys.write('toy'), '--buildpath=%s' % (place / 'build'), status=None)
         assert 'The build directory %s has too little room: ' % place in output
-        assert ' MB are free, and 1.0 GB are needed' in output
+        assert ' MB are free, and 100.0 MB are needed' in output
         assert '--buildpath' in output and not toys.module('toy').exists()
         output = toys.run(toys.write('toy'), '--buildpath=%s' % (place / 'build'),
                           env=site(toys.directory, '[policy]\nfree_space = warn\n'))
@@ -130,15 +130,15 @@ def test_quota(toys):
     place, image = toys.directory / 'disk', toys.directory / 'image'
     place.mkdir()
     with open(image, 'wb') as handle:
-        handle.truncate(16 * 2 ** 30)
+        handle.truncate(2 ** 30)
     subprocess.run(['mkfs.btrfs', '--quiet', str(image)], check=True)
     subprocess.run(['mount', '-o', 'loop', str(image), str(place)], check=True)
     try:
         for command in (['quota', 'enable', place], ['subvolume', 'create', place / 'mine'],
-                        ['qgroup', 'limit', '300M', place / 'mine']):
+                        ['qgroup', 'limit', '60M', place / 'mine']):
             subprocess.run(['btrfs'] + [str(word) for word in command], check=True, stdout=subprocess.DEVNULL)
         output = toys.run(toys.write('toy'), '--buildpath=%s' % (place / 'mine'), status=None)
-        assert 'too little room: your quota there does not allow it, and 1.0 GB are needed' in output
+        assert 'too little room: your quota there does not allow it, and 100.0 MB are needed' in output
         toys.run(toys.write('toy'), '--buildpath=%s' % place)
     finally:
         subprocess.run(['umount', str(place)], check=True)
