@@ -147,11 +147,10 @@ def test_quota(toys):
 # --- what sites add -------------------------------------------------------------------------------------------------
 
 def test_our_rules(eb, tmp_path):
-    """The collection's own: settings for NCCL on Derecho, a module with PyTorch on Bede."""
-    nccl = Toys(eb, tmp_path, 'Derecho', {})
-    nccl.run(nccl.write('NCCL'))
-    text = nccl.module('NCCL').read_text()
-    assert 'setenv("NCCL_CROSS_NIC", "1")' in text and 'setenv("MPICH_GPU_SUPPORT_ENABLED"' not in text
+    """The collection's own: settings for RCCL's plugin on LUMI, a module with PyTorch on Bede."""
+    lumi = Toys(eb, tmp_path, 'LUMI', {})
+    lumi.run(lumi.write('aws-ofi-rccl'))
+    assert 'setenv("NCCL_SOCKET_IFNAME", "hsn0,hsn1,hsn2,hsn3")' in lumi.module('aws-ofi-rccl').read_text()
     bede = Toys(eb, tmp_path, 'Bede', {})
     bede.run(bede.write('PyTorch'))
     assert 'nsight-systems/2023.4.1' in bede.module('PyTorch').read_text()
