@@ -321,7 +321,8 @@ class SystemJobs(object):
                 print_msg("these jobs could not be taken back: %s (%s)",
                           ' '.join(job.jobid for job in self.submitted), problem)
             for job in self.submitted:
-                os.remove(record_path(job.name) + '.json')
+                if os.path.exists(record_path(job.name) + '.json'):
+                    os.remove(record_path(job.name) + '.json')
 
 
 def status_command():

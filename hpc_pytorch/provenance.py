@@ -42,12 +42,14 @@ def words_in(value):
 
 
 def named_files(easyblock):
-    """The easyconfig and every file that it names: beside it, or found as a patch."""
+    """The easyconfig and every file that it names, beside it or found as a patch; sources are too large to be kept."""
     ec = easyblock.cfg
+    sources = [os.path.realpath(source['path']) for source in easyblock.src]
     beside = [os.path.join(os.path.dirname(ec.path), word) for value in ec.asdict().values() for word in words_in(value)
               if word and not os.path.isabs(word) and len(word) < 256]
     patches = [patch['path'] for patch in easyblock.patches]
-    return [ec.path] + sorted(path for path in set(beside + patches) if os.path.isfile(path) and path != ec.path)
+    files = [path for path in set(beside + patches) if os.path.isfile(path) and os.path.realpath(path) not in sources]
+    return [ec.path] + sorted(path for path in files if path != ec.path)
 
 
 def first_line(command):

@@ -45,7 +45,9 @@ def test_chain(toys, slurm, lmod, checkout):
     small = Small(toys.eb, toys.directory)
     small.write(edit=lambda text: text.replace("('cray-python',", "('base', '1.0', '-ARCHER2'), ('cray-python',"))
     go = toys.directory / 'go'
-    toys.write('base', modules=['cray-python'], commands=['env > %(installdir)s/environment', WAIT.format(file=go)])
+    toys.write('base', modules=['cray-python'], commands=[
+        'env > %(installdir)s/environment', 'MINE=seen srun --ntasks=1 --cpus-per-task=1 env > %(installdir)s/step',
+        WAIT.format(file=go)])
     top = toys.directory / 'top-1.0-ARCHER2.eb'
     toys.write('top').write_text(toys.write('top').read_text().replace(
         'dependencies = []', "dependencies = [('PyTorch', '1.13.1', '-small-ARCHER2')]"))
@@ -65,6 +67,8 @@ def test_chain(toys, slurm, lmod, checkout):
     # nothing of the login node's environment gets in
     environment = (toys.eb.prefix / 'software/base/1.0-ARCHER2/environment').read_text()
     assert 'A_SECRET' not in environment and 'HPC_SYSTEM=archer2' in environment
+    # and steps get the job's
+    assert 'MINE=seen' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/step').read_text()
     stand_in = checkout / '.local/stand_ins/archer2/modules'
     assert '(2, 3)' in lmod.run('module use %s %s; module load top/1.0-ARCHER2\n' % (stand_in, toys.eb.modules)
                                 + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'")
