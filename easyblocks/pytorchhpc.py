@@ -22,14 +22,15 @@ from easybuild.easyblocks.generic.lockedwheels import LockedWheels
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.filetools import copy_file, mkdir, read_file
+from easybuild.tools.config import IGNORE, build_option, source_paths
+from easybuild.tools.filetools import copy_file, mkdir, read_file, which
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import build_options, collection_path, contract, git_sources, gpu_aware_mpi, known_errors
 from hpc_pytorch import unfinished, wheel_store
 from hpc_pytorch.module_text import set_by_default
+from hpc_pytorch.needs import profile_to_keep
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
 
@@ -129,6 +130,10 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         sums = self.cfg['checksums']
         if len(sums) < len(self.cfg['sources']) + len(self.cfg['patches']) or not all(sums):
             return None
+        for command in self.compilers().values():
+            if which(command, log_ok=False, on_error=IGNORE) is None:
+                raise EasyBuildError("%s, which %s compiles with, is not here: add the module that has it to the "
+                                     "dependencies", command, self.system.system['title'])
         versions = {variable: self.first_line(command) for variable, command in self.compilers().items()}
         return {'name': self.name, 'version': self.version, 'checksums': sums, 'options': sorted(self.own_options()),
                 'compilers': versions, 'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
@@ -365,6 +370,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             return []
         command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(top), 'run',
                    '--jobs', str(self.cfg.parallel), '--report', self.report_directory()]
+        profile = profile_to_keep(self.cfg)
+        command += ['--profile', profile] if profile else []
         return command + (['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []) + ['--']
 
     def report_directory(self):

@@ -5,10 +5,13 @@ at both and becomes EasyBuild, in the same process, so that starting costs nothi
 Only what is needed before EasyBuild starts is here. What needs its configuration or a parsed easyconfig is in hooks/,
 where it also works for an ``eb`` that was not started by ``./eb``.
 """
+import configparser
 import difflib
+import glob
 import os
 import re
 import runpy
+import shlex
 import socket
 import subprocess
 import sys
@@ -22,6 +25,7 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
 
   --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
   --rehearse     try another system's easyconfig here, on its stand-in (tests/stand_ins) instead of its real modules
+  --job-status   how the jobs are that --job has submitted for this prefix
 
 What follows is EasyBuild's own help.
 """
@@ -32,6 +36,7 @@ SITE_LINKS = {
     'ramgate': 'ramgate',
     'easybuild/easyblocks': 'easyblocks',
     'easybuild/easyconfigs': 'easyconfigs',
+    'easybuild/tools/job': 'job_backends',
 }
 
 # Modules tools, best first: EasyBuild's name, syntax of module files, variable that names the program,
@@ -70,12 +75,12 @@ def make_site():
 
 
 def own_options(arguments):
-    """Take --system and --rehearse out of the arguments: (system or None, whether to rehearse, the others)."""
-    system, rehearse, others = None, False, []
+    """Take our options out of the arguments: (system or None, set of 'rehearse' and 'job-status', the others)."""
+    system, wishes, others = None, set(), []
     arguments = iter(arguments)
     for argument in arguments:
-        if argument == '--rehearse':
-            rehearse = True
+        if argument in ('--rehearse', '--job-status'):
+            wishes.add(argument[2:])
         elif argument == '--system':
             system = next(arguments, None)
             if system is None:
@@ -84,7 +89,7 @@ def own_options(arguments):
             system = argument[len('--system='):]
         else:
             others.append(argument)
-    return system, rehearse, others
+    return system, wishes, others
 
 
 def easyconfig_names(arguments):
@@ -193,11 +198,65 @@ def configure_rehearsal(system):
     say("rehearsing on the stand-in of %s: %s" % (system, modules))
 
 
+def configure_hooks(arguments):
+    """Our hooks, and the site's or user's own beside them: EasyBuild itself knows one file only."""
+    ours = os.path.join(COLLECTION, 'hooks', 'hpc_pytorch_hooks.py')
+    words = list(arguments)
+    for number, word in enumerate(words):
+        if word == '--hooks' and number + 1 < len(words):
+            own_hooks(ours, words[number + 1])
+            arguments = words[:number] + words[number + 2:]
+        elif word.startswith('--hooks='):
+            own_hooks(ours, word[len('--hooks='):])
+            arguments = words[:number] + words[number + 1:]
+    for path in (os.environ.get('EASYBUILD_HOOKS'), configured_hooks()):
+        own_hooks(ours, path)
+    os.environ['EASYBUILD_HOOKS'] = ours
+    return arguments
+
+
+def own_hooks(ours, path):
+    """Remember the first hooks that are not ours."""
+    if path and os.path.realpath(path) != os.path.realpath(ours):
+        os.environ.setdefault('HPC_SITE_HOOKS', os.path.abspath(path))
+
+
+def configured_hooks():
+    """The hooks that EasyBuild's configuration files name; the last wins, as in EasyBuild."""
+    home = os.environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')
+    places = [os.path.join(directory, 'easybuild.d', '*.cfg')
+              for directory in os.environ.get('XDG_CONFIG_DIRS', '/etc/xdg').split(os.pathsep)[::-1]]
+    paths = [path for place in places for path in sorted(glob.glob(place))]
+    paths += [os.path.join(home, 'easybuild', 'config.cfg')] + os.environ.get('EASYBUILD_CONFIGFILES', '').split(',')
+    parser = configparser.ConfigParser(strict=False)
+    try:
+        parser.read(paths)
+        found = [parser.get(section, 'hooks') for section in parser.sections() if parser.has_option(section, 'hooks')]
+    except configparser.Error:
+        # EasyBuild is going to say what is wrong with it
+        return None
+    return found[-1] if found else None
+
+
+def configure_jobs(system, rehearse):
+    """How jobs call what was called here."""
+    command = [os.path.join(COLLECTION, 'eb'), '--system', system] + (['--rehearse'] if rehearse else [])
+    command = ' '.join(shlex.quote(word) for word in command)
+    set_default('JOB_EB_CMD', command.replace('%', '%%'))
+    os.environ['HPC_PYTORCH_COMMAND'] = command
+
+
 def clean_environment():
     """What must not reach EasyBuild or anything that it builds."""
     for name in ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV'):
         os.environ.pop(name, None)
     os.environ.update(PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
+
+
+def with_modules(arguments):
+    """--fetch as it is useful here: EasyBuild's does without modules, and they decide which Python is fetched for."""
+    instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
+    return [word for argument in arguments for word in instead.get(argument, [argument])]
 
 
 def consent_of_root(arguments):
@@ -210,10 +269,10 @@ def consent_of_root(arguments):
 
 
 def prepare(arguments):
-    """Everything before EasyBuild; returns its arguments."""
+    """Everything before EasyBuild; returns our options and EasyBuild's arguments."""
     make_site()
     from hpc_pytorch import system as systems
-    option, rehearse, arguments = own_options(arguments)
+    option, wishes, arguments = own_options(arguments)
     if '--help' in arguments or '-h' in arguments:
         print(USAGE % ', '.join(systems.names()))
     easyconfigs = [os.path.basename(name) for name in easyconfig_names(arguments)]
@@ -225,26 +284,30 @@ def prepare(arguments):
     check_easyconfigs(arguments)
     clean_environment()
     os.environ['HPC_SYSTEM'] = system
-    if rehearse:
+    if 'rehearse' in wishes:
         os.environ['HPC_PYTORCH_REHEARSAL'] = system
         configure_rehearsal(system)
     configure_modules_tool(arguments)
+    arguments = configure_hooks(arguments)
     configure_files(system)
-    set_default('HOOKS', os.path.join(COLLECTION, 'hooks', 'hpc_pytorch_hooks.py'))
+    configure_jobs(system, 'rehearse' in wishes)
     os.environ['EB_SCRIPT_PATH'] = os.path.join(sys.prefix, 'bin', 'eb')
     os.environ['EB_PYTHON'] = sys.executable
-    return consent_of_root(arguments) + arguments
+    return wishes, consent_of_root(arguments) + with_modules(arguments)
 
 
 def main():
     """Prepare, then be EasyBuild."""
     try:
-        arguments = prepare(sys.argv[1:])
+        wishes, arguments = prepare(sys.argv[1:])
     except UsersProblem as problem:
         print("ERROR: %s" % problem, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    if 'job-status' in wishes:
+        from hpc_pytorch import jobs
+        return jobs.main(arguments)
     sys.argv = [os.path.join(sys.prefix, 'bin', 'eb')] + arguments
     runpy.run_module('easybuild.main', run_name='__main__', alter_sys=True)
     return 0

@@ -10,6 +10,8 @@ from ramgate.limits import human
 
 # seconds between two live lines on a terminal, and without one
 LIVE, LOG = 0.5, 60.0
+# the same line for whoever looks from another host: the file that this variable names, and seconds between two
+PROGRESS, NOTE = 'RAMGATE_PROGRESS', 5.0
 # memory is kept for so many moments at most
 MOMENTS = 2000
 # drawn size, in pixels
@@ -35,6 +37,7 @@ class Live:
         self.begin = time.monotonic()
         self.next = self.begin + (LIVE if self.terminal else LOG)
         self.drawn = False
+        self.progress, self.next_note = os.environ.get(PROGRESS), self.begin
 
     def __call__(self, event, job, broker):
         now = time.monotonic()
@@ -50,6 +53,19 @@ class Live:
             else:
                 self.stream.write(line + '\n')
         self.stream.flush()
+        if self.progress and now >= self.next_note:
+            self.next_note = now + NOTE
+            self.note(self.line(broker, now))
+
+    def note(self, line):
+        """Leave the line where others find it; not being able to is no reason to stop a build."""
+        partial = '%s.%d' % (self.progress, os.getpid())
+        try:
+            with open(partial, 'w') as file:
+                file.write(line + '\n')
+            os.replace(partial, self.progress)
+        except OSError:
+            self.progress = None
 
     def line(self, broker, now):
         """How far the build is."""

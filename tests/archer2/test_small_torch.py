@@ -185,6 +185,9 @@ def test_wrong_input(small):
     assert 'needs Python 3.6; found: 3.' in small.refused()
     small.write(edit=lambda text: text.replace(", ('mkl/2023.0.0', EXTERNAL_MODULE)", ''))
     assert 'BLAS' in small.refused()
+    # once a traceback
+    small.write(edit=lambda text: text.replace("('PrgEnv-gnu', EXTERNAL_MODULE), ", ''))
+    assert 'CC, which ARCHER2' in small.refused() and 'is not here' in small.refused()
 
 
 def test_missing_submodule(small):

@@ -7,7 +7,7 @@ import pytest
 from common import CHECKOUT
 
 # What EasyBuild itself, or a compute node's own Python, runs.
-FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'ramgate', 'hpc_pytorch')
+FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'job_backends', 'ramgate', 'hpc_pytorch')
 
 
 def tracked():

@@ -23,7 +23,8 @@ SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
 CredType=cred/munge
-AuthInfo=socket={directory}/munge.socket
+# a job that is started again waits until its first credential has expired: not for the usual 120 seconds
+AuthInfo=socket={directory}/munge.socket,cred_expire=20
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool-%n
 SlurmctldPidFile={directory}/slurmctld.pid

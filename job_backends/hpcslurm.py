@@ -1,0 +1,19 @@
+"""
+EasyBuild's Slurm backend for --job, with all that a system, the software and the user ask for.
+
+Needed because: upstream's asks for cores and time only, exports the environment, and leaves held jobs behind when one
+of several is refused.
+Differs from upstream's in: account, partition, QOS, memory, GPUs; a script that can be read; nothing exported; nothing
+submitted twice.
+Can go when: upstream takes these from its configuration.
+"""
+from easybuild.tools.job.slurm import Slurm
+
+from hpc_pytorch.jobs import SystemJobs
+from hpc_pytorch.schedulers import SCHEDULERS
+
+
+class HPCSlurm(SystemJobs, Slurm):
+    """Support for --job on systems with Slurm."""
+
+    scheduler = SCHEDULERS['slurm']

@@ -1,0 +1,253 @@
+"""./eb --job with a real Slurm: the chain, what is asked for, memory, failing nodes, what users see."""
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from archer2.test_small_torch import Small
+from common import CHECKOUT, EB
+from parts.toys import OCCUPY, WAIT, Toys
+from lumi.lumi_site import needs_root
+from parts.slurm import Slurm, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def slurm(tmp_path_factory):
+    """Three nodes that say they are ARCHER2's and others'; one partition gives out whole nodes."""
+    needs_root()
+    with Slurm(tmp_path_factory.mktemp('slurm') / 's', nodes=3, cpus=128, memory=524288, gpus=8,
+               partitions=('standard', 'small', 'batch', 'gh'), exclusive=('standard', 'batch')) as running:
+        yield running
+
+
+@pytest.fixture
+def toys(slurm, eb, tmp_path):
+    """Toys for ARCHER2, with a project that pays."""
+    made = Toys(eb, tmp_path, 'ARCHER2', dict(slurm.environment, SBATCH_ACCOUNT='x01'))
+    yield made
+    slurm.output('scancel', '--quiet', *slurm.output('squeue', '-h', '-o', '%A').split())
+    for node in slurm.nodes:
+        slurm.output('scontrol', 'update', 'nodename=%s' % node, 'state=resume')
+    wait_for(lambda: not slurm.output('squeue', '-h'), "end of the jobs")
+
+
+def facts(slurm, job):
+    """What Slurm says of a job."""
+    return dict(re.findall(r'(\w+)=(\S*)', slurm.output('scontrol', '--oneliner', 'show', 'job', job)))
+
+
+def test_chain(toys, slurm, lmod, checkout):
+    """A build from source between two others: dependencies, other nodes, the module; submitted twice, built once."""
+    small = Small(toys.eb, toys.directory)
+    small.write(edit=lambda text: text.replace("('cray-python',", "('base', '1.0', '-ARCHER2'), ('cray-python',"))
+    go = toys.directory / 'go'
+    toys.write('base', modules=['cray-python'], commands=[
+        'env > %(installdir)s/environment', 'MINE=seen srun --ntasks=1 --cpus-per-task=1 env > %(installdir)s/step',
+        WAIT.format(file=go)])
+    top = toys.directory / 'top-1.0-ARCHER2.eb'
+    toys.write('top').write_text(toys.write('top').read_text().replace(
+        'dependencies = []', "dependencies = [('PyTorch', '1.13.1', '-small-ARCHER2')]"))
+    first = toys.submit(top, env={'A_SECRET': 'hidden'})
+    assert len(first) == 3
+    assert [facts(slurm, job)['Account'] for job in first] == ['x01'] * 3
+    assert toys.submit(top) == first, "submitted twice"
+    base, torch, _ = first
+    waits = facts(slurm, torch)
+    assert (waits['JobState'], waits['Dependency']) == ('PENDING', 'afterok:%s(unfulfilled)' % base)
+    go.touch()
+    seen = toys.wait(lambda found: '  running' in found.get('PyTorch/1.13.1-small-ARCHER2', ''), "PyTorch's job")
+    assert 'log: %s' % toys.directory in seen['PyTorch/1.13.1-small-ARCHER2']
+    ended = toys.wait_for_end()
+    assert all('  done (COMPLETED' in text for text in ended.values()), ended
+    assert all(facts(slurm, job)['NodeList'] in slurm.nodes for job in first)
+    # nothing of the login node's environment gets in
+    environment = (toys.eb.prefix / 'software/base/1.0-ARCHER2/environment').read_text()
+    assert 'A_SECRET' not in environment and 'HPC_SYSTEM=archer2' in environment
+    # and steps get the job's
+    assert 'MINE=seen' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/step').read_text()
+    stand_in = checkout / '.local/stand_ins/archer2/modules'
+    assert '(2, 3)' in lmod.run('module use %s %s; module load top/1.0-ARCHER2\n' % (stand_in, toys.eb.modules)
+                                + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'")
+    # ramgate's profile was kept, so that the next job asks for what this one needed
+    profile = json.loads((small.sources / 'PyTorch-1.13.1-small-ARCHER2-ramgate.json').read_text())
+    assert profile['files']
+    provenance = small.installation / 'easybuild/provenance'
+    assert json.loads((provenance / 'ramgate/report.json').read_text())['jobs']
+    facts_kept = json.loads((provenance / 'provenance.json').read_text())
+    assert facts_kept['job'] == 'slurm:%s' % torch and 'cray-python/3.9.13.1' in facts_kept['modules']
+    assert facts_kept['sources'].keys() == {'small-torch.tar.gz'}
+    assert 'torch' in (provenance / 'sbom.spdx.json').read_text()
+    # the module is there now: nothing to submit
+    assert not toys.submit(top)
+
+
+def test_killed_for_memory(toys, slurm):
+    """Slurm kills what takes more than was asked for; the user sees why and what to do; what depends on it is gone."""
+    toys.write('large', commands=[OCCUPY.format(megabytes=800, seconds=20)])
+    top = toys.write('top', after=['large'])
+    large, _ = toys.submit(top, '--job-target-resource=memory=400M', '--job-cores=1')
+    ended = toys.wait_for_end()
+    assert facts(slurm, large)['JobState'] == 'OUT_OF_MEMORY'
+    text = ended['large/1.0-ARCHER2']
+    assert '  failed (OUT_OF_MEMORY' in text and 'more memory than the job had (400 MiB)' in text
+    assert '--job-target-resource=memory=' in text and 'log: ' in text
+    assert Path(re.search(r'log: (\S+)', text).group(1)).exists()
+    assert '  cancelled' in ended['top/1.0-ARCHER2'] and 'large/1.0-ARCHER2 is not there' in ended['top/1.0-ARCHER2']
+    # and again, with what was advised
+    toys.write('large', commands=[OCCUPY.format(megabytes=800, seconds=0)])
+    assert len(toys.submit(top, '--job-target-resource=memory=2G', '--job-cores=1')) == 2
+    assert all('  done' in text for text in toys.wait_for_end().values())
+    assert toys.module('top').exists()
+
+
+def test_node_fails(toys, slurm):
+    """A node goes down under a build: the job starts again on another one, and the module is there at the end."""
+    go = toys.directory / 'go'
+    easyconfig = toys.write('patient', commands=['echo $SLURMD_NODENAME >> %s' % (toys.directory / 'nodes'),
+                                                 WAIT.format(file=go)])
+    job, = toys.submit(easyconfig)
+    wait_for((toys.directory / 'nodes').exists, "start of the job", 120)
+    first = facts(slurm, job)['NodeList']
+    # it does not come back by itself
+    for state in ('down', 'drain'):
+        slurm.output('scontrol', 'update', 'nodename=%s' % first, 'state=%s' % state, 'reason=test')
+    wait_for(lambda: facts(slurm, job)['Restarts'] == '1', "requeue")
+    go.touch()
+    ended = toys.wait_for_end()['patient/1.0-ARCHER2']
+    assert '  done (COMPLETED' in ended and 'started again 1 time(s)' in ended
+    assert facts(slurm, job)['NodeList'] != first
+    assert toys.module('patient').exists()
+
+
+def test_refused(toys, slurm):
+    """No project, words that mean nothing, more than any node has: said at once, and nothing stays in the queue."""
+    easyconfig = toys.write('toy')
+    output = toys.refused(easyconfig, env={'SBATCH_ACCOUNT': ''})
+    assert 'export SBATCH_ACCOUNT=PROJECT' in output and 'which project pays' in output
+    assert "found 'memori=3G'" in toys.refused(easyconfig, '--job-target-resource=memori=3G')
+    assert 'such as 4:00:00' in toys.refused(easyconfig, '--job-target-resource=walltime=long')
+    toys.write('base')
+    both = toys.write('both', after=['base'])
+    output = toys.refused(both, '--job-cores=100000')
+    assert 'no node has that' in output and '--job-cores' in output
+    output = toys.refused(both, '--job-target-resource=partition=nowhere')
+    assert 'choose another: --job-target-resource=partition=NAME' in output
+    assert 'is for pbs' in toys.refused(easyconfig, '--job-backend=PbsPro', env={
+        'PATH': '%s:%s' % (other_batch_system(toys.directory), os.environ['PATH'])})
+    assert not slurm.output('squeue', '-h')
+
+
+def other_batch_system(directory):
+    """The commands of PBS, which are never called."""
+    tools = directory / 'tools'
+    tools.mkdir()
+    for name in ('qsub', 'qstat', 'qdel', 'qrls'):
+        (tools / name).symlink_to('/bin/false')
+    return tools
+
+
+# suffix of the easyconfig, options -> what Slurm was asked for; nobody else gets what is left of a whole node
+ASKED = [
+    ('ARCHER2', [], {'Partition': 'standard', 'NumCPUs': '128', 'MinMemoryNode': '0'}),
+    ('LUMI', [], {'Partition': 'small', 'CPUs/Task': '8', 'MinMemoryNode': '16G', 'TimeLimit': '02:00:00'}),
+    ('Frontier', [], {'Partition': 'batch', 'CPUs/Task': '64', 'TresPerNode': 'gres:gpu:8'}),
+    ('Bede', [], {'Partition': 'gh', 'CPUs/Task': '72', 'TresPerNode': 'gres:gpu:1'}),
+    ('LUMI', ['--job-cores=3', '--job-target-resource=walltime=0:20:00,memory=5G,gpus=2,partition=gh,account=other'],
+     {'Partition': 'gh', 'CPUs/Task': '3', 'MinMemoryNode': '5G', 'TimeLimit': '00:20:00', 'Account': 'other',
+      'TresPerNode': 'gres:gpu:2'}),
+]
+
+
+@pytest.mark.parametrize('suffix, options, expected', ASKED)
+def test_asked_for(toys, slurm, suffix, options, expected):
+    """What the system's file says, what the software needs, what the command line says."""
+    toys.suffix = suffix
+    # no job starts before it was looked at
+    with all_nodes_drained(slurm):
+        job, = toys.submit(toys.write('toy'), '--system=%s' % suffix.lower(), *options)
+        found = dict(re.findall(r'([\w/]+)=(\S*)', slurm.output('scontrol', '--oneliner', 'show', 'job', job)))
+        assert {name: found.get(name) for name in expected} == expected
+        slurm.output('scancel', job)
+
+
+class all_nodes_drained:
+    """Nothing starts inside."""
+
+    def __init__(self, slurm):
+        self.slurm = slurm
+
+    def set(self, *words):
+        """All nodes at once."""
+        self.slurm.output('scontrol', 'update', 'nodename=%s' % ','.join(self.slurm.nodes), *words)
+
+    def __enter__(self):
+        self.set('state=drain', 'reason=test')
+
+    def __exit__(self, *_):
+        self.set('state=resume')
+
+
+def test_profile_decides(toys, slurm):
+    """A build from source asks for what an earlier one was measured to need; without a measurement, for the node."""
+    easyconfig = toys.directory / 'PyTorch-1.0-LUMI.eb'
+    easyconfig.write_text("""easyblock = 'EB_PyTorchHPC'
+name = 'PyTorch'
+version = '1.0'
+versionsuffix = '-LUMI'
+homepage = 'https://example.org/'
+description = 'never built'
+toolchain = SYSTEM
+lock_files = ['empty.lock']
+python_versions = ['3.11']
+max_parallel = 16
+moduleclass = 'ai'
+""")
+    (toys.directory / 'empty.lock').write_text('# nothing\n')
+    toys.eb = EB(toys.directory / 'prefix')
+    toys.eb.sources = toys.directory / 'sources'
+    kept = toys.eb.sources / 'p/PyTorch'
+    kept.mkdir(parents=True)
+    toys.suffix = 'LUMI'
+    # the stand-in of LUMI has no compilers: nothing is compiled there
+    tools = toys.directory / 'tools'
+    tools.mkdir()
+    for name in ('cc', 'CC', 'ftn'):
+        (tools / name).symlink_to('/usr/bin/gcc')
+    toys.environment['PATH'] = '%s:%s' % (tools, os.environ['PATH'])
+    asked = []
+    with all_nodes_drained(slurm):
+        for profile in (None, {'version': 1, 'files': {
+                'file%d' % number: {'seconds': 600, 'curve': [100, 1000 if number < 4 else 100], 'language': 'CXX'}
+                for number in range(40)}}):
+            if profile:
+                (kept / 'PyTorch-1.0-LUMI-ramgate.json').write_text(json.dumps(profile))
+            job, = toys.submit(easyconfig, '--system=lumi')
+            found = facts(slurm, job)
+            asked.append((found['MinMemoryNode'], found['TimeLimit']))
+            slurm.output('scancel', job)
+    # 16 of 64 cores with their share of 480 GiB, the system's default time; then 4 x 1000 + 12 x 100 MB and 2 GiB
+    # beside, and twice the time that 16 cores take for 40 x 10 minutes
+    assert asked == [('120G', '04:00:00'), ('7248M', '00:50:00')]
+
+
+def test_explained(toys, slurm):
+    """A build that fails with a known error: cause and remedy; a job that takes too long; one that was deleted."""
+    toys.write('broken', commands=['echo "c++: fatal error: Killed signal terminated program cc1plus" >&2; exit 1'])
+    toys.submit(toys.directory / 'broken-1.0-ARCHER2.eb')
+    toys.submit(toys.write('endless', commands=['sleep 3600']))
+    job, = toys.submit(toys.write('unwanted', commands=[
+        'cd %s && exec python3 -m ramgate run --memory 1G -- sleep 3600' % CHECKOUT]))
+    # the step, and how far ramgate is
+    toys.wait(lambda found: re.search('  running.*\n +postprocessing.*\n +0/0 done, 0 running, .* of 1.0 GB',
+                                      found['unwanted/1.0-ARCHER2']), "the step")
+    subprocess.run(['scancel', job], env=dict(os.environ, **slurm.environment), check=True)
+    endless = re.search(r'job (\d+)', toys.status()['endless/1.0-ARCHER2']).group(1)
+    slurm.output('scontrol', 'update', 'jobid=%s' % endless, 'endtime=now')
+    found = toys.wait_for_end()
+    assert '  failed' in found['broken/1.0-ARCHER2'] and 'ran out of memory' in found['broken/1.0-ARCHER2']
+    assert '  cancelled' in found['unwanted/1.0-ARCHER2'] and 'somebody deleted it' in found['unwanted/1.0-ARCHER2']
+    assert '(TIMEOUT' in found['endless/1.0-ARCHER2'] and 'walltime=' in found['endless/1.0-ARCHER2']

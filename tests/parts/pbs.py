@@ -1,0 +1,483 @@
+"""
+A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qrls and a server that
+runs the jobs for real, each without a network if the server is root, as compute nodes are.
+
+    with Pbs(directory, accounts=['NCAR0001']) as pbs:
+        subprocess.run(['qsub', 'script'], env=dict(os.environ, **pbs.environment))
+
+It follows the documentation of PBS Professional 2021 for what it has: job ids, the states Q H R E F, user and system
+holds, `-W depend=afterok`, `-l select`, walltime and mem (a job that takes more is killed, with PBS's words and exit
+statuses), `-j oe -o`, history with `qstat -x`, exit statuses and messages of the commands. It does not have: arrays,
+reservations, routing queues, several chunks, hooks, staging. What a real PBS does not refuse and this one does: options
+that it does not know.
+
+    pbs.fail('qsub', 1)     the next qsub finds no server
+    pbs.hang('qstat')       qstat does not answer any more
+    pbs.node_down(name)     what runs there is started again elsewhere, or ends, as -r says
+"""
+import contextlib
+import getpass
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+COMMANDS = ('qsub', 'qstat', 'qdel', 'qrls')
+WRAPPER = '#!/bin/sh\nexec %s -I %s %s %s "$@"\n'
+# qsub's options: those with a value, those without
+VALUED, PLAIN = 'AeljoNqrSW', 'h'
+UNITS = {'b': 1, 'kb': 2 ** 10, 'mb': 2 ** 20, 'gb': 2 ** 30}
+# exit statuses of jobs that PBS has killed
+KILLED = {'mem': -27, 'walltime': -29}
+PAGE = os.sysconf('SC_PAGE_SIZE')
+
+
+def patiently(true, what, seconds=60):
+    """Poll until something is true."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "%s: not within %d seconds" % (what, seconds)
+        time.sleep(0.05)
+
+
+class Pbs:
+    """Starts when entered, and has left nothing running when left."""
+
+    def __init__(self, directory, accounts=(), nodes=2, ncpus=64, ngpus=4, queues=None):
+        """`queues`: {name: the longest walltime in seconds}; accounts: those that may be charged, none is all."""
+        self.directory = Path(directory)
+        self.settings = {'accounts': list(accounts), 'ncpus': ncpus, 'ngpus': ngpus,
+                         'queues': queues or {'main': 43200},
+                         'nodes': ['deg%04d' % number for number in range(1, nodes + 1)]}
+        self.server = None
+
+    @property
+    def environment(self):
+        """What a login node has: the commands on the path."""
+        return {'PATH': '%s:%s' % (self.directory / 'bin', os.environ['PATH'])}
+
+    def __enter__(self):
+        (self.directory / 'bin').mkdir(parents=True)
+        self.directory.chmod(0o755)
+        for name in COMMANDS:
+            path = self.directory / 'bin' / name
+            path.write_text(WRAPPER % (sys.executable, os.path.abspath(__file__), name, self.directory))
+            path.chmod(0o755)
+        (self.directory / 'settings').write_text(json.dumps(self.settings))
+        self.server = subprocess.Popen([sys.executable, '-I', __file__, 'server', str(self.directory)],
+                                       stdin=subprocess.DEVNULL)
+        patiently((self.directory / 'socket').exists, "server of PBS")
+        return self
+
+    def __exit__(self, *_):
+        self.server.terminate()
+        self.server.wait(30)
+
+    def fail(self, command, times):
+        """The next calls of a command find no server."""
+        (self.directory / ('fail-' + command)).write_text(str(times))
+
+    def hang(self, command):
+        """A command does not answer any more."""
+        (self.directory / ('hang-' + command)).touch()
+
+    def node_down(self, name):
+        """A node goes away with all that runs on it."""
+        talk(self.directory, {'command': 'node_down', 'node': name})
+
+    def forget(self):
+        """The history of jobs is over."""
+        talk(self.directory, {'command': 'forget'})
+
+    def job(self, number):
+        """What the server knows of a job."""
+        return talk(self.directory, {'command': 'job', 'number': number})
+
+    def jobs(self):
+        """All that the server knows, by id."""
+        return talk(self.directory, {'command': 'jobs'})
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------
+
+class Failed(Exception):
+    """(message, exit status) of a command."""
+
+
+def talk(directory, request):
+    """Ask the server."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        # the directory may have a longer name than a socket may have
+        here = os.open(directory, os.O_RDONLY)
+        try:
+            connection.connect('/proc/self/fd/%d/socket' % here)
+        finally:
+            os.close(here)
+        connection.sendall(json.dumps(request).encode() + b'\n')
+        answer = json.loads(connection.makefile().readline())
+    if 'failed' in answer:
+        raise Failed(*answer['failed'])
+    return answer['answer']
+
+
+def command(name, directory, words):
+    """One of the commands; returns its exit status."""
+    while os.path.exists(os.path.join(directory, 'hang-' + name)):
+        time.sleep(0.1)
+    failing = Path(directory, 'fail-' + name)
+    left = int(failing.read_text()) if failing.exists() else 0
+    if left:
+        failing.write_text(str(left - 1))
+        print("Connection refused\n%s: cannot connect to server pbs (errno=111)" % name, file=sys.stderr)
+        return 111
+    try:
+        return {'qsub': qsub, 'qstat': qstat, 'qdel': qdel, 'qrls': qrls}[name](directory, words)
+    except Failed as problem:
+        print("%s: %s" % (name, problem.args[0]), file=sys.stderr)
+        return problem.args[1]
+
+
+def options_of(words):
+    """qsub's options: ({letter: [values]}, what is left)."""
+    options, words = {}, list(words)
+    while words and words[0].startswith('-'):
+        word = words.pop(0)
+        letter = word[1:2]
+        if letter in VALUED:
+            options.setdefault(letter, []).append(word[2:] or words.pop(0))
+        elif letter in PLAIN and len(word) == 2:
+            options[letter] = [True]
+        else:
+            raise Failed("invalid option -- '%s'" % letter, 2)
+    return options, words
+
+
+def qsub(directory, words):
+    """Submit a script."""
+    options, words = options_of(words)
+    if len(words) != 1 or not os.path.isfile(words[0]):
+        raise Failed("script file: %s: No such file or directory" % ' '.join(words), 1)
+    resources = dict(part.split('=', 1) for value in options.get('l', []) for part in [value])
+    attributes = [value.split('=', 1) for value in options.get('W', [])]
+    print(talk(directory, {
+        'command': 'submit', 'script': Path(words[0]).read_text(), 'directory': os.getcwd(), 'user': getpass.getuser(),
+        'home': os.environ.get('HOME', '/'), 'path': os.environ.get('PATH', ''), 'umask': 0o22,
+        'name': options.get('N', [os.path.basename(words[0])])[-1], 'account': options.get('A', [None])[-1],
+        'queue': options.get('q', [None])[-1], 'held': 'h' in options, 'resources': resources,
+        'rerunnable': options.get('r', ['y'])[-1] == 'y', 'shell': options.get('S', ['/bin/bash'])[-1],
+        'output': options.get('o', [None])[-1], 'join': options.get('j', ['n'])[-1] == 'oe',
+        'depend': dict(attributes).get('depend', '')}))
+    return 0
+
+
+def qstat(directory, words):
+    """Show jobs; only -f, with or without -x."""
+    flags, numbers = [word for word in words if word.startswith('-')], [word for word in words if word[0] != '-']
+    if not set(flags) <= {'-f', '-x', '-xf', '-fx'} or not any('f' in flag for flag in flags):
+        raise Failed("this stand-in knows qstat -f and qstat -x -f", 2)
+    status = 0
+    for number in numbers:
+        try:
+            job = talk(directory, {'command': 'job', 'number': number})
+            if job['job_state'] == 'F' and not any('x' in flag for flag in flags):
+                raise Failed("%s Job has finished, use -x or -H to obtain historical job information" % job['id'], 35)
+        except Failed as problem:
+            print("qstat: %s" % problem.args[0], file=sys.stderr)
+            status = problem.args[1]
+            continue
+        print("Job Id: %s" % job.pop('id'))
+        print(''.join("    %s = %s\n" % item for item in job.items() if item[1] is not None))
+    return status
+
+
+def qdel(directory, words):
+    """Delete jobs."""
+    for number in words:
+        talk(directory, {'command': 'delete', 'number': number})
+    return 0
+
+
+def qrls(directory, words):
+    """Release jobs that their user holds."""
+    for number in words:
+        talk(directory, {'command': 'release', 'number': number})
+    return 0
+
+
+# --- the server -----------------------------------------------------------------------------------------------------
+
+def seconds_of(text):
+    """1:00:00 or a number."""
+    total = 0
+    for part in str(text).split(':'):
+        total = total * 60 + int(part)
+    return total
+
+
+def bytes_of(text):
+    """16gb."""
+    number, unit = re.match(r'(\d+)([kmg]?b)$', text).groups()
+    return int(number) * UNITS[unit]
+
+
+def memory_of(session):
+    """What the processes of a session occupy."""
+    total = 0
+    for entry in os.listdir('/proc'):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            fields = Path('/proc', entry, 'stat').read_text().rsplit(')', 1)[1].split() if entry.isdigit() else []
+            if fields and int(fields[3]) == session:
+                total += int(Path('/proc', entry, 'statm').read_text().split()[1]) * PAGE
+    return total
+
+
+class Job:
+    """One job."""
+
+    def __init__(self, number, request, directory):
+        self.number, self.request = number, request
+        self.id = '%d.pbs' % number
+        self.state, self.user_hold = 'H' if request['held'] else 'Q', request['held']
+        self.after, self.exit_status, self.comment = [], None, None
+        self.process = self.node = self.started = self.killed = None
+        self.deleted, self.runs = False, 0
+        self.spool = Path(directory, '%d.OU' % number)
+        chunk = dict(part.split('=', 1) for part in request['resources'].get('select', '1').split(':')[1:])
+        self.ncpus, self.ngpus = int(chunk.get('ncpus', 1)), int(chunk.get('ngpus', 0))
+        self.memory = bytes_of(chunk['mem']) if 'mem' in chunk else None
+        self.walltime = seconds_of(request['resources'].get('walltime', 3600))
+
+    def facts(self):
+        """As qstat -f shows them."""
+        return {
+            'id': self.id, 'Job_Name': self.request['name'], 'Job_Owner': '%s@login1' % self.request['user'],
+            'job_state': self.state, 'queue': self.request['queue'], 'server': 'pbs',
+            'Account_Name': self.request['account'], 'Join_Path': 'oe' if self.request['join'] else 'n',
+            'Hold_Types': 'u' if self.user_hold else 's' if self.state == 'H' else 'n',
+            'Output_Path': 'login1:%s' % self.output(), 'Rerunable': str(self.request['rerunnable']),
+            'Resource_List.mem': '%dkb' % (self.memory / 1024) if self.memory else None,
+            'Resource_List.ncpus': self.ncpus, 'Resource_List.ngpus': self.ngpus or None, 'Resource_List.nodect': 1,
+            'Resource_List.select': self.request['resources'].get('select', '1'),
+            'Resource_List.walltime': '%02d:%02d:%02d' % (self.walltime // 3600, self.walltime // 60 % 60,
+                                                          self.walltime % 60),
+            'depend': ':'.join(['afterok'] + [job.id for job in self.after]) if self.after else None,
+            'exec_host': '%s/0*%d' % (self.node, self.ncpus) if self.node else None, 'comment': self.comment,
+            'Exit_status': self.exit_status, 'run_count': self.runs}
+
+    def output(self):
+        """Where its output is brought to."""
+        return self.request['output'] or os.path.join(self.request['directory'],
+                                                      '%s.o%d' % (self.request['name'], self.number))
+
+    def start(self, node):
+        """Run the script in a login shell, in a session of its own."""
+        self.state, self.node, self.started, self.killed, self.runs = 'R', node, time.monotonic(), None, self.runs + 1
+        self.comment = 'Job run at %s on (%s:ncpus=%d)' % (time.strftime('%a %b %d at %H:%M'), node, self.ncpus)
+        script = self.spool.with_suffix('.SC')
+        script.write_text(self.request['script'])
+        request = self.request
+        environment = {
+            'HOME': request['home'], 'LOGNAME': request['user'], 'USER': request['user'], 'SHELL': request['shell'],
+            'PATH': '%s:/bin:/usr/bin' % (self.spool.parent / 'bin'), 'PBS_JOBID': self.id,
+            'PBS_JOBNAME': request['name'], 'PBS_QUEUE': request['queue'], 'PBS_O_WORKDIR': request['directory'],
+            'PBS_O_HOST': 'login1', 'PBS_O_PATH': request['path'], 'PBS_ENVIRONMENT': 'PBS_BATCH',
+            'NCPUS': str(self.ncpus)}
+        without_network = ['unshare', '--net'] if os.geteuid() == 0 else []
+        with open(self.spool, 'ab') as spool:
+            self.process = subprocess.Popen(
+                without_network + [request['shell'], '-l', str(script)], env=environment, cwd=request['home'],
+                stdin=subprocess.DEVNULL, stdout=spool, stderr=spool, start_new_session=True)
+
+    def say(self, text):
+        """PBS's own words in the output."""
+        with open(self.spool, 'a') as spool:
+            spool.write('=>> PBS: job killed: %s\n' % text)
+
+    def kill(self, number=signal.SIGKILL):
+        """End all its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def watch(self):
+        """Whether a running job has ended; one that takes more than it asked for is killed."""
+        used, elapsed = memory_of(self.process.pid) if self.memory else 0, time.monotonic() - self.started
+        if not self.killed and self.memory and used > self.memory:
+            self.say('mem %dkb exceeded limit %dkb' % (used / 1024, self.memory / 1024))
+            self.killed = 'mem'
+            self.kill()
+        elif not self.killed and elapsed > self.walltime:
+            self.say('walltime %d exceeded limit %d' % (elapsed, self.walltime))
+            self.killed = 'walltime'
+            self.kill()
+        return self.process.poll() is not None
+
+    def finish(self, exit_status=None, comment=None):
+        """The end: history, and the output where it belongs."""
+        self.state, self.exit_status = 'F', exit_status
+        self.comment = comment or self.comment
+        if self.spool.exists():
+            with contextlib.suppress(OSError):
+                shutil.copy(str(self.spool), self.output())
+
+
+class Server:
+    """All jobs, and what happens to them."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.settings = json.loads(Path(directory, 'settings').read_text())
+        self.nodes = list(self.settings['nodes'])
+        self.jobs, self.lock = {}, threading.RLock()
+
+    def find(self, number):
+        """A job by its id, with or without the server's name."""
+        try:
+            return self.jobs[int(str(number).split('.')[0])]
+        except (KeyError, ValueError):
+            raise Failed("Unknown Job Id %s" % number, 153)
+
+    def answer(self, request):
+        """What a command asks for."""
+        with self.lock:
+            return getattr(self, request.pop('command'))(**({'request': request} if 'script' in request else request))
+
+    def submit(self, request):
+        """Check what real ones check, and queue it."""
+        queues, accounts = self.settings['queues'], self.settings['accounts']
+        request['queue'] = request['queue'] or next(iter(queues))
+        if request['queue'] not in queues:
+            raise Failed("Unknown queue", 170)
+        if accounts and request['account'] not in accounts:
+            raise Failed("Invalid account for CPU usage, available accounts: %s" % ', '.join(accounts), 32)
+        job = Job(len(self.jobs) + 1, request, self.directory)
+        if job.walltime > queues[request['queue']]:
+            raise Failed("Job violates queue and/or server resource limits", 188)
+        if job.ncpus > self.settings['ncpus'] or job.ngpus > self.settings['ngpus']:
+            raise Failed("Job violates queue and/or server resource limits", 188)
+        kind, *numbers = request['depend'].split(':')
+        if kind not in ('', 'afterok'):
+            raise Failed("illegal -W value", 2)
+        job.after = [self.find(number) for number in numbers]
+        self.jobs[job.number] = job
+        return job.id
+
+    def job(self, number):
+        """What qstat shows."""
+        return self.find(number).facts()
+
+    def jobs_known(self):
+        """All of them."""
+        return {job.id: job.facts() for job in self.jobs.values()}
+
+    def forget(self):
+        """Finished jobs are not known any more."""
+        self.jobs = {number: job for number, job in self.jobs.items() if job.state != 'F'}
+
+    def release(self, number):
+        """qrls."""
+        self.find(number).user_hold = False
+
+    def delete(self, number):
+        """qdel: running ones get SIGTERM, and SIGKILL if that is not enough."""
+        job = self.find(number)
+        if job.state == 'F':
+            raise Failed("Job has finished %s" % job.id, 35)
+        job.deleted = True
+        if job.process:
+            job.kill(signal.SIGTERM)
+        else:
+            job.finish(comment='Job deleted by user')
+
+    def node_down(self, node):
+        """What runs there dies; what may is queued again."""
+        self.nodes.remove(node)
+        for job in self.jobs.values():
+            if job.process and job.node == node:
+                job.kill()
+                job.process.wait()
+                job.process, job.node = None, None
+                if job.request['rerunnable']:
+                    job.state, job.comment = 'Q', 'Job was requeued: node %s is down' % node
+                else:
+                    job.finish(-3, 'Job failed: node %s is down' % node)
+
+    def step(self):
+        """One round of the scheduler."""
+        with self.lock:
+            for job in self.jobs.values():
+                if job.process and job.watch():
+                    status = job.process.returncode
+                    job.kill()
+                    job.process = None
+                    # killed by a signal: 256 and its number
+                    job.finish(KILLED.get(job.killed, 256 - status if status < 0 else status))
+            for job in self.jobs.values():
+                self.consider(job)
+
+    def consider(self, job):
+        """Hold, delete or start a job that is not running."""
+        if job.state not in 'QH':
+            return
+        bad = [before for before in job.after if before.state == 'F' and before.exit_status != 0]
+        if bad:
+            job.finish(comment='Job deleted as result of dependency on job %s' % bad[0].id)
+            return
+        waits = job.user_hold or any(before.state != 'F' for before in job.after)
+        job.state = 'H' if waits else 'Q'
+        free = [node for node in self.nodes if not any(other.process and other.node == node
+                                                       for other in self.jobs.values())]
+        if not waits and free:
+            job.start(free[0])
+
+    def end(self):
+        """Leave nothing running."""
+        with self.lock:
+            for job in self.jobs.values():
+                if job.process:
+                    job.kill()
+                    job.process.wait()
+
+
+def serve(directory):
+    """The server, until it is told to end."""
+    server, ended = Server(directory), threading.Event()
+    # `jobs` is the dict itself; the request of that name shows it
+    names = {'jobs': 'jobs_known'}
+
+    class Handler(socketserver.StreamRequestHandler):
+        """One command."""
+
+        def handle(self):
+            request = json.loads(self.rfile.readline())
+            request['command'] = names.get(request['command'], request['command'])
+            try:
+                answer = {'answer': server.answer(request)}
+            except Failed as problem:
+                answer = {'failed': problem.args}
+            self.wfile.write(json.dumps(answer).encode() + b'\n')
+
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    os.chdir(directory)
+    with socketserver.ThreadingUnixStreamServer('socket.new', Handler) as listening:
+        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        os.chmod('socket.new', 0o666)
+        os.rename('socket.new', 'socket')
+        while not ended.wait(0.1):
+            server.step()
+        listening.shutdown()
+    server.end()
+
+
+if __name__ == '__main__':
+    if sys.argv[1] == 'server':
+        serve(sys.argv[2])
+    else:
+        sys.exit(command(sys.argv[1], sys.argv[2], sys.argv[3:]))
