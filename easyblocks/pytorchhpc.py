@@ -29,7 +29,6 @@ from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import build_options, collection_path, contract, git_sources, gpu_aware_mpi, known_errors
 from hpc_pytorch import unfinished, wheel_store
-from hpc_pytorch.module_text import set_by_default
 from hpc_pytorch.needs import profile_to_keep
 from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
@@ -434,17 +433,18 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         """The system's compilers and what the easyconfig says, besides MPI's."""
         return dict(super().build_environment(), **dict(self.compilers(), **self.cfg['build_environment']))
 
+    def features(self):
+        """What was built in."""
+        asked = build_options.as_dict(self.cfg['custom_opts'])
+        names = [dep['name'] for dep in self.cfg.dependencies()]
+        return super().features() + [feature for feature, there in (
+            ('mpi', asked.get('USE_MPI') == '1'), ('gpu', bool(self.cuda_architectures())),
+            ('nccl', 'NCCL' in names)) if there]
+
     def make_module_extra(self, *args, **kwargs):
-        """The wheel's directory, and the system's settings for what this communicates through."""
+        """The wheel's directory, besides."""
         text = super().make_module_extra(*args, **kwargs)
         text += self.module_generator.set_environment('PYTORCH_WHEELS', os.path.join(self.installdir, 'wheels'))
-        versions = {dep['name']: dep['version'] for dep in self.cfg.dependencies() if not dep['external_module']}
-        asked = build_options.as_dict(self.cfg['custom_opts'])
-        features = [feature for feature, there in (
-            ('mpi', asked.get('USE_MPI') == '1'), ('gpu', bool(self.cuda_architectures())),
-            ('nccl', 'NCCL' in versions)) if there]
-        for setting in self.system.settings_for(features, versions):
-            text += set_by_default(self.module_generator, setting)
         return text
 
 

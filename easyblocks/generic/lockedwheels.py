@@ -27,6 +27,7 @@ from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import collection_path, packages, rocm_wheels
+from hpc_pytorch.module_text import set_by_default
 from hpc_pytorch.system import FEATURES, Problem, current
 from hpc_pytorch.wheels import Locked, ask_python, name_and_version, normal_name, parse_lock, parse_wheel, sha256_of
 from hpc_pytorch.wheels import why_not
@@ -498,13 +499,22 @@ class LockedWheels(EasyBlock):
         text += self.module_generator.set_environment('PYTHONPATH', {
             'value': self.site_packages(), 'pushenv': True, 'resolve_env_vars': False})
         text += self.module_generator.set_environment('PYTHONNOUSERSITE', {'value': '1', 'pushenv': True})
-        return text + (self.system_settings() if self.cfg['features'] else '')
+        return text + (self.system_settings() if self.features() else '')
+
+    def features(self):
+        """What this has of the system's: decides which of its settings apply."""
+        return list(self.cfg['features'])
+
+    def settings(self):
+        """The settings of the system that apply."""
+        versions = {dep['name']: dep['version'] for dep in self.cfg.dependencies() if not dep['external_module']}
+        return self.system.settings_for(self.features(), versions)
 
     def system_settings(self):
         """What the system's data say for these features, and what pytorch-srun and cpu-mask want to know."""
         module, system, text = self.module_generator, self.system, ''
-        for setting in system.settings_for(self.cfg['features']):
-            text += module.comment(setting.reason) + module.set_environment(setting.name, setting.value)
+        for setting in self.settings():
+            text += set_by_default(module, setting)
         told = {
             'HPC_MASTER_PORT': system.network['master_port'],
             'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
@@ -515,8 +525,7 @@ class LockedWheels(EasyBlock):
     def advice(self):
         """For `module help`: what the module sets for this system, and what the site advises to try."""
         lines = []
-        settings = self.system.settings_for(self.cfg['features'])
-        for title, variables in (("Set by this module:", settings),
+        for title, variables in (("Set by this module:", self.settings()),
                                  ("Worth trying on this system:", self.system.advice)):
             if variables:
                 lines += ['', title]
