@@ -30,7 +30,6 @@ from easybuild.tools.run import run_shell_cmd
 from hpc_pytorch import build_options, collection_path, contract, git_sources, gpu_aware_mpi, known_errors
 from hpc_pytorch import unfinished, wheel_store
 from hpc_pytorch.needs import profile_to_keep
-from hpc_pytorch.system import Problem, current
 from hpc_pytorch.wheels import why_not
 
 # Runs a module of the collection without putting the collection on the $PYTHONPATH of what it starts.
@@ -48,7 +47,6 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         options.update(LockedWheels.extra_options())
         options.update({
             'max_memory': [None, "Memory that building may use, for example 200G; default: what there is", CUSTOM],
-            'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
             'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
             'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit) and commit, which the "
                                "revision must still be; without it, whatever it is now", CUSTOM],
@@ -76,14 +74,6 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         self.left = None
 
     # --- what is asked for ------------------------------------------------------------------------------------------
-
-    @property
-    def system(self):
-        """The system that this is built for."""
-        try:
-            return current(self.cfg.filename())
-        except Problem as problem:
-            raise EasyBuildError(str(problem))
 
     def compilers(self):
         """The system's compilers, as the variables that builds know."""
@@ -431,7 +421,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
 
     def build_environment(self):
         """The system's compilers and what the easyconfig says, besides MPI's."""
-        return dict(super().build_environment(), **dict(self.compilers(), **self.cfg['build_environment']))
+        return dict(self.compilers(), **super().build_environment())
 
     def features(self):
         """What was built in."""

@@ -65,7 +65,7 @@ class LockedWheels(EasyBlock):
         self.mpi_compilers = None
         self.wheels = None
         self.build_in_installdir = True
-        if self.cfg['features']:
+        if self.features():
             self.cfg['usage'] = '\n'.join(filter(None, [self.cfg['usage'], self.advice()]))
 
     # --- what there is to work with ---------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ class LockedWheels(EasyBlock):
             self.build_from_collection(python, package)
         self.install_files('scripts', 'bin', 0o755)
         self.install_files('example_files', 'examples', 0o644)
-        if self.cfg['features']:
+        if self.features():
             # what scripts have to know of the system
             copy_file(os.path.join(self.system.directory, 'system.cfg'),
                       os.path.join(self.installdir, 'share', 'system.cfg'))
