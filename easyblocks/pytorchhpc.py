@@ -158,13 +158,13 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
     def fetch_git_source(self):
         """The commit that is asked for, as a tarball in the source path; the wheel's version names it."""
         source = self.cfg['git_source']
+        if self.dry_run:
+            self.dry_run_msg("source: %s of %s, with its submodules", source['revision'], source['url'])
+            return
         try:
-            if not self.dry_run:
-                self.commit = git_sources.check(source['url'], source['revision'], source.get('commit'))
-            name = '%s-%s.tar.gz' % (self.name.lower(), self.commit or source['revision'])
+            self.commit = git_sources.check(source['url'], source['revision'], source.get('commit'))
+            name = '%s-%s.tar.gz' % (self.name.lower(), self.commit)
             self.cfg['sources'] = [name]
-            if self.dry_run:
-                return
             places = [os.path.join(path, self.name[0].lower(), self.name) for path in source_paths()]
             tarball = next(filter(os.path.isfile, [os.path.join(place, name) for place in places]), None)
             if tarball is None:
