@@ -205,7 +205,7 @@ def test_wrapper_keeps_other_mpis_out(stand_ins, lmod, tmp_path):
     """mpi4py's way to link: -lmpi after a system directory, in which Open MPI's library has this name."""
     (tmp_path / 'program.c').write_text(MPI_PROGRAM)
     out = archer2(stand_ins, '''
-other=$(echo /usr/lib/*-linux-gnu); ls "$other/libmpi.so"
+other=/usr/lib/$(uname -m)-linux-gnu; ls "$other/libmpi.so"
 cc -fPIC -c program.c; cc -shared program.o -L"$other" -lmpi -o program.so; ldd program.so''', lmod, cwd=tmp_path)
     assert 'libmpich.so' in out and 'libmpi.so.40' not in out
 
