@@ -467,8 +467,11 @@ class LockedWheels(EasyBlock):
         """What tells a package's build which compilers to use."""
         own = os.path.join(self.installdir, 'bin')
         c_compiler, cxx_compiler = self.mpi_compilers or [os.path.join(own, name) for name in ('mpicc', 'mpicxx')]
-        return dict({'MPICC': c_compiler, 'MPICXX': cxx_compiler, 'PATH': os.pathsep.join([own, os.environ['PATH']])},
-                    **self.cfg['build_environment'])
+        environment = {'MPICC': c_compiler, 'MPICXX': cxx_compiler, 'PATH': os.pathsep.join([own, os.environ['PATH']])}
+        if not self.mpi_compilers:
+            # before the directories that Python adds, where a libmpi.so of another MPI may lie
+            environment['LDFLAGS'] = '-L' + os.path.join(self.installdir, 'lib')
+        return dict(environment, **self.cfg['build_environment'])
 
     def build_from_collection(self, python, package):
         """Build a package of the collection from a copy, as building writes beside the sources."""
