@@ -141,8 +141,8 @@ def test_extended_venv(installed, tmp_path, modules_tool):
         python -m venv --without-pip "my venv"
         "$SCRIPT" "my venv"; cp "my venv/bin/activate" first
         "$SCRIPT" "my venv"; cmp first "my venv/bin/activate"
-        mkdir "my venv"/lib/python3.*/site-packages/numpy
-        echo "mine = True" > "$(echo "my venv"/lib/python3.*/site-packages/numpy)"/__init__.py
+        packages=$(echo "my venv"/lib/python3.*/site-packages)
+        mkdir "$packages/numpy"; echo "mine = True" > "$packages/numpy/__init__.py"
         module unload PyTorch
         for turn in 1 2; do
             . "my venv/bin/activate"
