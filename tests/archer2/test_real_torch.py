@@ -2,7 +2,7 @@
 The real tree of PyTorch 1.13.1, configured by the easyblock on the stand-in of ARCHER2.
 
 The tree is Debian's, which has no submodules: Debian's libraries take their place. Compiling it takes hours and is not
-done here; benchmarks/source_build/README.rst describes how that went.
+done here.
 """
 import hashlib
 import shutil
