@@ -135,7 +135,6 @@ def test_extended_venv(installed, tmp_path, modules_tool):
     output = modules_tool.run("""
         set -e
         export PYTHONPATH=/users/own
-        before=$PATH
         module use %s/all
         module load PyTorch
         python -m venv --without-pip "my venv"
@@ -144,6 +143,8 @@ def test_extended_venv(installed, tmp_path, modules_tool):
         packages=$(echo "my venv"/lib/python3.*/site-packages)
         mkdir "$packages/numpy"; echo "mine = True" > "$packages/numpy/__init__.py"
         module unload PyTorch
+        # Lmod has removed what is in it twice
+        before=$PATH
         for turn in 1 2; do
             . "my venv/bin/activate"
             . "my venv/bin/activate"
