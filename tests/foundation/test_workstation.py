@@ -131,7 +131,8 @@ def test_extended_venv(installed, tmp_path, modules_tool):
     """Activating an environment loads the module, deactivating it leaves everything as it was; twice is once."""
     eb, _ = installed
     modules = tmp_path / 'modules'
-    eb(EASYCONFIG, '--module-only', '--module-syntax=Tcl', '--installpath-modules=%s' % modules, '--rebuild')
+    syntax = 'Lua' if modules_tool.name == 'Lmod' else 'Tcl'
+    eb(EASYCONFIG, '--module-only', '--module-syntax=%s' % syntax, '--installpath-modules=%s' % modules, '--rebuild')
     output = modules_tool.run("""
         set -e
         export PYTHONPATH=/users/own
