@@ -186,7 +186,7 @@ def check_room(easyblock):
     wanted = [('build', '--buildpath', build_path(), needs.build),
               ('install', '--prefix or --installpath', install_path('software'), needs.install),
               ('temporary', '--tmpdir', tempfile.gettempdir(), needs.temporary)]
-    wanted = [(kind, option, path, max(LEAST_ROOM, times * size)) for kind, option, path, times in wanted]
+    wanted = [(kind, option, path, max(LEAST_ROOM, times * size)) for kind, option, path, times in wanted if times]
     wanted = [(kind, option, existing(path), size) for kind, option, path, size in wanted]
     for kind, option, path, size in wanted:
         # several of them may share a file system, and each may have a quota of its own

@@ -20,7 +20,7 @@ MB = 2 ** 20
 # compiles: for so long that it does not belong on a login node; cores: None is all that a node has; memory: None is
 # a share of the node that goes with the cores; largest: of one compiler, below which no build can succeed;
 # cpu_hours: of all cores together, None if nobody knows; build, install, temporary: room on disks, in
-# multiples of what is fetched
+# multiples of what is fetched; 0: not looked at
 Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours gpus build install temporary')
 
 # PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (benchmarks/ramgate/data); later versions
@@ -29,7 +29,8 @@ NEEDS = {
     'EB_PyTorchHPC': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
     'EB_PyTorch': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
     'LockedWheels': Needs(False, 4, 8 * GIB, 0, 2.0, 0, 1, 4, 1),
-    'SingularityContainer': Needs(False, 2, 4 * GIB, 0, 1.0, 0, 1, 2, 1),
+    # it looks for room itself, as it knows whether the image is copied at all
+    'SingularityContainer': Needs(False, 2, 4 * GIB, 0, 1.0, 0, 0, 0, 0),
 }
 # everything else: NCCL, plugins, libraries
 OTHERS = Needs(False, 8, 16 * GIB, 0, 8.0, 0, 10, 10, 1)
