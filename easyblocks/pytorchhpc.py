@@ -26,6 +26,7 @@ from easybuild.tools.config import IGNORE, build_option, source_paths
 from easybuild.tools.filetools import copy_file, mkdir, read_file, which
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.utilities import nub
 
 from hpc_pytorch import build_options, collection_path, contract, git_sources, gpu_aware_mpi, known_errors
 from hpc_pytorch import unfinished, wheel_store
@@ -418,6 +419,47 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         super().install_step()
         if not self.dry_run and not self.source_locks():
             self.install_torch(os.path.join(self.installdir, 'bin', 'python'))
+
+    def sanity_check_step(self, *args, **kwargs):
+        """Two processes add up a tensor with each backend that can do so without a GPU."""
+        asked = self.asked_of_wheel() if not self.dry_run else build_options.as_dict(self.own_options())
+        ways = ['import'] + [way for way, option, default in (('gloo', 'USE_GLOO', '1'), ('mpi', 'USE_MPI', '0'))
+                             if contract.plain(asked.get(option, default)) == 'ON']
+        commands = ['pytorch-check ' + way for way in ways] if 'pytorch-check' in self.cfg['scripts'] else []
+        super().sanity_check_step(*args, custom_commands=commands, **kwargs)
+
+    def sanity_check_load_module(self, *args, **kwargs):
+        """With the module loaded, ask the installed PyTorch what it has."""
+        loaded = super().sanity_check_load_module(*args, **kwargs)
+        if self.sanity_check_module_loaded and not self.dry_run:
+            self.check_installed_contract()
+        return loaded
+
+    def check_installed_contract(self):
+        """What is installed has what was asked for: also where the wheel was built elsewhere, or long ago."""
+        python = os.path.join(self.installdir, 'bin', 'python')
+        probe = run_shell_cmd([python, '-c', contract.PROBE], use_bash=False, fail_on_error=False, hidden=True,
+                              split_stderr=True, work_dir=self.installdir)
+        if probe.exit_code:
+            self.sanity_check_fail_msgs.append("PyTorch cannot be imported:\n%s" % known_errors.excerpt(probe.stderr))
+            return
+        found = json.loads(probe.output.splitlines()[-1])
+        libraries = [path for pattern in ('*.so', 'lib/*.so') for path in
+                     glob.glob(os.path.join(glob.escape(found['directory']), pattern))]
+        ldd = run_shell_cmd(['ldd'] + libraries, use_bash=False, fail_on_error=False, hidden=True).output
+        differences = contract.compare_installed(self.asked_of_wheel(), found['show'], found['backends'], ldd)
+        if differences:
+            self.sanity_check_fail_msgs.append("what is installed is not what was asked for (%s):\n%s" % (
+                ', '.join(item.option for item in differences), contract.table(differences)))
+        else:
+            mpi = [path for path in nub(contract.resolved(ldd, 'libmpi')) if path != 'not found']
+            print_msg("what is installed is what was asked for%s", '; MPI: ' + ', '.join(mpi) if mpi else '',
+                      log=self.log)
+
+    def asked_of_wheel(self):
+        """What the installed wheel was built to have; its note is beside it."""
+        note = wheel_store.read_note(os.path.join(self.installdir, 'wheels'))
+        return note['asked'] if note else self.options_asked or build_options.as_dict(self.own_options())
 
     def build_environment(self):
         """The system's compilers and what the easyconfig says, besides MPI's."""

@@ -2,7 +2,7 @@
 The configuration contract: what CMake decided, compared with what was asked for.
 
 PyTorch builds silently without what CMake did not find. CMake's decisions are in its summary and in its cache, which
-exist after a minute; the library that comes out of it is asked again when it is installed.
+exist after a minute; what comes out of it is asked again when it is installed (PROBE, compare_installed).
 
 Standard library only, Python 3.6.
 """
@@ -40,6 +40,22 @@ DIRECTORIES = (
     ('NCCL_INCLUDE_DIR', 'NCCL_INCLUDE_DIRS', "another NCCL's headers come first: CPATH, or a CMake package of it"),
     ('NCCL_LIB_DIR', 'NCCL_LIBRARIES', "another NCCL comes first, for example the one that PyTorch brings along"),
 )
+
+# How the installed PyTorch calls, among its build settings, what can be asked for.
+SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
+# BLAS_INFO's own words, of PyTorch's FindBLAS.cmake
+BLAS_NAMES = {'open': 'OpenBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
+# Backends of torch.distributed: the switch of each, and the library without which it is none.
+BACKENDS = (('mpi', 'USE_MPI', 'libmpi'), ('gloo', 'USE_GLOO', None), ('nccl', 'USE_NCCL', None))
+# What the installed PyTorch is asked, by its own Python.
+PROBE = """
+import json, os, torch, torch.distributed as dist
+names = %r
+print(json.dumps({
+    'show': torch.__config__.show(),
+    'directory': os.path.dirname(torch.__file__),
+    'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
+""" % ([backend for backend, _, _ in BACKENDS],)
 
 Difference = namedtuple('Difference', 'option asked found places reason')
 
@@ -123,6 +139,43 @@ def compare(options, cache, summary):
         if option in options and os.path.basename(cache.get(variable, '')) != os.path.basename(options[option]):
             differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [],
                                           "the compilers' module is not loaded, or the build was configured before"))
+    return differences
+
+
+def read_settings(text):
+    """The build settings that torch.__config__.show() prints, under the names by which they are asked for."""
+    line = re.search(r'Build settings: *(.*)', text)
+    found = dict(re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ')) if line else {}
+    if found.get('CUDA_FLAGS'):
+        found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
+    found = {SETTINGS.get(name, name): value for name, value in found.items()}
+    if 'BLAS' in found:
+        found['BLAS'] = BLAS_NAMES.get(found['BLAS'], found['BLAS'])
+    return dict(found, CMAKE_CXX_COMPILER=found.get('CXX_COMPILER', ''))
+
+
+def resolved(ldd, name):
+    """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
+    return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]
+
+
+def compare_installed(options, show, backends, ldd):
+    """All differences between what was asked for and what is installed; nothing is said of what it does not tell."""
+    settings = read_settings(show)
+    known = {name: value for name, value in options.items() if name in settings and name not in ('CC', 'CXX')}
+    if settings['CMAKE_CXX_COMPILER'] and 'CXX' in options:
+        known['CXX'] = options['CXX']
+    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
+    for backend, option, library in BACKENDS:
+        if plain(options.get(option, '')) != 'ON':
+            continue
+        if not backends.get(backend):
+            differences.append(Difference(option, 'ON', 'no %s backend in torch.distributed' % backend,
+                                          ['torch.distributed.is_%s_available()' % backend],
+                                          "it was built without, or this is another wheel than the one built here"))
+        elif library and set(resolved(ldd, library)) <= {'not found'}:
+            differences.append(Difference(option, 'ON', 'a %s backend without its library' % backend, ['ldd'],
+                                          "the module does not load the MPI that it was built with"))
     return differences
 
 

@@ -1,0 +1,70 @@
+"""All of ARCHER2's module around a real PyTorch 1.13.1, Debian's: Horovod and mpi4py compiled, MPI ranks that talk."""
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+from common import CACHE, CHECKOUT
+
+pytestmark = pytest.mark.slow
+
+TREE = Path(__file__).parent / 'debian_torch'
+# what Debian built, where it differs from what ARCHER2 wants
+OPTIONS = ['USE_MPI=0', 'USE_ROCM=0', 'USE_MKL=0', 'BLAS=generic']
+RANKS = """
+import horovod.torch as hvd, torch
+from mpi4py import MPI
+hvd.init()
+total = hvd.allreduce(torch.full((1000,), float(hvd.rank() + 1)), op=hvd.Sum)
+print('Horovod', hvd.size(), total[999].item(), 'mpi4py', MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank() + 1))
+hvd.shutdown()
+"""
+
+
+@pytest.fixture
+def stack(eb, tmp_path):
+    """The real easyconfig with Debian's PyTorch as its source; packages are fetched once for all runs."""
+    eb.sources = CACHE / 'archer2'
+    store = eb.sources / 'p' / 'PyTorch'
+    shutil.rmtree(store / 'PyTorch-1.13.1-ARCHER2-built', ignore_errors=True)
+    store.mkdir(parents=True, exist_ok=True)
+    tarball = store / 'debian-torch.tar'
+    with tarfile.open(tarball, 'w') as packed:
+        packed.add(TREE, 'debian-torch')
+    checksum = hashlib.sha256(tarball.read_bytes()).hexdigest()
+    easyconfig = tmp_path / 'PyTorch-1.13.1-ARCHER2.eb'
+    easyconfig.write_text((CHECKOUT / 'easyconfigs/p/PyTorch' / easyconfig.name).read_text()
+                          + "sources = ['%s']\nchecksums = ['%s']\ncustom_opts = %s\n"
+                          % (tarball.name, checksum, OPTIONS))
+    yield easyconfig
+    shutil.rmtree(store / 'PyTorch-1.13.1-ARCHER2-built', ignore_errors=True)
+
+
+def test_stack(stack, eb, lmod, tmp_path):
+    """Built once, kept as a wheel, and installed from that where there is no network, with everything around it."""
+    eb('--rehearse', stack, '--stop=build')
+    note = next(eb.sources.glob('p/PyTorch/*-built/*/provenance.json'))
+    # whoever puts a wheel into the store says what it has; these are Debian's compilers
+    known = json.loads(note.read_text())
+    note.write_text(json.dumps(dict(known, asked={'USE_MPI': '0', 'USE_GLOO': '1', 'BLAS': 'generic'})))
+
+    offline = type(eb)(eb.prefix, ['unshare', '--net', 'sh', '-c', 'ip link set lo up && exec "$@"', 'sh'] + eb.command)
+    offline.sources = eb.sources
+    output = offline('--rehearse', stack, env={'CXXFLAGS': '-O0 -g0'}).stdout
+    assert 'using the wheel that was built earlier' in output
+    assert 'what is installed is what was asked for' in output
+
+    modules = CHECKOUT / '.local' / 'stand_ins' / 'archer2' / 'modules'
+    use = 'module use %s %s; module load PyTorch/1.13.1-ARCHER2\n' % (modules, eb.modules)
+    built = lmod.run(use + 'horovodrun --check-build')
+    for part in ('PyTorch', 'MPI', 'Gloo'):
+        assert '[X] ' + part in built, built
+    (tmp_path / 'ranks.py').write_text(RANKS)
+    said = lmod.run(use + 'mpiexec -n 2 python %s' % (tmp_path / 'ranks.py'), env={'OMP_NUM_THREADS': '1'})
+    assert said.count('Horovod 2 3.0 mpi4py 3') == 2, said
+    # what the page installs besides
+    lmod.run(use + 'python -c "import torchmetrics, tensorboard, matplotlib, pandas, sklearn"')
+    assert os.path.exists(eb.prefix / 'software' / 'PyTorch' / '1.13.1-ARCHER2' / 'wheels' / 'provenance.json')
