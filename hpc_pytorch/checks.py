@@ -15,7 +15,7 @@ from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.config import build_option, build_path, install_path, source_paths
 from easybuild.tools.modules import curr_module_paths, modules_tool
 
-from hpc_pytorch.needs import LEAST_ROOM, needs_of
+from hpc_pytorch.needs import LEAST_ROOM, NEEDS, needs_of
 from hpc_pytorch.schedulers import own_job
 from hpc_pytorch.site_rules import OWN_FILE, policy
 from hpc_pytorch.system import current, host_matches
@@ -170,24 +170,31 @@ def reserve(directory, size):
     return None
 
 
-def fetched(easyblock):
-    """Bytes of everything that an installation is made of."""
-    paths = [source['path'] for source in easyblock.src]
-    if getattr(easyblock, 'wheels', None):
-        paths += glob.glob(os.path.join(glob.escape(easyblock.wheels), '*.*'))
-    return sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
+def bytes_of(paths):
+    """What these files take; those that are not there take nothing."""
+    return sum(os.path.getsize(path) for path in paths if path and os.path.isfile(path))
+
+
+def room_needed(easyblock):
+    """Bytes to build, to install and for temporary files: what sources become, and what wheels become."""
+    sources = bytes_of([source['path'] for source in easyblock.src])
+    store = getattr(easyblock, 'wheels', None)
+    wheels = bytes_of(glob.glob(os.path.join(glob.escape(store), '*.*')) if store else [])
+    wheels += bytes_of([getattr(easyblock, 'wheel', None)])
+    needs, unpacked = needs_of(easyblock.cfg), NEEDS['LockedWheels']
+    return {kind: max(LEAST_ROOM, getattr(needs, kind) * sources + getattr(unpacked, kind) * wheels)
+            for kind in ('build', 'install', 'temporary') if getattr(needs, kind)}
 
 
 def check_room(easyblock):
     """Stop when what is going to be written does not fit."""
     if not going_to_install():
         return
-    needs, size = needs_of(easyblock.cfg), fetched(easyblock)
-    wanted = [('build', '--buildpath', build_path(), needs.build),
-              ('install', '--prefix or --installpath', install_path('software'), needs.install),
-              ('temporary', '--tmpdir', tempfile.gettempdir(), needs.temporary)]
-    wanted = [(kind, option, path, max(LEAST_ROOM, times * size)) for kind, option, path, times in wanted if times]
-    wanted = [(kind, option, existing(path), size) for kind, option, path, size in wanted]
+    room = room_needed(easyblock)
+    wanted = [('build', '--buildpath', build_path()),
+              ('install', '--prefix or --installpath', install_path('software')),
+              ('temporary', '--tmpdir', tempfile.gettempdir())]
+    wanted = [(kind, option, existing(path), room[kind]) for kind, option, path in wanted if kind in room]
     for kind, option, path, size in wanted:
         # several of them may share a file system, and each may have a quota of its own
         together = sum(other for _, _, place, other in wanted if os.stat(place).st_dev == os.stat(path).st_dev)

@@ -20,7 +20,7 @@ MB = 2 ** 20
 # compiles: for so long that it does not belong on a login node; cores: None is all that a node has; memory: None is
 # a share of the node that goes with the cores; largest: of one compiler, below which no build can succeed;
 # cpu_hours: of all cores together, None if nobody knows; build, install, temporary: room on disks, in
-# multiples of what is fetched; 0: not looked at
+# multiples of the sources (what is fetched in wheels is unpacked as LockedWheels does it); 0: not looked at
 Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours gpus build install temporary')
 
 # PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (benchmarks/ramgate/data); later versions

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -113,6 +114,15 @@ def test_built_and_used(small, lmod, checkout):
     assert 'using the wheel' not in other and "CMake's decisions" in other
 
 
+FILL = """
+add_custom_target(fill ALL COMMAND dd if=/dev/zero of=filled bs=1M count=400)
+"""
+PATCH = """--- a/version.txt
++++ b/version.txt
+@@ -1 +1 @@
+-9.9.9
++9.9.10
+"""
 HOLD = """
 add_custom_target(hold ALL DEPENDS _C COMMAND touch $ENV{HOLD}.reached
                   COMMAND sh -c "while [ -e $ENV{HOLD} ]; do sleep 0.05; done" VERBATIM)
@@ -200,6 +210,46 @@ def test_wrong_input(small):
     # once a traceback
     small.write(edit=lambda text: text.replace("('PrgEnv-gnu', EXTERNAL_MODULE), ", ''))
     assert 'CC, which ARCHER2' in small.refused() and 'is not here' in small.refused()
+
+
+def test_damaged_source(small):
+    """A tarball that was cut short before anybody took its checksum, and a patch for another version."""
+    small.write()
+    tarball = small.sources / 'small-torch.tar.gz'
+    whole = tarball.read_bytes()
+    tarball.write_bytes(whole[:len(whole) // 2])
+    text = small.easyconfig.read_text()
+    digest, cut = (hashlib.sha256(content).hexdigest() for content in (whole, tarball.read_bytes()))
+    assert 'Checksum verification' in small.refused()
+    small.easyconfig.write_text(text.replace(digest, cut))
+    assert 'small-torch.tar.gz' in small.refused('--rebuild') and 'tar' in small.refused()
+
+    tarball.write_bytes(whole)
+    patch = small.easyconfig.parent / 'other.patch'
+    patch.write_text(PATCH)
+    small.easyconfig.write_text(text.replace("['%s']" % digest, "['%s', '%s']" % (
+        digest, hashlib.sha256(patch.read_bytes()).hexdigest())) + "patches = ['other.patch']\n")
+    assert 'other.patch' in small.refused()
+
+
+def test_no_space_left(small, tmp_path):
+    """The disk is full in the middle of the build; fetched wheels once counted as if they were to be compiled."""
+    store = small.sources / 'PyTorch-1.13.1-small-ARCHER2-wheels'
+    store.mkdir()
+    with open(store / 'other.bin', 'wb') as handle:
+        handle.truncate(100 * 2 ** 20)
+    cmake = small.tree / 'CMakeLists.txt'
+    cmake.write_text(cmake.read_text() + FILL)
+    small.write()
+    place = tmp_path / 'small-disk'
+    place.mkdir()
+    # more than EasyBuild wants to see, less than the build writes
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=300M', 'none', str(place)], check=True)
+    try:
+        output = small.refused('--buildpath=%s' % place)
+    finally:
+        subprocess.run(['umount', str(place)], check=True)
+    assert 'likely cause: the disk is full' in output and '--buildpath=DIRECTORY' in output
 
 
 def test_missing_submodule(small):
