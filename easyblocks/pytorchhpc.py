@@ -142,6 +142,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
 
     def fetch_step(self, *args, **kwargs):
         """Fetch everything; the source only if there is no wheel that was built from it in the same way."""
+        self.check_locks()
         if self.cfg['git_source']:
             self.fetch_git_source()
         if not self.dry_run:

@@ -60,3 +60,11 @@ def excerpt(text):
     begin = next((number for number, line in enumerate(lines) if BEGINNINGS.match(line)), len(lines))
     begin = min(begin, max(len(lines) - EXCERPT_LINES, 0))
     return '\n'.join(lines[begin:begin + EXCERPT_LINES])
+
+
+def why_not_built(output):
+    """What a package's own build said, which pip only shows among everything else; '' if nothing was built."""
+    if 'error: subprocess-exited-with-error' not in output:
+        return ''
+    lines = [line.strip() for line in output.splitlines()]
+    return '\n'.join(['', excerpt('\n'.join(lines)), explain(output)])

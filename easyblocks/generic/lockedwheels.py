@@ -26,7 +26,7 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import collection_path, packages, rocm_wheels
+from hpc_pytorch import collection_path, known_errors, packages, rocm_wheels
 from hpc_pytorch.module_text import set_by_default
 from hpc_pytorch.system import FEATURES, Problem, current
 from hpc_pytorch.wheels import Locked, ask_python, name_and_version, normal_name, parse_lock, parse_wheel, sha256_of
@@ -160,8 +160,16 @@ class LockedWheels(EasyBlock):
         """All entries to build here."""
         return [entry for entry in self.locked('lock_files') if self.from_source(entry)]
 
-    def check_version(self):
-        """The lock must be the lock of this version (with --try-software-version it is not)."""
+    def check_locks(self):
+        """All lock files are there, and are the locks of this version (with --try-software-version they may not be)."""
+        for name in [name for parameter in ('lock_files', 'build_lock_files') for name in self.cfg[parameter]]:
+            try:
+                self.obtain_file(name, no_download=True)
+            except EasyBuildError:
+                raise EasyBuildError("There is no lock file %s, which %s %s would be installed from: the packages that "
+                                     "go with this version have to be locked first. The .in files beside the "
+                                     "easyconfig say how; put it there, or into a directory of --robot-paths",
+                                     name, self.name, self.version)
         for entry in self.locked('lock_files'):
             if entry.name == 'torch' and self.name == 'PyTorch' and entry.version.split('+')[0] != self.version:
                 raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
@@ -242,20 +250,20 @@ class LockedWheels(EasyBlock):
                               '--require-hashes', '--no-warn-script-location', '--no-cache-dir', *arguments,
                               '-r', lock, **kwargs)
         if result.exit_code:
-            self.log.debug(result.output)
+            self.log.info(result.output)
             raise EasyBuildError("Installing from %s failed: %s%s", directory, last_words(result.output),
-                                 self.explain(result.output, directory))
+                                 self.explain(result.output, directory) or known_errors.why_not_built(result.output))
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""
+        self.check_locks()
         if self.source_wheels() and not self.dry_run:
             with self.external_modules():
                 self.look_around()
                 self.check_source_wheels()
         super().fetch_step(*args, **kwargs)
-        self.check_version()
         if self.dry_run:
             for entry in self.locked('lock_files'):
                 self.dry_run_msg("  * %s %s", entry.name, entry.version)

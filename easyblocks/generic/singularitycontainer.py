@@ -215,7 +215,7 @@ class SingularityContainer(EasyBlock):
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
                 raise EasyBuildError("%r in bind_paths is no absolute path that can be bound", path)
         for name in self.cfg['wrappers']:
-            if name in SCRIPTS or name in NO_WRAPPERS or not re.match(r'[\w.+-]+$', name):
+            if SCRIPTS.get(name) or name in NO_WRAPPERS or not re.match(r'[\w.+-]+$', name):
                 raise EasyBuildError("%r in `wrappers` cannot be the name of a command outside the container", name)
 
     # -- where the image is

@@ -47,3 +47,24 @@ def test_excerpt():
     assert shown[:2] == log[50:52] and len(shown) == known_errors.EXCERPT_LINES
     assert known_errors.excerpt("a\nb") == "a\nb"
     assert known_errors.excerpt('\n'.join(map(str, range(100)))).startswith('85\n')
+
+
+PIP = """Processing ./horovod-0.28.1.tar.gz
+  Building wheel for horovod (pyproject.toml): started
+  error: subprocess-exited-with-error
+
+  × Building wheel for horovod (pyproject.toml) did not run successfully.
+      -- Set default CPU operation to MPI
+      CMake Error at FindPackageHandleStandardArgs.cmake:230 (message):
+        Could NOT find Pytorch: (Required is at least version "1.5.0") (found )
+      -- Configuring incomplete, errors occurred!
+      mpi.h: No such file or directory
+ERROR: Failed to build one or more wheels
+"""
+
+
+def test_package_not_built():
+    """What the package's build said is shown, of what pip printed; once only pip's own last line was."""
+    said = known_errors.why_not_built(PIP)
+    assert 'Could NOT find Pytorch' in said and "the MPI's headers are not found" in said
+    assert known_errors.why_not_built('ERROR: No matching distribution found for toy==1') == ''

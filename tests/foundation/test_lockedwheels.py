@@ -235,6 +235,14 @@ def test_lock_of_another_version(eb):
     assert 'The lock file has torch 2.13.0+cpu, the easyconfig says 2.14.0' in output.stdout
 
 
+def test_no_lock_for_another_version(eb):
+    """Before gigabytes of source are fetched: nobody has locked what goes with this version."""
+    output = eb('--rehearse', 'PyTorch-1.13.1-ARCHER2.eb', '--try-software-version=2.6.0', '--fetch', status=None)
+    assert output.returncode != 0
+    assert 'There is no lock file torch-2.6.0-cpu.lock' in output.stdout
+    assert "Couldn't find file" not in output.stdout
+
+
 @pytest.mark.slow
 def test_killed_at_any_moment(eb, toy, lmod):
     """Killed with signal 9 at random, again and again; the next call ends well and no lock stays."""

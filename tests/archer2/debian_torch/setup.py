@@ -18,12 +18,18 @@ Tag: cp311-cp311-linux_%s
 """
 
 
+def unwanted(directory, names):
+    """Links that lead nowhere, as not all of Debian's packages are installed, and what no wheel has."""
+    # copytree's own way looks at where a relative link leads from the working directory
+    return [name for name in names if name in ('__pycache__', 'bin', 'test')
+            or not os.path.exists(os.path.join(directory, name))]
+
+
 def pack():
     """Debian's files as a wheel; links to headers and libraries become files, others lead nowhere."""
     shutil.rmtree(ROOT, ignore_errors=True)
     for package in ('torch', 'torchgen', 'functorch'):
-        shutil.copytree(DEBIAN / package, ROOT / package, ignore_dangling_symlinks=True,
-                        ignore=shutil.ignore_patterns('__pycache__', 'bin'))
+        shutil.copytree(DEBIAN / package, ROOT / package, ignore=unwanted)
     version = os.environ['PYTORCH_BUILD_VERSION']
     information = ROOT / ('torch-%s.dist-info' % version)
     information.mkdir()
@@ -34,6 +40,6 @@ def pack():
 
 
 if '--cmake-only' in sys.argv:
-    subprocess.check_call(['cmake', '-S', '.', '-B', 'build'])
+    subprocess.check_call(['cmake', '-S', '.', '-B', 'build', '-DCMAKE_BUILD_TYPE=' + os.environ['CMAKE_BUILD_TYPE']])
 else:
     pack()
