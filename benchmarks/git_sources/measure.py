@@ -64,7 +64,7 @@ def git(directory, *words, **options):
 
 
 def make_repository(directory, name, commits, files, submodules, url):
-    """A repository of `files` files, some of which every commit changes, and these submodules; their commits by name."""
+    """A repository whose commits each change some of its files; submodules: their commits by name. Returns its own."""
     repository = directory / (name + '.git')
     git(directory, 'init', '--quiet', '--bare', '-b', 'main', str(repository))
     git(repository, 'config', 'uploadpack.allowAnySHA1InWant', 'true')
