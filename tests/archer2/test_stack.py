@@ -66,5 +66,5 @@ def test_stack(stack, eb, lmod, tmp_path):
     said = lmod.run(use + 'mpiexec -n 2 python %s' % (tmp_path / 'ranks.py'), env={'OMP_NUM_THREADS': '1'})
     assert said.count('Horovod 2 3.0 mpi4py 3') == 2, said
     # what the page installs besides
-    lmod.run(use + 'python -c "import torchmetrics, tensorboard, matplotlib, pandas, sklearn"')
+    lmod.run(use + 'python -c "import torchmetrics, tensorboard, matplotlib, h5py, gym, pyspark"')
     assert os.path.exists(eb.prefix / 'software' / 'PyTorch' / '1.13.1-ARCHER2' / 'wheels' / 'provenance.json')

@@ -21,7 +21,7 @@ Tag: cp311-cp311-linux_%s
 def unwanted(directory, names):
     """Links that lead nowhere, as not all of Debian's packages are installed, and what no wheel has."""
     # copytree's own way looks at where a relative link leads from the working directory
-    return [name for name in names if name in ('__pycache__', 'bin', 'test')
+    return [name for name in names if name in ('__pycache__', 'test')
             or not os.path.exists(os.path.join(directory, name))]
 
 
