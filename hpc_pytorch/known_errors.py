@@ -52,11 +52,13 @@ def explain(text):
 # How tools begin to say what went wrong: what they print afterwards is seldom of use.
 BEGINNINGS = re.compile(r'^(CMake Error|FAILED: |ninja: error|\S+:\d+:\d+: (fatal )?error: |\w*(Error|Exception): )')
 EXCERPT_LINES = 15
+# Where setup.py was when the compiler failed says nothing; the line after it may.
+TRACEBACK = re.compile(r'^Traceback \(most recent call last\):\n([ \t].*\n)*', re.M)
 
 
 def excerpt(text):
     """The part of a log to show: from the first line that says what went wrong, else its end."""
-    lines = text.strip().splitlines()
+    lines = TRACEBACK.sub('', text).strip().splitlines()
     begin = next((number for number, line in enumerate(lines) if BEGINNINGS.match(line)), len(lines))
     begin = min(begin, max(len(lines) - EXCERPT_LINES, 0))
     return '\n'.join(lines[begin:begin + EXCERPT_LINES])

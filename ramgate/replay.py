@@ -6,6 +6,7 @@ A trace is a CSV file with the columns user_s, sys_s, peak_mb, file, and perhaps
 cgroup: ninja and ramgate themselves cannot be made smaller as the jobs are. `--neighbour SHARE` takes that share of
 the memory after a third of the bound.
 """
+import contextlib
 import csv
 import glob
 import json
@@ -202,8 +203,9 @@ class Neighbour:
         kilobytes = int(self.stage.limit * self.stage.options.neighbour / 1024)
         self.process = subprocess.Popen([self.stage.occupy, '/dev/null', self.stage.room.directory, '1:%d' % kilobytes,
                                          '86400:%d' % kilobytes])
-        # the kernel is not to choose the neighbour
-        with open('/proc/%d/oom_score_adj' % self.process.pid, 'w') as file:
+        # the kernel is not to choose the neighbour, which not every root may say
+        with contextlib.suppress(PermissionError), \
+                open('/proc/%d/oom_score_adj' % self.process.pid, 'w') as file:
             file.write('-1000')
 
     def close(self):

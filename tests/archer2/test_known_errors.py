@@ -68,3 +68,10 @@ def test_package_not_built():
     said = known_errors.why_not_built(PIP)
     assert 'Could NOT find Pytorch' in said and "the MPI's headers are not found" in said
     assert known_errors.why_not_built('ERROR: No matching distribution found for toy==1') == ''
+
+
+def test_excerpt_has_no_traceback():
+    """setup.py's own, which hides what the compiler said; its last line stays."""
+    text = ("gmake: *** [Makefile:136: all] Error 2\nTraceback (most recent call last):\n  File \"setup.py\", line 37\n"
+            "    run_cmake()\nsubprocess.CalledProcessError: Command 'cmake' returned non-zero exit status 2.\n")
+    assert known_errors.excerpt(text).splitlines() == [text.splitlines()[0], text.splitlines()[-1]]
