@@ -48,16 +48,16 @@ def ranks(output):
 
 
 def test_module(frontier):
-    """Settings, advice and harmless warnings are told; mpi4py belongs to cray-mpich."""
+    """Settings, advice and harmless warnings are told; mpi4py and the mpi backend belong to cray-mpich."""
     output = frontier.run("""
         module help PyTorch 2>&1
         echo "interface $NCCL_SOCKET_IFNAME, GPU MPI $MPICH_GPU_SUPPORT_ENABLED"
-        pytorch-check import gloo mpi4py
+        pytorch-check import gloo mpi4py mpi
         pytorch-check plugin
         ldd "$EBROOTPYTORCH"/lib/python3*/site-packages/mpi4py/MPI*.so
     """)
     for words in ('interface hsn0, GPU MPI 1', 'NCCL_NET_GDR_LEVEL=3', 'NCCL_CROSS_NIC=1', 'errno: 97',
-                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works', 'plugin   FAILS',
+                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works', 'mpi      works', 'plugin   FAILS',
                   'PyTorch sees no GPU here'):
         assert words in output, words + '\n' + output
     assert re.search(r'libmpich?\.so', output)
