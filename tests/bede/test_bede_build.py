@@ -1,15 +1,20 @@
-"""Bede's easyconfig, from a local git server, on the stand-in: the commit is named, and flags reach every compile."""
+"""
+Bede's easyconfig, from a local git server, on the stand-in: the commit is named, and flags reach every compile where
+the machine is an Arm one.
+"""
 import json
 import os
+import re
 import shutil
 
 import pytest
-from common import CACHE, EB
+from common import CACHE, CHECKOUT, EB
 
 from bede.test_git_sources import git, server  # noqa: F401
 from derecho.small_builds import SmallTorch
 
 from hpc_pytorch import build_options
+from hpc_pytorch.system import choose
 
 pytestmark = pytest.mark.slow
 
@@ -38,24 +43,31 @@ def torch(bede, server, tmp_path):  # noqa: F811
     return torch
 
 
-def test_commit_is_named(bede, torch, checkout, lmod):
-    """Fetched with its submodule, built, and everything says which commit it is; the second time git is not asked."""
+@pytest.mark.parametrize('machine', ['aarch64', os.uname().machine])
+def test_commit_is_named(bede, torch, checkout, lmod, on_arm, machine):
+    """
+    Fetched with its submodule, built with the machine's flags for the one GPU, and everything says which commit it is;
+    the second time git is not asked.
+    """
+    env = on_arm if machine == 'aarch64' else {}
     torch.write(sources=[], checksums=[], git_source={'url': torch.server.url + 'torch', 'revision': torch.commit})
-    output = bede('--rehearse', '--system=bede', torch.path, '--disable-cleanup-builddir').stdout
+    output = bede('--rehearse', '--system=bede', torch.path, '--disable-cleanup-builddir', env=env).stdout
     assert "CMake's decisions are what was asked for" in output
     use = 'module use %s %s; module load PyTorch/2.4.0a0-Bede-small\n' % (
         checkout / '.local' / 'stand_ins' / 'bede' / 'modules', bede.modules)
     wheels = lmod.run(use + 'ls $PYTORCH_WHEELS')
     assert 'torch-2.4.0a0+git%s-cp3' % torch.commit[:7] in wheels
     commands = next(bede.prefix.glob('build/**/compile_commands.json'))
-    compiles = [entry['command'] for entry in json.loads(commands.read_text()) if entry['file'].endswith('.cpp')]
-    expected = build_options.architecture_flags(os.uname().machine, 'gcc', '2.4.0').get('CXXFLAGS', '').split()
-    assert len(compiles) == 2
-    for command in compiles:
-        assert all(flag in command for flag in expected)
-        assert ('-flax-vector-conversions' in command) == bool(expected)
+    compiles = {entry['file']: entry['command'].split() for entry in json.loads(commands.read_text())}
+    assert sorted(os.path.splitext(name)[1] for name in compiles) == ['.cpp', '.cpp', '.cu']
+    for name, words in compiles.items():
+        there = [flag for flag in build_options.ARM_FLAGS.split() if flag in words]
+        if name.endswith('.cu'):
+            assert set(re.findall(r'(?:sm|compute)_\d+', ' '.join(words))) <= {'sm_90', 'compute_90'}
+        else:
+            assert there == (build_options.ARM_FLAGS.split() if machine == 'aarch64' else []), words
     torch.server.stop()
-    assert 'using the wheel' in bede('--rehearse', '--system=bede', torch.path, '--rebuild').stdout
+    assert 'using the wheel' in bede('--rehearse', '--system=bede', torch.path, '--rebuild', env=env).stdout
 
 
 def test_moved_tag(bede, torch):
@@ -66,7 +78,25 @@ def test_moved_tag(bede, torch):
     assert done.returncode and 'it was moved' in done.stdout
 
 
-def test_rehearsed(bede):
-    """-x shows the real easyconfig's steps without one error that EasyBuild had to ignore."""
-    output = bede('--rehearse', 'PyTorch-2.4.0a0-Bede.eb', '-x').stdout
+def test_rehearsed(bede, on_arm):
+    """-x shows the real easyconfig's steps, Arm's flags among them, without one error that EasyBuild had to ignore."""
+    output = bede('--rehearse', 'PyTorch-2.4.0a0-Bede.eb', '-x', env=on_arm).stdout
     assert 'ignoring error' not in output, output
+    assert "export USE_PRIORITIZED_TEXT_FOR_LD='1'" in output
+    assert "export TORCH_CUDA_ARCH_LIST='9.0'" in output
+    assert build_options.ARM_FLAGS in ' '.join(re.search("export CXXFLAGS='([^']*)'", output).group(1).split())
+
+
+def easyconfigs_by_system():
+    """The names of all easyconfigs of the collection, by the system that each is for."""
+    found = {}
+    for path in sorted((CHECKOUT / 'easyconfigs').glob('*/*/*.eb')):
+        found.setdefault(choose(None, {}, 'elsewhere', [path.name])[0], []).append(path.name)
+    return found
+
+
+@pytest.mark.parametrize('system, names', easyconfigs_by_system().items())
+def test_all_resolve_on_arm(bede, on_arm, system, names):
+    """Every easyconfig of the collection dry-runs on an Arm machine."""
+    output = bede('--rehearse', '--system=' + system, *names, '-D', '--robot', env=on_arm).stdout.replace('\n', ' ')
+    assert all('/%s (module:' % name in output for name in names), output

@@ -1,0 +1,34 @@
+"""The official wheel for Bede, which is for Arm: refused here, before anything is fetched, tag by tag."""
+import re
+import sys
+
+import pytest
+from common import CHECKOUT
+
+EASYCONFIG = CHECKOUT / 'easyconfigs' / 'p' / 'PyTorch' / 'PyTorch-2.6.0-Bede-whl.eb'
+
+
+@pytest.mark.slow
+def test_refused_here(eb, tmp_path):
+    """Another Python, another processor: both are told, and nothing is fetched or installed."""
+    easyconfig = tmp_path / EASYCONFIG.name
+    easyconfig.write_text(re.sub(r"^python_versions = .*", "python_versions = ['%d.%d']" % sys.version_info[:2],
+                                 EASYCONFIG.read_text(), flags=re.M))
+    for name in ('PyTorch-2.6.0-Bede-whl.lock', 'mpi4py-build.lock'):
+        (tmp_path / name).write_text((EASYCONFIG.parent / name).read_text())
+    done = eb(easyconfig, '--rehearse', '--system=bede', status=None)
+    output = done.stdout.replace('\n', ' ')
+    assert done.returncode
+    assert 'torch-2.6.0+cu126-cp312-cp312-linux_aarch64.whl does not fit' in output
+    if sys.version_info[:2] != (3, 12):
+        assert 'Python tag cp312: it is for CPython 3.12, and' in output
+    assert 'linux_aarch64 is for aarch64 processors, this machine has x86_64' in output
+    assert "Couldn't find file" not in output
+    assert not (eb.prefix / 'software' / 'PyTorch').exists()
+
+
+def test_checksum_can_be_renewed():
+    """One source, one checksum, on PyTorch's own page."""
+    text = EASYCONFIG.read_text()
+    assert "source_urls = ['https://download.pytorch.org/whl/cu126']" in text
+    assert len(re.findall(r"^checksums = \['[0-9a-f]{64}'\]", text, re.M)) == 1
