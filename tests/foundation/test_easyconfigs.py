@@ -102,6 +102,11 @@ def test_checksums(easyconfig):
         assert re.match(r'[0-9a-f]{64}$', str(checksum)), checksum
 
 
+def with_version(text, easyconfig):
+    """A text of an easyconfig with its version in the places for it."""
+    return text.replace('%(version)s', ast.literal_eval(values(easyconfig)['version']))
+
+
 def test_locked_packages_have_checksums(easyconfig):
     """Every entry of every lock file has a SHA256."""
     sys.path.insert(0, str(CHECKOUT))
@@ -110,7 +115,7 @@ def test_locked_packages_have_checksums(easyconfig):
         if not key.endswith('lock_files'):
             continue
         for name in plain(node):
-            text = (easyconfig.parent / name).read_text()
+            text = (easyconfig.parent / with_version(name, easyconfig)).read_text()
             entries = parse_lock(text)
             assert entries and all(entry.hashes for entry in entries), name
             names = [line for line in text.splitlines() if re.match(r'[A-Za-z0-9]', line)]
@@ -160,7 +165,7 @@ def test_patches_say_why():
 def test_nothing_lies_around():
     """Every file beside an easyconfig is used by one, or is the input of a lock that is."""
     for folder in CHECKOUT.glob('easyconfigs/?/*'):
-        easyconfigs = ''.join(path.read_text() for path in folder.glob('*.eb'))
+        easyconfigs = ''.join(with_version(path.read_text(), path) for path in folder.glob('*.eb'))
         for path in folder.iterdir():
             if path.suffix == '.eb' or path.is_dir():
                 continue

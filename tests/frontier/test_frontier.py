@@ -57,8 +57,8 @@ def test_module(frontier):
         ldd "$EBROOTPYTORCH"/lib/python3*/site-packages/mpi4py/MPI*.so
     """)
     for words in ('interface hsn0, GPU MPI 1', 'NCCL_NET_GDR_LEVEL=3', 'NCCL_CROSS_NIC=1', 'errno: 97',
-                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works', 'mpi      works', 'plugin   FAILS',
-                  'PyTorch sees no GPU here'):
+                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works', 'mpi      works',
+                  'plugin   FAILS', 'PyTorch sees no GPU here'):
         assert words in output, words + '\n' + output
     assert re.search(r'libmpich?\.so', output)
 
