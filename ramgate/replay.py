@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -222,8 +223,13 @@ def ninja(stage, slots, until):
                                stderr=subprocess.STDOUT, start_new_session=True)
     timer = threading.Timer(max(0.1, until - time.monotonic()), lambda: os.killpg(process.pid, 15))
     timer.start()
-    output = process.communicate()[0].decode(errors='replace')
-    timer.cancel()
+    try:
+        output = process.communicate()[0].decode(errors='replace')
+    except BaseException:
+        os.killpg(process.pid, signal.SIGTERM)
+        raise
+    finally:
+        timer.cancel()
     return process.returncode == 0, output.count('FAILED: ')
 
 
@@ -264,7 +270,12 @@ def ramgate(profiled):
                 os.dup2(file.fileno(), 2)
                 watchers = [Report(os.path.join(options.report, stage.policy))] if options.report else []
                 os._exit(Build(Run, watchers).run())
-        os.waitpid(pid, 0)
+        try:
+            os.waitpid(pid, 0)
+        except BaseException:
+            os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+            raise
         text = open(counts).read()
         return text.count('FAILED: '), 0
     return policy
@@ -304,6 +315,8 @@ def replay(options):
     works = read_trace(options.trace)[::options.every]
     if options.share:
         options.memory = int(wanted(works, options.cores) * options.share / 100 * 2 ** 20)
+    # so that the cgroup and the jobs go, too
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     stage = Stage(works, options)
     results = []
     try:
