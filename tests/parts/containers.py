@@ -9,6 +9,7 @@ import pwd
 import shutil
 import stat
 import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,7 +47,7 @@ def torch_image(cache):
     maker = PARTS / 'make-image'
     with locked(image):
         if not image.exists() or image.stat().st_mtime < maker.stat().st_mtime:
-            subprocess.run([maker, image], env=dict(os.environ, **FOR_ROOT), check=True)
+            subprocess.run([maker, image], env=dict(os.environ, PYTHON=sys.executable, **FOR_ROOT), check=True)
     return image
 
 
