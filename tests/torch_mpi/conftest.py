@@ -38,7 +38,8 @@ class Installed:
         """Run a program of this directory on so many ranks; returns its output. `status` None: any."""
         command = self.mpirun + list(options) + ["-n", str(ranks), self.python, str(HERE / program),
                                                  *map(str, arguments)]
-        done = subprocess.run(command, env=environment(PYTHONPATH=str(self.site), **variables), timeout=timeout,
+        variables.setdefault("PYTHONPATH", str(self.site))
+        done = subprocess.run(command, env=environment(**variables), timeout=timeout,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert status is None or done.returncode == status, done.stdout[-6000:]
         return done.stdout

@@ -252,6 +252,7 @@ auto MPIBackend::reducing(MPIWork& work, const at::Tensor& tensor, const ReduceO
   if (C10_UNLIKELY(op == ReduceOp::PREMUL_SUM)) {
     c10::NoGradGuard no_grad;
     at::Tensor(buffer).copy_(premultiplied(buffer, op));
+    await_stream(buffer.device());
   }
   then_divide(work, tensor, op, size_);
   char* data = static_cast<char*>(buffer.data_ptr());
@@ -273,7 +274,6 @@ auto MPIBackend::gathering(MPIWork& work, const at::Tensor& output, const at::Te
   TORCH_CHECK(
       output.numel() == input.numel() * size_, "torch_mpi: all_gather: the output must be ", size_,
       " times as large as the input, but they have ", output.numel(), " and ", input.numel(), " elements");
-  check_same_type({output}, input, "all_gather");
   const auto from = readable(work, input), to = writable(work, output);
   const int64_t bytes = static_cast<int64_t>(from.nbytes());
   const char* begin = static_cast<const char*>(to.data_ptr()) + bytes * rank_;
@@ -460,8 +460,10 @@ WorkHandle MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   at::Tensor buffer;
   if (root == rank_) {
     buffer = exchangeable(*work, tensor);
-    if (!source.is_same(tensor))
+    if (!source.is_same(tensor)) {
       buffer.copy_(source);
+      await_stream(buffer.device());
+    }
     then_divide(*work, tensor, options.reduceOp, size_);
   } else {
     buffer = readable(*work, source);
@@ -485,6 +487,7 @@ WorkHandle MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
 
 WorkHandle MPIBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  check_same_type({output}, input, "all_gather");
   auto work = make(OpType::_ALLGATHER_BASE, "mpi:_all_gather_base", input, {output}, options.timeout);
   return launch(work, asked_async(options, 0), gathering(*work, output, input));
 }
@@ -499,8 +502,10 @@ WorkHandle MPIBackend::allgather_into_tensor_coalesced(
   TORCH_CHECK(outputs.size() == inputs.size(), "torch_mpi: all_gather: as many outputs as inputs are needed");
   auto work = make(OpType::COALESCED, "mpi:all_gather", inputs, outputs, options.timeout);
   std::vector<std::function<void()>> posts;
-  for (size_t i = 0; i < outputs.size(); ++i)
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    check_same_type({outputs[i]}, inputs[i], "all_gather");
     posts.push_back(gathering(*work, outputs[i], inputs[i]));
+  }
   return launch(work, asked_async(options, 0), [&] {
     for (auto& post : posts)
       post();

@@ -5,6 +5,14 @@
 #include <limits>
 
 namespace torch_mpi {
+
+void await_stream(const at::Device& device) {
+  if (device.is_cpu())
+    return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.getStream(device).synchronize();
+}
+
 namespace {
 
 constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
@@ -32,14 +40,6 @@ bool plain(const at::Tensor& tensor) {
   TORCH_CHECK(
       tensor.layout() == at::kStrided, "torch_mpi: a dense tensor is needed here, but this one is ", tensor.layout());
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-}
-
-// What was put on the stream before must be there when MPI reads, and must have read before MPI writes.
-void await_stream(const at::Device& device) {
-  if (device.is_cpu())
-    return;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  guard.getStream(device).synchronize();
 }
 
 at::TensorOptions host_options(const at::Tensor& tensor) {

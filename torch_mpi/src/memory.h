@@ -7,6 +7,10 @@
 
 namespace torch_mpi {
 
+// For tensors on a GPU, until all is done that this thread has put on its stream there: before MPI reads or writes such
+// memory, and before anyone is told that a result is complete.
+void await_stream(const at::Device& device);
+
 // The tensor itself where MPI can read it as it is, else a copy.
 at::Tensor readable(MPIWork& work, const at::Tensor& tensor);
 // The tensor itself where MPI can write it as it is, else new memory that is copied to it at the end.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 
+#include "memory.h"
 #include "reduction.h"
 
 namespace torch_mpi {
@@ -213,6 +214,9 @@ void MPIWork::end(std::exception_ptr error) {
       c10::NoGradGuard no_grad;
       for (auto& finish : finish_)
         finish();
+      if (!finish_.empty())
+        for (auto& output : outputs_)
+          await_stream(output.device());
     }
   } catch (...) {
     error = std::current_exception();
