@@ -1,6 +1,6 @@
 """The operations of raw.c through torch.distributed; prints the same lines.
 
-usage: operations.py BACKEND LEVEL [SIZE REPEAT]...
+usage: operations.py BACKEND LEVEL [SIZE LENGTH]...
 
 LEVEL ``functions`` times ``torch.distributed.all_reduce`` and its like, what a user calls. LEVEL ``group`` times the
 same method of the process group, without the Python around it. BACKEND ``builtin`` is PyTorch's own ProcessGroupMPI
@@ -14,6 +14,8 @@ import time
 
 import torch
 import torch.distributed as dist
+
+TIMES = 10  # as in raw.c
 
 
 def start(backend):
@@ -43,7 +45,7 @@ def start(backend):
 def operations(backend, level, bytes_, rank, size):
     """Name → function without arguments."""
     elements = bytes_ // 4
-    source, target = torch.zeros(elements), torch.zeros(elements * size)
+    source, target = torch.ones(elements), torch.ones(elements * size)
     part, other, group = target[:elements], rank ^ 1, dist.group.WORLD
     if level == "functions":
         def send_recv():
@@ -74,16 +76,17 @@ def main():
     start(backend)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
-    for bytes_, repeat in zip(map(int, sys.argv[3::2]), map(int, sys.argv[4::2])):
+    for bytes_, length in zip(map(int, sys.argv[3::2]), map(int, sys.argv[4::2])):
         for name, run in operations(backend, level, bytes_, rank, size).items():
             times = []
-            for turn in range(-3, repeat):
+            for turn in range(-1, TIMES):
                 dist.barrier()
                 begin = time.perf_counter()
-                run()
+                for _ in range(length):
+                    run()
                 if turn >= 0:
-                    times.append(time.perf_counter() - begin)
-            median = torch.tensor([sorted(times)[repeat // 2] * 1e6], dtype=torch.float64)
+                    times.append((time.perf_counter() - begin) / length)
+            median = torch.tensor([sorted(times)[TIMES // 2] * 1e6], dtype=torch.float64)
             dist.all_reduce(median, op=dist.ReduceOp.MAX)
             if rank == 0:
                 print("%s %d %.2f" % (name, bytes_, median.item()), flush=True)

@@ -27,6 +27,26 @@ def test_refused_here(eb, tmp_path):
     assert not (eb.prefix / 'software' / 'PyTorch').exists()
 
 
+@pytest.mark.slow
+def test_with_this_machines_wheel(eb, tmp_path):
+    """Everything but the wheel itself, which is for Arm: mpi4py and the mpi backend belong to Bede's Open MPI."""
+    text = EASYCONFIG.read_text()
+    for pattern, replacement in [
+            (r"^version = .*?\n", "version = '2.13.0'\n"), (r"^sources = \[\{.*?^\}\]\n", ""), (r"^checksums = .*?\n", ""), (r"^source_urls = .*?\n", ""),
+            (r"^python_versions = .*?\n", "python_versions = ['%d.%d']\n" % sys.version_info[:2]),
+            (r"^lock_files = .*?\n", "extra_index_urls = ['https://download.pytorch.org/whl/cpu']\n"
+                                     "lock_files = ['torch-2.13.0-cpu.lock', 'PyTorch-2.13.0-workstation.lock']\n")]:
+        text, count = re.subn(pattern, replacement, text, flags=re.M | re.S)
+        assert count == 1, pattern
+    here = tmp_path / EASYCONFIG.name.replace('2.6.0', '2.13.0')
+    here.write_text(text)
+    for name in ('torch-2.13.0-cpu.lock', 'PyTorch-2.13.0-workstation.lock', 'mpi4py-build.lock'):
+        (tmp_path / name).write_text((EASYCONFIG.parent / name).read_text())
+    eb(here, '--rehearse', '--system=bede')
+    extension, = (eb.prefix / 'software' / 'PyTorch').glob('*/lib/python3*/site-packages/torch_mpi/_c*.so')
+    assert b'libmpi.so.40' in extension.read_bytes()
+
+
 def test_checksum_can_be_renewed():
     """One source, one checksum, on PyTorch's own page."""
     text = EASYCONFIG.read_text()

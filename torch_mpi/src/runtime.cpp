@@ -156,7 +156,8 @@ MPIWork::MPIWork(
     const OptionalTensors& inputs,
     std::vector<at::Tensor> outputs,
     Milliseconds timeout)
-    : c10d::Work(communicator->rank(), type, title, inputs),
+    // Without a profiler there are no inputs and no title: preparing a record costs time even when nobody reads it.
+    : c10d::Work(communicator->rank(), type, inputs ? title : nullptr, inputs),
       communicator_(std::move(communicator)),
       title_(title),
       outputs_(std::move(outputs)),

@@ -9,6 +9,7 @@
 // future is used, as DistributedDataParallel does. While there are none it sleeps and calls MPI now and then.
 #pragma once
 
+#include <c10/util/SmallVector.h>
 #include <mpi.h>
 
 #include <atomic>
@@ -151,9 +152,9 @@ class MPIWork : public c10d::Work {
   std::shared_ptr<Communicator> communicator_;
   const char* title_;
   std::vector<at::Tensor> outputs_;
-  std::vector<at::Tensor> kept_;
+  c10::SmallVector<at::Tensor, 2> kept_;
   std::vector<std::shared_ptr<void>> kept_data_;
-  std::vector<MPI_Request> requests_;
+  c10::SmallVector<MPI_Request, 2> requests_;
   size_t complete_requests_ = 0;
   std::vector<std::function<void()>> finish_;
   std::vector<std::function<void()>> stages_;
