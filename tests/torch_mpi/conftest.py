@@ -53,13 +53,13 @@ class Installed:
         return done.stdout
 
 
-def install(mpi, python, prefix):
+def install(compiler, python, prefix):
     """As the README says: with pip, into a prefix, offline. From a copy, to leave no build folder in the checkout."""
     source = prefix.parent / "source"
     shutil.copytree(CHECKOUT / "torch_mpi", source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
     done = subprocess.run(
         [python, "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "--prefix", prefix, source],
-        env=environment(MPICXX="mpicxx." + mpi), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env=environment(MPICXX=str(compiler)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
 
 
@@ -71,7 +71,7 @@ def installed(request, python, tmp_path_factory):
             "expected %s%s, found none: apt-get install mpich libmpich-dev openmpi-bin libopenmpi-dev"
             % (program, request.param))
     prefix = tmp_path_factory.mktemp("torch_mpi_" + request.param) / "prefix"
-    install(request.param, python, prefix)
+    install("mpicxx." + request.param, python, prefix)
     return Installed(request.param, python, prefix)
 
 

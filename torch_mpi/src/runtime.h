@@ -223,8 +223,8 @@ class Runtime {
   std::thread thread_;
   std::condition_variable wake_;
   bool asleep_ = false;
-  bool stopping_ = false;
-  bool started_ = false;
+  std::atomic<bool> stopping_{false};
+  std::atomic<bool> started_{false};
   bool initialised_here_ = false;
   int thread_level_ = MPI_THREAD_SINGLE;
   int process_ = 0;
