@@ -258,6 +258,7 @@ auto MPIBackend::reducing(MPIWork& work, const at::Tensor& tensor, const ReduceO
   char* data = static_cast<char*>(buffer.data_ptr());
   const int64_t elements = buffer.numel(), width = buffer.element_size();
   return [this, &work, reduction, data, elements, width] {
+    choose_all_reduce(elements * width, size_);
     int64_t start = 0;
     do {
       const int count = static_cast<int>(std::min(kPartLimit, elements - start));

@@ -18,18 +18,29 @@ namespace {
 constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 constexpr int64_t kBlock = int64_t(1) << 30;
 
+// Why MPI cannot be handed a pointer to GPU memory in this operation; null where it can.
+const char* why_not_gpu_memory(const MPIWork& work) {
+  static const bool aware = gpu_aware(Runtime::get().platform) != 0;
+  if (!aware)
+    return "the MPI library says it cannot take GPU memory; if it can, set TORCH_MPI_GPU_AWARE=1";
+#if defined(OPEN_MPI)
+  // Its documentation says so of all non-blocking collectives; reductions crash (its issues 9845 and 12045).
+  if (!work.is_message())
+    return "Open MPI takes GPU memory in send and receive only, not in non-blocking collectives";
+#endif
+  return nullptr;
+}
+
 // May MPI be handed a pointer to the memory of this device?
-bool reachable(const at::Device& device) {
+bool reachable(const MPIWork& work, const at::Device& device) {
   if (device.is_cpu())
     return true;
-  static const bool aware = gpu_aware(Runtime::get().platform) != 0;
-  if (aware)
+  const char* reason = why_not_gpu_memory(work);
+  if (!reason)
     return true;
-  static const bool said = [&device] {
+  static const bool said = [&] {
     if (Runtime::get().world_rank() == 0)
-      TORCH_WARN(
-          "torch_mpi: the MPI library says it cannot take GPU memory, so tensors on ", device.type(),
-          " are copied through pinned host memory. If it can, set TORCH_MPI_GPU_AWARE=1.");
+      TORCH_WARN("torch_mpi: tensors on ", device.type(), " are copied through pinned host memory: ", reason);
     return true;
   }();
   (void)said;
@@ -46,14 +57,14 @@ at::TensorOptions host_options(const at::Tensor& tensor) {
   return at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU).pinned_memory(tensor.is_cuda());
 }
 
-at::Tensor new_memory(const at::Tensor& like, at::IntArrayRef sizes) {
-  if (reachable(like.device()))
+at::Tensor new_memory(const MPIWork& work, const at::Tensor& like, at::IntArrayRef sizes) {
+  if (reachable(work, like.device()))
     return at::empty(sizes, at::TensorOptions().dtype(like.dtype()).device(like.device()));
   return at::empty(sizes, host_options(like));
 }
 
-bool usable_as_it_is(const at::Tensor& tensor) {
-  return plain(tensor) && reachable(tensor.device());
+bool usable_as_it_is(const MPIWork& work, const at::Tensor& tensor) {
+  return plain(tensor) && reachable(work, tensor.device());
 }
 
 at::Tensor kept(MPIWork& work, at::Tensor tensor) {
@@ -62,17 +73,17 @@ at::Tensor kept(MPIWork& work, at::Tensor tensor) {
   return tensor;
 }
 
-at::Tensor copy_of(const at::Tensor& tensor) {
+at::Tensor copy_of(const MPIWork& work, const at::Tensor& tensor) {
   c10::NoGradGuard no_grad;
-  at::Tensor copy = new_memory(tensor, tensor.sizes());
+  at::Tensor copy = new_memory(work, tensor, tensor.sizes());
   copy.copy_(tensor);
   return copy;
 }
 
-bool one_after_the_other(const std::vector<at::Tensor>& tensors) {
+bool one_after_the_other(const MPIWork& work, const std::vector<at::Tensor>& tensors) {
   const char* end = nullptr;
   for (const auto& tensor : tensors) {
-    if (!usable_as_it_is(tensor))
+    if (!usable_as_it_is(work, tensor))
       return false;
     const char* begin = static_cast<const char*>(tensor.data_ptr());
     if (end && begin != end)
@@ -143,30 +154,30 @@ struct AbsoluteTypes {
 }  // namespace
 
 at::Tensor readable(MPIWork& work, const at::Tensor& tensor) {
-  return kept(work, usable_as_it_is(tensor) ? tensor : copy_of(tensor));
+  return kept(work, usable_as_it_is(work, tensor) ? tensor : copy_of(work, tensor));
 }
 
 at::Tensor writable(MPIWork& work, const at::Tensor& tensor) {
-  if (usable_as_it_is(tensor))
+  if (usable_as_it_is(work, tensor))
     return kept(work, tensor);
-  at::Tensor landing = new_memory(tensor, tensor.sizes());
+  at::Tensor landing = new_memory(work, tensor, tensor.sizes());
   work.then([tensor, landing] { at::Tensor(tensor).copy_(landing); });
   await_stream(tensor.device());
   return kept(work, landing);
 }
 
 at::Tensor exchangeable(MPIWork& work, const at::Tensor& tensor) {
-  if (usable_as_it_is(tensor))
+  if (usable_as_it_is(work, tensor))
     return kept(work, tensor);
-  at::Tensor copy = copy_of(tensor);
+  at::Tensor copy = copy_of(work, tensor);
   work.then([tensor, copy] { at::Tensor(tensor).copy_(copy); });
   return kept(work, copy);
 }
 
 at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
-  if (one_after_the_other(tensors))
+  if (one_after_the_other(work, tensors))
     return span_of(work, tensors);
-  at::Tensor flat = new_memory(tensors.front(), {total_elements(tensors)});
+  at::Tensor flat = new_memory(work, tensors.front(), {total_elements(tensors)});
   copy_parts(flat, tensors, /*into_tensors=*/false);
   return kept(work, flat);
 }
@@ -178,9 +189,9 @@ at::Tensor joined(const std::vector<at::Tensor>& tensors) {
 }
 
 at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
-  if (one_after_the_other(tensors))
+  if (one_after_the_other(work, tensors))
     return span_of(work, tensors);
-  at::Tensor flat = new_memory(tensors.front(), {total_elements(tensors)});
+  at::Tensor flat = new_memory(work, tensors.front(), {total_elements(tensors)});
   work.then([flat, tensors] { copy_parts(flat, tensors, /*into_tensors=*/true); });
   await_stream(tensors.front().device());
   return kept(work, flat);

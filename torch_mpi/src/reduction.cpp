@@ -232,6 +232,47 @@ Reduction reduction_for(at::ScalarType type, Op asked) {
   return custom_reductions[key] = {custom_type(type), created};
 }
 
+#if defined(OPEN_MPI)
+namespace {
+
+// Open MPI's non-blocking all_reduce in place sends all of it up a tree and down again, whatever its size. From 4.1 on a
+// control variable of MPI's tool interface makes it a ring, which moves two parts in `ranks` of it instead.
+class AllReduceVariable {
+ public:
+  AllReduceVariable() {
+    int level = 0, index = 0, count = 0, value = kTree;
+    usable_ = MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS &&
+        MPI_T_cvar_get_index("coll_libnbc_iallreduce_algorithm", &index) == MPI_SUCCESS &&
+        MPI_T_cvar_handle_alloc(index, nullptr, &handle_, &count) == MPI_SUCCESS &&
+        MPI_T_cvar_read(handle_, &value) == MPI_SUCCESS && value == kTree;  // else the user has chosen
+  }
+  void set(int value) {
+    if (usable_ && value != value_)
+      usable_ = MPI_T_cvar_write(handle_, &value) == MPI_SUCCESS;
+    value_ = value;
+  }
+
+  static constexpr int kTree = 0, kRing = 1;
+
+ private:
+  MPI_T_cvar_handle handle_ = nullptr;
+  bool usable_ = false;
+  int value_ = kTree;
+};
+
+// Of what is sent at once in a ring; below, a tree's fewer steps are faster.
+constexpr int64_t kRingPart = 2048;
+
+}  // namespace
+
+void choose_all_reduce(int64_t bytes, int ranks) {
+  static AllReduceVariable variable;
+  variable.set(bytes >= kRingPart * ranks ? AllReduceVariable::kRing : AllReduceVariable::kTree);
+}
+#else
+void choose_all_reduce(int64_t, int) {}
+#endif
+
 void free_reductions() {
   for (auto& entry : custom_reductions)
     MPI_Op_free(&entry.second.op);

@@ -15,6 +15,10 @@ struct Reduction {
 // Throws for a combination that has no meaning (the bitwise AND of floats, the maximum of complex numbers).
 Reduction reduction_for(at::ScalarType type, c10d::ReduceOp::RedOpType op);
 
+// To be called under the lock before MPI_Iallreduce of so many bytes in a group of so many ranks: has MPI take the
+// faster way, where MPI lets that be chosen.
+void choose_all_reduce(int64_t bytes, int ranks);
+
 // Frees the types and operations of our own; MPI must still be running.
 void free_reductions();
 

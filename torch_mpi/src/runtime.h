@@ -135,6 +135,10 @@ class MPIWork : public c10d::Work {
   void is_receive() {
     receive_ = true;
   }
+  // A send or receive, and no collective.
+  bool is_message() const {
+    return opType_ == c10d::OpType::SEND || opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE;
+  }
 
  private:
   friend class Runtime;
