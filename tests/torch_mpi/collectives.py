@@ -117,6 +117,17 @@ def check_reductions(group, members):
             same(output, whole[6 * me:6 * me + 6], "reduce_scatter", dtype, op)
 
 
+def check_lengths(group, members):
+    """MPI libraries go other ways for long tensors, and so does this backend: in parts, in a ring."""
+    me = dist.get_rank(group)
+    for dtype in (torch.float32, torch.int64, torch.bfloat16):
+        for count in (1, 511, 1024 * len(members), 100003):
+            inputs = [values(dtype, rank, count) for rank in members]
+            tensor = inputs[me].clone()
+            dist.all_reduce(tensor, group=group)
+            same(tensor, reduced(OPS.SUM, inputs), "all_reduce", dtype, count)
+
+
 def check_premultiplied(group, members):
     """PREMUL_SUM, with a number and with a tensor as the factor."""
     me = dist.get_rank(group)
@@ -354,6 +365,7 @@ def check_barriers(group):
 def check_group(group, members):
     """Everything, in one group."""
     check_reductions(group, members)
+    check_lengths(group, members)
     check_premultiplied(group, members)
     check_refused(group)
     check_movements(group, members)

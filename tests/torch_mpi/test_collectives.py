@@ -26,3 +26,9 @@ def test_training_gives_what_it_gives_on_gloo(installed, tmp_path):
         found[backend] = json.loads((tmp_path / backend).read_text())
     assert found["mpi"] == found["gloo"]
     assert len(found["mpi"]["with_ddp"]) == 5
+
+
+def test_it_goes_on_while_the_program_does_something_else(installed):
+    """Nobody waits for an all_reduce of 32 MB for a while; then hardly anything of it is left."""
+    output = installed.run(2, "overlap.py")
+    assert float(output.split("left to wait for: ")[1].split()[0]) < 0.5, output
