@@ -24,10 +24,17 @@ class MPIUnavailable(RuntimeError):
     """The MPI library cannot be used; the message says why and what to do."""
 
 
+def _release(version):
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
 def _load():
     """The compiled module, or MPIUnavailable."""
     import torch
     from . import _built
+    if _release(torch.__version__) < _release(_built.oldest_torch):
+        raise MPIUnavailable("torch_mpi: expected PyTorch %s or newer, found %s; install a newer one" % (
+            _built.oldest_torch, torch.__version__))
     if _built.torch_version.split("+")[0] != torch.__version__.split("+")[0]:  # would load at times, and then crash
         raise MPIUnavailable("torch_mpi: it was built for torch %s and this is %s; install it again" % (
             _built.torch_version, torch.__version__))
@@ -73,8 +80,8 @@ def register():
 def _plugin(options, _):
     """What torch asks for a group from 2.14 on: its backend, or the whole group.
 
-    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares the calls of the ranks over a gloo group of its own, which needs a
-    store and the rank. Where "mpi" is the default it has neither, and would fail; a whole group it takes as it is.
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares the calls of the ranks over a group of gloo, which needs a store
+    and the rank. Where "mpi" is the default it has neither, and would fail; a whole group it takes as it is.
     """
     import torch
     import torch.distributed as dist
