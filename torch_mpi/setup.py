@@ -71,9 +71,12 @@ class Build(build_ext):
             if value is not None:
                 ext.define_macros.append(("PYBIND11_" + name, '"%s"' % value))
         compiler = mpi_compiler()
+        commands = {"compiler_so": [compiler, "-fPIC"], "compiler_so_cxx": [compiler, "-fPIC"],
+                    "compiler_cxx": [compiler], "linker_so": [compiler, "-shared"],
+                    "linker_so_cxx": [compiler, "-shared"]}
+        # Two of them came later than the setuptools that Python 3.11 puts into a venv.
         self.compiler.set_executables(
-            **{"compiler_so": [compiler, "-fPIC"], "compiler_so_cxx": [compiler, "-fPIC"], "compiler_cxx": [compiler],
-               "linker_so": [compiler, "-shared"], "linker_so_cxx": [compiler, "-shared"]})
+            **{name: command for name, command in commands.items() if name in self.compiler.executables})
         # setuptools compiles one source after the other; each takes ten seconds.
         with ThreadPool() as pool:
             ext.extra_objects = sum(pool.map(lambda source: self.compiler.compile(

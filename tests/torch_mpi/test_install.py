@@ -83,10 +83,10 @@ def test_other_torch(installed, tmp_path, built, message):
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """A Python with pip, setuptools and wheel alone."""
+    """A Python with pip, an old setuptools and wheel alone."""
     venv = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    subprocess.run([venv / "bin" / "python", "-m", "pip", "install", "-q", "setuptools", "wheel"], check=True,
+    subprocess.run([venv / "bin" / "python", "-m", "pip", "install", "-q", "setuptools<70", "wheel"], check=True,
                    env=environment())
     return venv / "bin" / "python"
 
@@ -108,6 +108,19 @@ def test_no_torch_or_too_old(bare, tmp_path, version, message):
                           text=True)
     assert done.returncode != 0 and message.format(python=bare) in done.stdout, done.stdout
     assert "Traceback" not in done.stdout, done.stdout
+
+
+def test_old_setuptools(bare, python, tmp_path):
+    """It gets as far as the compiler with the setuptools that Python 3.11 puts into a venv."""
+    source = tmp_path / "source"
+    shutil.copytree(CHECKOUT / "torch_mpi", source)
+    setuptools = subprocess.run(
+        [bare, "-c", "import os, setuptools; print(os.path.dirname(os.path.dirname(setuptools.__file__)))"],
+        check=True, stdout=subprocess.PIPE, text=True, env=environment()).stdout.strip()
+    done = subprocess.run(
+        [python, "setup.py", "build_ext"], cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(PYTHONPATH=setuptools, MPICXX="false"))
+    assert "false' failed" in done.stdout, done.stdout
 
 
 def test_no_compiler(python, tmp_path):
