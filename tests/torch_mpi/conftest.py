@@ -1,6 +1,5 @@
 """A PyTorch, and torch_mpi built for each of the MPIs. TEST_TORCH=2.15.0 in the environment: with that PyTorch."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -33,12 +32,3 @@ def installed(request, python, tmp_path_factory):
     prefix = tmp_path_factory.mktemp("torch_mpi_" + request.param) / "prefix"
     install("mpicxx." + request.param, python, prefix)
     return Installed(request.param, python, prefix)
-
-
-@pytest.fixture
-def results(tmp_path):
-    """Reads what a program wrote as JSON."""
-    def read(name):
-        with open(tmp_path / name) as file:
-            return json.load(file)
-    return read
