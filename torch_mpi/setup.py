@@ -12,6 +12,26 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
+OLDEST_TORCH = "2.1"
+
+
+def pytorch():
+    """The PyTorch of this Python, or the end with a line that says what to do."""
+    try:
+        import torch
+    except ImportError as error:
+        sys.exit("torch_mpi: expected PyTorch %s or newer in %s, found none (%s); install it there, then run: "
+                 "pip install --no-build-isolation --no-deps ./torch_mpi" % (OLDEST_TORCH, sys.executable, error))
+    if release(torch.__version__) < release(OLDEST_TORCH):
+        sys.exit("torch_mpi: expected PyTorch %s or newer in %s, found %s; install a newer one, for example: "
+                 "pip install 'torch>=%s'" % (OLDEST_TORCH, sys.executable, torch.__version__, OLDEST_TORCH))
+    return torch
+
+
+def release(version):
+    """The first two numbers of a version."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
 
 def mpi_compiler():
     """The MPI's C++ compiler wrapper, or the end with a line that says what to type."""
@@ -26,8 +46,7 @@ def mpi_compiler():
 
 def cxx_standard(torch_version):
     """The C++ that the headers of this PyTorch are written in; torch_mpi itself is C++17."""
-    major, minor = (int(part) for part in torch_version.split(".")[:2])
-    return "-std=c++20" if (major, minor) >= (2, 14) else "-std=c++17"
+    return "-std=c++20" if release(torch_version) >= (2, 14) else "-std=c++17"
 
 
 class Build(build_ext):
@@ -40,20 +59,24 @@ class Build(build_ext):
 
     def build_extension(self, ext):
         """Fill in what is only known when the extension is compiled."""
-        import torch
-        from torch.utils import cpp_extension
+        torch = pytorch()
+        # Not by torch.utils.cpp_extension: before 2.3 that cannot be imported beside setuptools 70 and newer.
+        home = os.path.dirname(torch.__file__)
         ext.extra_compile_args.append(cxx_standard(torch.__version__))
-        ext.include_dirs += cpp_extension.include_paths()
-        ext.library_dirs += cpp_extension.library_paths()
+        ext.include_dirs += [os.path.join(home, "include"), os.path.join(home, "include/torch/csrc/api/include")]
+        ext.library_dirs.append(os.path.join(home, "lib"))
         ext.define_macros.append(("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI))))
         for name in ["COMPILER_TYPE", "STDLIB", "BUILD_ABI"]:  # how older versions tell pybind11 modules apart
             value = getattr(torch._C, "_PYBIND11_" + name, None)
             if value is not None:
                 ext.define_macros.append(("PYBIND11_" + name, '"%s"' % value))
         compiler = mpi_compiler()
+        commands = {"compiler_so": [compiler, "-fPIC"], "compiler_so_cxx": [compiler, "-fPIC"],
+                    "compiler_cxx": [compiler], "linker_so": [compiler, "-shared"],
+                    "linker_so_cxx": [compiler, "-shared"]}
+        # Two of them came later than the setuptools that Python 3.11 puts into a venv.
         self.compiler.set_executables(
-            **{"compiler_so": [compiler, "-fPIC"], "compiler_so_cxx": [compiler, "-fPIC"], "compiler_cxx": [compiler],
-               "linker_so": [compiler, "-shared"], "linker_so_cxx": [compiler, "-shared"]})
+            **{name: command for name, command in commands.items() if name in self.compiler.executables})
         # setuptools compiles one source after the other; each takes ten seconds.
         with ThreadPool() as pool:
             ext.extra_objects = sum(pool.map(lambda source: self.compiler.compile(
@@ -69,11 +92,12 @@ class Package(build_py):
 
     def run(self):
         """Build the package, then add to it."""
+        torch = pytorch()
         super().run()
-        import torch
         self.copy_file("torch_mpi.pth", os.path.join(self.build_lib, "torch_mpi.pth"))
         with open(os.path.join(self.build_lib, "torch_mpi", "_built.py"), "w") as note:
-            note.write("torch_version = %r\ncompiler = %r\n" % (torch.__version__, mpi_compiler()))
+            note.write("torch_version = %r\ncompiler = %r\noldest_torch = %r\n" % (
+                torch.__version__, mpi_compiler(), OLDEST_TORCH))
 
 
 setup(

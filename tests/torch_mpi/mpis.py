@@ -1,11 +1,14 @@
-"""The MPIs of this machine, and an environment in which their programs run as they do for a user."""
+"""The MPIs of this machine, and PyTorch and torch_mpi installed for them as a user does it."""
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parent.parent
-TORCH = "2.13.0"
+TORCH = os.environ.get("TEST_TORCH", "2.13.0")
 CACHE = CHECKOUT / ".local" / "test-cache" / "torch_mpi"
 
 # Name → the suffix of Debian's programs for it and the options its mpirun needs here.
@@ -21,3 +24,57 @@ def environment(**more):
             if not name.startswith(("PYTHON", "OMPI_", "PMI_", "TORCH", "MPI"))}
     kept.update(OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **more)
     return kept
+
+
+def make_venv(folder, torch):
+    """A venv with this PyTorch and what its tests need; returns its Python."""
+    python = folder / "bin" / "python"
+    numpy = "numpy<2" if tuple(map(int, torch.split(".")[:2])) < (2, 3) else "numpy"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", "torch==" + torch, numpy, "expecttest", "setuptools",
+                    "wheel"], check=True, env=environment())
+    return str(python)
+
+
+def mpirun(mpi):
+    """The command that starts processes of this MPI, but for their number."""
+    return ["mpirun." + mpi] + MPIS[mpi]
+
+
+def install(compiler, python, prefix):
+    """As the README says: with pip, into a prefix, offline. From a copy, to leave no build folder in the checkout."""
+    source = prefix.parent / "source"
+    shutil.copytree(CHECKOUT / "torch_mpi", source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "--prefix", prefix, source],
+        env=environment(MPICXX=str(compiler)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout[-6000:]
+
+
+class Installed:
+    """torch_mpi for one MPI, in a prefix of its own."""
+
+    def __init__(self, mpi, python, prefix):
+        self.mpi, self.python, self.prefix = mpi, python, prefix
+        self.mpirun = mpirun(mpi)
+        self.site = next(prefix.glob("**/torch_mpi/__init__.py")).parent.parent
+
+    def environment(self, **variables):
+        """One in which this torch_mpi is found."""
+        return environment(**dict({"PYTHONPATH": str(self.site)}, **variables))
+
+    def run(self, ranks, program, *arguments, timeout=240, options=(), status=0, **variables):
+        """Run a program of this directory on so many ranks; returns its output. `status` None: any."""
+        command = self.mpirun + list(options) + ["-n", str(ranks), self.python, str(HERE / program),
+                                                 *map(str, arguments)]
+        done = subprocess.run(command, env=self.environment(**variables), timeout=timeout,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert status is None or done.returncode == status, done.stdout[-6000:]
+        return done.stdout
+
+    def alone(self, code, status=0, **variables):
+        """Run Python code without mpirun."""
+        done = subprocess.run([self.python, "-c", code], timeout=120, stdin=subprocess.DEVNULL, text=True,
+                              env=self.environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert status is None or done.returncode == status, done.stdout
+        return done.stdout

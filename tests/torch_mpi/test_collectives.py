@@ -13,6 +13,14 @@ def test_every_collective(installed, ranks):
     assert output.count("all collectives are right") == ranks
 
 
+@pytest.mark.parametrize("case", ["alone", "beside", "by_device"])
+def test_groups_also_when_torch_looks_closely(installed, tmp_path, case):
+    """DETAIL has torch wrap backends, from 2.14 on this one too, to compare the calls of the ranks over gloo."""
+    output = installed.run(2, "groups.py", case, MEETING_FILE=str(tmp_path / "meeting"),
+                           TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    assert output.count("all groups are right") == 2, output
+
+
 def test_random_collectives_agree_with_gloo(installed, tmp_path):
     output = installed.run(3, "random_collectives.py", 300, MEETING_FILE=str(tmp_path / "meeting"))
     assert output.count("collectives agree with gloo") == 3

@@ -3,8 +3,10 @@
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
+from mpis import CHECKOUT, environment
 
 pytestmark = pytest.mark.slow
 
@@ -64,18 +66,65 @@ def test_library_missing(installed, tmp_path):
     assert "False True" in output, output
 
 
-def test_other_torch(installed, tmp_path):
-    """Built for another version of torch: says so."""
+@pytest.mark.parametrize("built, message", [
+    ("torch_version = '2.1.0'", "it was built for torch 2.1.0 and this is"),
+    ("oldest_torch = '99.1'", "expected PyTorch 99.1 or newer, found"),
+])
+def test_other_torch(installed, tmp_path, built, message):
+    """Built for another version of torch, or this one is too old: says so."""
     site = tmp_path / "site"
     shutil.copytree(installed.site, site)
-    (site / "torch_mpi" / "_built.py").write_text("torch_version = '1.0.0'\ncompiler = 'mpicxx'\n")
+    with open(site / "torch_mpi" / "_built.py", "a") as note:
+        note.write(built + "\n")
     output = installed.alone(AVAILABLE, PYTHONPATH=str(site))
-    assert "it was built for torch 1.0.0 and this is" in output, output
+    assert message in output and "Traceback" not in output, output
+    assert "False True" in output, output
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A Python with pip, an old setuptools and wheel alone."""
+    venv = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    subprocess.run([venv / "bin" / "python", "-m", "pip", "install", "-q", "setuptools<70", "wheel"], check=True,
+                   env=environment())
+    return venv / "bin" / "python"
+
+
+@pytest.mark.parametrize("version, message", [
+    (None, "expected PyTorch 2.1 or newer in {python}, found none"),
+    ("2.0.1+cu117", "expected PyTorch 2.1 or newer in {python}, found 2.0.1+cu117"),
+    ("1.13.1", "expected PyTorch 2.1 or newer in {python}, found 1.13.1"),
+])
+def test_no_torch_or_too_old(bare, tmp_path, version, message):
+    """pip says in one line what is missing, before anything is compiled."""
+    source, place = tmp_path / "source", tmp_path / "place"
+    shutil.copytree(CHECKOUT / "torch_mpi", source)
+    place.mkdir()
+    if version:
+        (place / "torch.py").write_text("__version__ = %r\n" % version)
+    done = subprocess.run([bare, "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", source],
+                          env=environment(PYTHONPATH=str(place)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True)
+    assert done.returncode != 0 and message.format(python=bare) in done.stdout, done.stdout
+    assert "Traceback" not in done.stdout, done.stdout
+
+
+def test_old_setuptools(bare, python, tmp_path):
+    """It gets as far as the compiler with the setuptools that Python 3.11 puts into a venv."""
+    source = tmp_path / "source"
+    shutil.copytree(CHECKOUT / "torch_mpi", source)
+    setuptools = subprocess.run(
+        [bare, "-c", "import os, setuptools; print(os.path.dirname(os.path.dirname(setuptools.__file__)))"],
+        check=True, stdout=subprocess.PIPE, text=True, env=environment()).stdout.strip()
+    done = subprocess.run(
+        [python, "setup.py", "build_ext"], cwd=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env=environment(PYTHONPATH=setuptools, MPICXX="false"))
+    assert "false' failed" in done.stdout, done.stdout
 
 
 def test_no_compiler(python, tmp_path):
     """The build says what it misses."""
-    from mpis import CHECKOUT, environment
     source = tmp_path / "source"
     shutil.copytree(CHECKOUT / "torch_mpi", source)
     done = subprocess.run([python, "setup.py", "build_ext"], cwd=source, env=environment(MPICXX=str(tmp_path / "none")),
@@ -97,5 +146,4 @@ def test_forked_process_leaves_mpi_alone(installed):
 
 
 def test_nothing_is_left_in_the_checkout(installed):
-    from mpis import CHECKOUT
     assert not os.path.exists(CHECKOUT / "torch_mpi" / "build")

@@ -4,7 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from conftest import Installed, install
+from mpis import Installed, install
 
 pytestmark = pytest.mark.slow
 

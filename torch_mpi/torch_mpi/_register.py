@@ -24,10 +24,17 @@ class MPIUnavailable(RuntimeError):
     """The MPI library cannot be used; the message says why and what to do."""
 
 
+def _release(version):
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
 def _load():
     """The compiled module, or MPIUnavailable."""
     import torch
     from . import _built
+    if _release(torch.__version__) < _release(_built.oldest_torch):
+        raise MPIUnavailable("torch_mpi: expected PyTorch %s or newer, found %s; install a newer one" % (
+            _built.oldest_torch, torch.__version__))
     if _built.torch_version.split("+")[0] != torch.__version__.split("+")[0]:  # would load at times, and then crash
         raise MPIUnavailable("torch_mpi: it was built for torch %s and this is %s; install it again" % (
             _built.torch_version, torch.__version__))
@@ -64,15 +71,31 @@ def register():
     c10d._MPI_AVAILABLE = True
     c10d.ProcessGroupMPI = ProcessGroupMPI
     dist.Backend.backend_capability["mpi"] = ["cpu", "cuda"]
-    if _backends_are_plugins():
+    if hasattr(dist.Backend, "_ensure_backend_registered"):  # from 2.14 on
         dist.Backend.register_backend(
-            "mpi", lambda options, _: ProcessGroupMPI.create(options.global_ranks_in_group), extended_api=True,
-            devices=["cpu", "cuda"])
+            "mpi", _plugin, extended_api=True, devices=dist.Backend.backend_capability["mpi"],
+            _backend_type=dist.ProcessGroup.BackendType.MPI)
 
 
-def _backends_are_plugins():
+def _plugin(options, _):
+    """What torch asks for a group from 2.14 on: its backend, or the whole group.
+
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares the calls of the ranks over a group of gloo, which needs a store
+    and the rank. Where "mpi" is the default it has neither, and would fail; a whole group it takes as it is.
+    """
+    import torch
     import torch.distributed as dist
-    return "MPI" in getattr(dist.Backend, "_plugins", {})
+    backend = ProcessGroupMPI.create(options.global_ranks_in_group)
+    has_store = dist.get_backend() != dist.Backend.MPI if dist.is_initialized() else options.group_rank >= 0
+    if has_store:
+        return backend
+    group = dist.ProcessGroup(options.store, backend.rank(), backend.size())
+    group._set_default_backend(dist.ProcessGroup.BackendType.MPI)
+    for device in dist.Backend.backend_capability["mpi"]:
+        group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.MPI, backend)
+    if options.process_group.bound_device_id is not None:
+        group.bound_device_id = options.process_group.bound_device_id
+    return group
 
 
 def _platform():
