@@ -25,7 +25,7 @@ constexpr auto kShortestPause = std::chrono::microseconds(5);
 constexpr auto kLongestPause = std::chrono::microseconds(100);
 constexpr auto kIdlePause = std::chrono::milliseconds(1);
 // A waiter tests so often before it offers its core to others between the tests, and naps after so long without news.
-constexpr unsigned kSpins = 1000;
+constexpr unsigned kSpins = 100;
 constexpr auto kSpin = std::chrono::milliseconds(20);
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kNoticeDelivery = std::chrono::seconds(1);
