@@ -53,10 +53,12 @@ class Version:
     def installed(self, mpi):
         """torch_mpi for this MPI."""
         prefix = self.prefixes / mpi / "prefix"
-        if not prefix.exists():
+        whole = prefix.parent / "whole"
+        if not whole.exists():
             shutil.rmtree(prefix.parent, ignore_errors=True)
             prefix.parent.mkdir(parents=True)
             install("mpicxx." + mpi, self.python(), prefix)
+            whole.touch()
         return Installed(mpi, self.python(), prefix)
 
     def once(self, name, run):
