@@ -212,6 +212,28 @@ def subset():
     dist.destroy_process_group()
 
 
+def inherited():
+    """A group of which one rank failed is destroyed by the others; their next groups have nothing of it."""
+    rank, size = start(60)
+    for turn in range(5):
+        group = dist.new_group(timeout=datetime.timedelta(milliseconds=300))
+        if rank == 0:
+            # each of them leaves messages that nobody receives
+            outcome(dist.broadcast, torch.full((3,), 100.0), 0, group=group)
+            outcome(dist.barrier, group=group)
+        dist.barrier()
+        dist.destroy_process_group(group)
+        del group
+        others = dist.new_group([1, 2])
+        if rank:
+            tensor = torch.full((3,), float(rank))
+            dist.broadcast(tensor, 1, group=others)
+            dist.all_reduce(tensor, group=others)
+            assert tensor.tolist() == [2.0] * 3, tensor
+            dist.destroy_process_group(others)
+    report_together("nothing inherited", 0)
+
+
 def contradicted():
     """rank and world_size that differ from MPI's."""
     try:

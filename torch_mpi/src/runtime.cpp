@@ -81,8 +81,13 @@ Communicator::Communicator(MPI_Comm comm) : comm_(comm) {
 }
 
 Communicator::~Communicator() {
-  // A failed one has requests that will never be complete: MPI keeps it.
-  if (failed() || !Runtime::get().usable())
+  if (!Runtime::get().usable())
+    return;
+  // A failed one has requests that will never be complete, and messages that nobody receives: MPI keeps it, or a later
+  // communicator could get its number, and with that the messages. The failure may be another rank's and not be known
+  // here yet.
+  look_for_notice();
+  if (failed())
     return;
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
   MPI_Comm_free(&comm_);
