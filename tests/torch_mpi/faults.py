@@ -221,7 +221,6 @@ def inherited():
             # each of them leaves messages that nobody receives
             outcome(dist.broadcast, torch.full((3,), 100.0), 0, group=group)
             outcome(dist.barrier, group=group)
-        dist.barrier()
         dist.destroy_process_group(group)
         del group
         others = dist.new_group([1, 2])
@@ -232,6 +231,28 @@ def inherited():
             assert tensor.tolist() == [2.0] * 3, tensor
             dist.destroy_process_group(others)
     report_together("nothing inherited", 0)
+
+
+def leftover():
+    """The answer of a monitored barrier that nobody waits for does not end up in a later group."""
+    rank, size = start(60)
+    flag = os.environ["FLAG_FILE"]
+    for turn in range(30):
+        group = dist.new_group()
+        mine = "%s.%d" % (flag, turn)
+        if rank == 0:
+            outcome(torch_mpi.monitored_barrier, group, datetime.timedelta(milliseconds=20))
+            open(mine, "w").close()
+        while not os.path.exists(mine):  # without MPI, so that the answer has not been looked at yet
+            pass
+        dist.destroy_process_group(group)
+        group = dist.new_group(timeout=datetime.timedelta(seconds=5))
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [size] * 2, tensor
+        dist.destroy_process_group(group)
+    report("nothing left over")
+    dist.destroy_process_group()
 
 
 def contradicted():

@@ -14,6 +14,7 @@ SURVIVED = {
     "threads": (2, [("threads agree", 2)]),
     "dropped": (2, [("all arrived", 2)]),
     "subset": (2, [("timed out creating a process group", 1)]),
+    "leftover": (2, [("nothing left over", 2)]),
     "contradicted": (2, [("rank and size come from MPI", 2), ("rank=5 was given", 2)]),
 }
 ENDS_ALL = {
@@ -35,9 +36,9 @@ def contains(output, expected):
 
 
 @pytest.mark.parametrize("case", sorted(SURVIVED))
-def test_survived(installed, case):
+def test_survived(installed, case, tmp_path):
     ranks, expected = SURVIVED[case]
-    contains(installed.run(ranks, "faults.py", case, timeout=60), expected)
+    contains(installed.run(ranks, "faults.py", case, timeout=60, FLAG_FILE=str(tmp_path / "flag")), expected)
 
 
 @pytest.mark.parametrize("case", sorted(ENDS_ALL))

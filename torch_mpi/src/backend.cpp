@@ -851,6 +851,8 @@ void MPIBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait
       MPI_Cancel(&token.request);
       MPI_Wait(&token.request, MPI_STATUS_IGNORE);
     }
+    if (!missing.empty())
+      communicator_->messages_stay();
     return missing;
   };
   const auto tell = [&](int rank, int tag, bool good) {

@@ -30,6 +30,8 @@ constexpr auto kSpin = std::chrono::milliseconds(20);
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kNoticeDelivery = std::chrono::seconds(1);
 constexpr auto kDrain = std::chrono::seconds(5);
+// How often a group that is given up looks whether a message nobody received is there; each look moves MPI on.
+constexpr int kLastLooks = 10;
 constexpr size_t kNoticeLength = 512;
 
 // The thread's sleeps are of microseconds, the kernel's default is to be up to 50 late.
@@ -81,16 +83,18 @@ Communicator::Communicator(MPI_Comm comm) : comm_(comm) {
 }
 
 Communicator::~Communicator() {
-  if (!Runtime::get().usable())
-    return;
-  // A failed one has requests that will never be complete, and messages that nobody receives: MPI keeps it, or a later
-  // communicator could get its number, and with that the messages. The failure may be another rank's and not be known
-  // here yet.
-  look_for_notice();
-  if (failed())
+  // A failed one has requests that will never be complete, and others may leave messages that nobody receives: MPI keeps
+  // them, or a later communicator could get the number of this one, and with it the messages. Another rank's failure may
+  // not be known here yet, but has sent its notice.
+  if (failed() || messages_left_ || !Runtime::get().usable())
     return;
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  MPI_Comm_free(&comm_);
+  int found = 0;
+  for (int turn = 0; !found && turn < kLastLooks; ++turn)
+    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+      return;
+  if (!found)
+    MPI_Comm_free(&comm_);
 }
 
 std::string Communicator::reason() {

@@ -77,6 +77,10 @@ class Communicator {
   void throw_if_failed();
   // Marks it as failed and tells the other ranks, so that they end with the same reason instead of waiting.
   void fail(const std::string& reason);
+  // Some ranks may never receive what was sent to them here.
+  void messages_stay() {
+    messages_left_.store(true, std::memory_order_relaxed);
+  }
   // Has another rank told that it failed?
   void look_for_notice();
 
@@ -88,6 +92,7 @@ class Communicator {
   int size_ = 1;
   int tag_limit_ = 32767;
   std::atomic<bool> failed_{false};
+  std::atomic<bool> messages_left_{false};
   std::mutex reason_mutex_;
   std::string reason_;
 };
