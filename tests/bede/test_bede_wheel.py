@@ -32,7 +32,8 @@ def test_with_this_machines_wheel(eb, tmp_path):
     """Everything but the wheel itself, which is for Arm: mpi4py and the mpi backend belong to Bede's Open MPI."""
     text = EASYCONFIG.read_text()
     for pattern, replacement in [
-            (r"^version = .*?\n", "version = '2.13.0'\n"), (r"^sources = \[\{.*?^\}\]\n", ""), (r"^checksums = .*?\n", ""), (r"^source_urls = .*?\n", ""),
+            (r"^version = .*?\n", "version = '2.13.0'\n"),
+            (r"^sources = \[\{.*?^\}\]\n", ""), (r"^checksums = .*?\n", ""), (r"^source_urls = .*?\n", ""),
             (r"^python_versions = .*?\n", "python_versions = ['%d.%d']\n" % sys.version_info[:2]),
             (r"^lock_files = .*?\n", "extra_index_urls = ['https://download.pytorch.org/whl/cpu']\n"
                                      "lock_files = ['torch-2.13.0-cpu.lock', 'PyTorch-2.13.0-workstation.lock']\n")]:
