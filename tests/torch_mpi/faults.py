@@ -230,6 +230,7 @@ def inherited():
             dist.all_reduce(tensor, group=others)
             assert tensor.tolist() == [2.0] * 3, tensor
             dist.destroy_process_group(others)
+        dist.barrier()
     report_together("nothing inherited", 0)
 
 

@@ -30,7 +30,9 @@ constexpr auto kSpin = std::chrono::milliseconds(20);
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kNoticeDelivery = std::chrono::seconds(1);
 constexpr auto kDrain = std::chrono::seconds(5);
-// How often a group that is given up looks whether a message nobody received is there; each look moves MPI on.
+// So many destroyed communicators are kept for a while.
+constexpr size_t kRetired = 64;
+// How often it is looked, before one is freed, whether a message nobody received is there; each look moves MPI on.
 constexpr int kLastLooks = 10;
 constexpr size_t kNoticeLength = 512;
 
@@ -83,18 +85,11 @@ Communicator::Communicator(MPI_Comm comm) : comm_(comm) {
 }
 
 Communicator::~Communicator() {
-  // A failed one has requests that will never be complete, and others may leave messages that nobody receives: MPI keeps
-  // them, or a later communicator could get the number of this one, and with it the messages. Another rank's failure may
-  // not be known here yet, but has sent its notice.
+  // A failed one has requests that will never be complete: MPI keeps it.
   if (failed() || messages_left_ || !Runtime::get().usable())
     return;
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  int found = 0;
-  for (int turn = 0; !found && turn < kLastLooks; ++turn)
-    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-      return;
-  if (!found)
-    MPI_Comm_free(&comm_);
+  Runtime::get().retire(comm_);
 }
 
 std::string Communicator::reason() {
@@ -446,6 +441,23 @@ WorkPointer Runtime::remove(MPIWork& work) {
 void Runtime::abandon(const WorkPointer& work) {
   std::lock_guard<std::mutex> lock(mutex);
   abandoned_.push_back(work);
+}
+
+// A later communicator may get the number of one that was freed, and with it the messages that nobody received: from a
+// rank whose operation failed while the others destroyed the group. They may also still be on their way, so that
+// communicators are freed late, and those with such a message (a failure sends a notice) never.
+void Runtime::retire(MPI_Comm comm) {
+  retired_.push_back(comm);
+  if (retired_.size() <= kRetired)
+    return;
+  MPI_Comm oldest = retired_.front();
+  retired_.pop_front();
+  int found = 0;
+  for (int turn = 0; !found && turn < kLastLooks; ++turn)
+    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, oldest, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+      return;
+  if (!found)
+    MPI_Comm_free(&oldest);
 }
 
 void Runtime::poll(MPIWork& work) {

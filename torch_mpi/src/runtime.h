@@ -15,6 +15,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -201,6 +202,8 @@ class Runtime {
   void poll(MPIWork& work);
   // Its requests may still write into its memory: neither is ever released.
   void abandon(const WorkPointer& work);
+  // Nobody uses this communicator any more; under the lock.
+  void retire(MPI_Comm comm);
   void wake();
 
   // Creates a communicator of these ranks; called by its members only.
@@ -227,6 +230,7 @@ class Runtime {
 
   std::vector<WorkPointer> under_way_;
   std::vector<WorkPointer> abandoned_;
+  std::deque<MPI_Comm> retired_;
   std::map<std::vector<int>, unsigned> created_;  // how many groups of these ranks there were
   MPI_Comm meeting_ = MPI_COMM_NULL;  // where the members of a new group meet; of the whole world
   std::thread thread_;
