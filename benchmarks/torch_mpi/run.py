@@ -20,9 +20,10 @@ OPERATIONS = ["all_reduce", "all_gather", "send_recv"]
 
 
 def sizes(largest):
-    """8 bytes to the largest, by factors of eight, with how many are timed as one."""
+    """8 bytes to the largest, by factors of eight, each with how many are timed as one."""
     size, found = 8, []
-    while size <= largest:
+    while size < largest * 8:
+        size = min(size, largest)
         found += [str(size), str(100 if size <= 65536 else 10 if size <= 4 << 20 else 1)]
         size *= 8
     return found
