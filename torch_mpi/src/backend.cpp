@@ -16,6 +16,9 @@ using c10d::ReduceOp;
 using WorkHandle = c10::intrusive_ptr<c10d::Work>;
 using Tensors = std::vector<at::Tensor>;
 
+// Nothing tells an isend from a send, which is waited for at once: the progress thread is not woken for either, but
+// finds what nobody waits for within milliseconds.
+constexpr bool kMessage = false;
 constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 // A reduction of more elements, a broadcast of more bytes, is several ones, on all ranks alike.
 constexpr int64_t kPartLimit = int64_t(1) << 30;
@@ -234,11 +237,7 @@ WorkPointer MPIBackend::make(
 
 template <class Post>
 WorkHandle MPIBackend::launch(WorkPointer work, bool asynchronous, const Post& post) {
-  {
-    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-    post();
-    Runtime::get().add(work, asynchronous);
-  }
+  Runtime::get().launch(work, asynchronous, post);
   if (C10_UNLIKELY(coalescing_))
     coalesced_.push_back(work);
   return work;
@@ -766,7 +765,7 @@ WorkHandle MPIBackend::send(Tensors& tensors, int rank, int tag) {
   check_tag(tag);
   auto work = make(OpType::SEND, "mpi:send", tensors, {}, timeout_);
   const auto from = readable(*work, tensor);
-  return launch(work, /*asynchronous=*/true, [&] {
+  return launch(work, kMessage, [&] {
     const Span span(static_cast<int64_t>(from.nbytes()));
     check_mpi(
         MPI_Isend(from.data_ptr(), span.count, span.type, rank, tag, comm(), work->add_request()), "MPI_Isend");
@@ -784,7 +783,7 @@ WorkHandle MPIBackend::recv(Tensors& tensors, int rank, int tag) {
       any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors, timeout_);
   work->is_receive();
   const auto to = writable(*work, tensor);
-  return launch(work, /*asynchronous=*/true, [&] {
+  return launch(work, kMessage, [&] {
     const Span span(static_cast<int64_t>(to.nbytes()));
     check_mpi(MPI_Irecv(to.data_ptr(), span.count, span.type, rank, tag, comm(), work->add_request()), "MPI_Irecv");
   });

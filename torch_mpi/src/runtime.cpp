@@ -1,8 +1,8 @@
 #include "runtime.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
@@ -15,15 +15,14 @@ namespace torch_mpi {
 namespace {
 
 constexpr auto kNoticeInterval = std::chrono::milliseconds(1);
-// How long a progress thread without work stays up before it sleeps until it is called.
-constexpr auto kLinger = std::chrono::milliseconds(100);
-// How often it then calls MPI all the same.
-constexpr auto kTick = std::chrono::milliseconds(20);
 // A test that took longer than this moved data: test again at once.
-constexpr auto kDataMoved = std::chrono::microseconds(3);
+constexpr auto kDataMoved = std::chrono::microseconds(1);
 constexpr auto kShortestPause = std::chrono::microseconds(5);
 constexpr auto kLongestPause = std::chrono::microseconds(100);
-constexpr auto kIdlePause = std::chrono::milliseconds(1);
+// A progress thread that nobody needs looks again after so long, each time after twice as long: it takes the core of a
+// rank that works, which costs 8 microseconds or more.
+constexpr auto kShortestDoze = std::chrono::milliseconds(1);
+constexpr auto kLongestDoze = std::chrono::milliseconds(8);
 // A waiter tests so often before it offers its core to others between the tests, and naps after so long without news.
 constexpr unsigned kSpins = 100;
 constexpr auto kSpin = std::chrono::milliseconds(20);
@@ -274,32 +273,43 @@ void MPIWork::synchronize() {
   wait(kNoTimeout);
 }
 
+// While somebody waits for an operation the progress thread has nothing to do for it.
+struct MPIWork::Attendance {
+  explicit Attendance(MPIWork& work) : work_(work), first_(!work.attended_.exchange(true)) {
+    if (first_)
+      Runtime::get().attended_.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Attendance() {
+    if (!first_)
+      return;
+    Runtime::get().attended_.fetch_sub(1, std::memory_order_relaxed);
+    work_.attended_.store(false);
+  }
+  MPIWork& work_;
+  const bool first_;
+};
+
 bool MPIWork::wait(Milliseconds asked) {
   auto& runtime = Runtime::get();
-  struct Waiting {
-    Waiting() {
-      Runtime::get().waiters.fetch_add(1, std::memory_order_relaxed);
-    }
-    ~Waiting() {
-      Runtime::get().waiters.fetch_sub(1, std::memory_order_relaxed);
-    }
-  };
   if (!done_.load(std::memory_order_acquire)) {
-    Waiting waiting;
-    const auto limit = asked > kNoTimeout ? Clock::now() + asked : deadline_;
+    const Attendance attendance(*this);
+    const bool sooner = asked > kNoTimeout && Clock::now() + asked < deadline_;
+    const auto limit = sooner ? Clock::now() + asked : deadline_;
     Clock::time_point news{}, notice{};
     for (unsigned turn = 0;; ++turn) {
+      if (turn < kSpins) {
+        runtime.poll(*this);
+        if (done_.load(std::memory_order_acquire))
+          break;
+        continue;
+      }
+      const auto before = Clock::now();
       runtime.poll(*this);
       if (done_.load(std::memory_order_acquire))
         break;
-      if (turn < kSpins)
-        continue;
-      sched_yield();
-      if (turn % 16)
-        continue;
       const auto now = Clock::now();
       if (news == Clock::time_point{})
-        news = notice = now;
+        news = notice = before;
       if (now - notice >= kNoticeInterval) {
         notice = now;
         communicator_->look_for_notice();
@@ -307,13 +317,14 @@ bool MPIWork::wait(Milliseconds asked) {
           give_up("the process group failed: " + communicator_->reason());
       }
       if (now >= limit)
-        give_up(c10::str("Timed out after ", in_seconds(asked > kNoTimeout ? asked : timeout_)));
-      if (now - news > kSpin) {
-        runtime.poll(*this);
-        if (Clock::now() - now > kDataMoved)
-          news = Clock::now();
-        else
-          std::this_thread::sleep_for(kNap);
+        give_up(c10::str("Timed out after ", in_seconds(sooner ? asked : timeout_)));
+      if (now - before > kDataMoved) {
+        news = now;
+        turn = 0;
+      } else if (now - news > kSpin) {
+        std::this_thread::sleep_for(kNap);
+      } else {
+        sched_yield();
       }
     }
   }
@@ -387,12 +398,12 @@ Runtime& Runtime::get() {
 }
 
 bool Runtime::usable() const {
-  return started_ && !stopping_ && process_ == getpid();
+  return started_ && !stopping_ && !forked_;
 }
 
 void Runtime::start() {
   std::lock_guard<std::mutex> lock(mutex);
-  TORCH_CHECK(!started_ || process_ == getpid(), "torch_mpi: MPI cannot be used in a forked process");
+  TORCH_CHECK(!forked_, "torch_mpi: MPI cannot be used in a forked process");
   TORCH_CHECK(!stopping_, "torch_mpi: MPI has been finalised");
   if (started_)
     return;
@@ -417,7 +428,7 @@ void Runtime::start() {
                         : " by somebody else in this process; let it ask for MPI_THREAD_MULTIPLE");
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &world_size_), "MPI_Comm_size");
-  process_ = getpid();
+  pthread_atfork(nullptr, nullptr, [] { Runtime::get().forked_ = true; });
   started_ = true;
   thread_ = std::thread([this] { run(); });
 }
@@ -425,8 +436,9 @@ void Runtime::start() {
 void Runtime::add(const WorkPointer& work, bool asynchronous) {
   work->position_ = under_way_.size();
   under_way_.push_back(work);
-  if (asynchronous && asleep_)
-    wake_.notify_one();
+  count_.store(under_way_.size(), std::memory_order_relaxed);
+  if (asynchronous)
+    wake();
 }
 
 WorkPointer Runtime::remove(MPIWork& work) {
@@ -435,6 +447,7 @@ WorkPointer Runtime::remove(MPIWork& work) {
   under_way_[position]->position_ = position;
   WorkPointer removed = std::move(under_way_.back());
   under_way_.pop_back();
+  count_.store(under_way_.size(), std::memory_order_relaxed);
   return removed;
 }
 
@@ -472,76 +485,41 @@ void Runtime::poll(MPIWork& work) {
   work.end(nullptr);
 }
 
+// Not under the lock: a call that comes too early is made up for by the end of the doze.
 void Runtime::wake() {
-  std::lock_guard<std::mutex> lock(mutex);
-  if (asleep_)
+  if (dozing_.load(std::memory_order_relaxed))
     wake_.notify_one();
+}
+
+// True when it was woken. Nobody wakes it from the shortest one: waking it is not cheap either.
+bool Runtime::doze(Milliseconds time) {
+  std::unique_lock<std::mutex> lock(doze_mutex_);
+  dozing_ = time > kShortestDoze;
+  const auto end = wake_.wait_for(lock, time);
+  dozing_ = false;
+  return end == std::cv_status::no_timeout;
 }
 
 void Runtime::run() {
   sleep_precisely();
-  auto pause = std::chrono::duration_cast<Clock::duration>(kShortestPause);
-  auto last_work = Clock::now(), last_notice = last_work;
-  while (true) {
-    std::vector<WorkPointer> complete, late;
-    std::vector<std::shared_ptr<Communicator>> communicators;
-    {
-      std::unique_lock<std::mutex> lock(mutex);
-      auto now = Clock::now();
-      if (under_way_.empty() && now - last_work > kLinger) {
-        asleep_ = true;
-        wake_.wait_for(lock, kTick, [this] { return stopping_ || !under_way_.empty(); });
-        asleep_ = false;
-        now = Clock::now();
-        pause = kShortestPause;
-      }
-      if (stopping_)
-        return;
-      if (under_way_.empty())
-        push_on();
-      const bool alone = waiters.load(std::memory_order_relaxed) == 0;
-      const bool nothing = under_way_.empty();
-      for (size_t i = under_way_.size(); i-- > 0;) {
-        MPIWork& work = *under_way_[i];
-        if (now >= work.deadline_)
-          late.push_back(under_way_[i]);
-        if (now - last_notice >= kNoticeInterval)
-          communicators.push_back(work.communicator_);
-        if (!work.advance())
-          continue;
-        work.state_.store(MPIWork::completing, std::memory_order_release);
-        complete.push_back(remove(work));
-      }
-      if (nothing || !alone)
-        pause = kIdlePause;
-      else if (Clock::now() - now > kDataMoved || !complete.empty())
-        pause = Clock::duration::zero();
-      else
-        pause = std::min<Clock::duration>(std::max<Clock::duration>(pause * 2, kShortestPause), kLongestPause);
-      if (!nothing)
-        last_work = now;
-      if (!communicators.empty())
-        last_notice = now;
+  Milliseconds idle = kShortestDoze;
+  Clock::duration pause = kShortestPause;
+  auto last_notice = Clock::now();
+  while (!stopping_) {
+    if (all_attended()) {
+      push_on();
+      idle = doze(idle) ? kShortestDoze : std::min<Milliseconds>(idle * 2, kLongestDoze);
+      pause = kShortestPause;
+      continue;
     }
-    for (auto& work : complete)
-      work->end(nullptr);
-    for (auto& communicator : communicators)
-      communicator->look_for_notice();
-    for (auto& work : late)
-      if (!work->done_.load(std::memory_order_acquire))
-        work->give_up(c10::str("Timed out after ", in_seconds(work->timeout_)));
-    for (auto& communicator : communicators) {
-      if (!communicator->failed())
-        continue;
-      std::vector<WorkPointer> lost;
-      {
-        std::lock_guard<std::mutex> lock(mutex);
-        for (auto& work : under_way_)
-          if (work->communicator_ == communicator)
-            lost.push_back(work);
-      }
-      for (auto& work : lost)
-        work->give_up("the process group failed: " + communicator->reason());
+    idle = kShortestDoze;
+    if (tend())
+      pause = Clock::duration::zero();
+    else
+      pause = std::min<Clock::duration>(std::max<Clock::duration>(pause * 2, kShortestPause), kLongestPause);
+    if (Clock::now() - last_notice >= kNoticeInterval) {
+      look_after();
+      last_notice = Clock::now();
     }
     if (pause > Clock::duration::zero())
       std::this_thread::sleep_for(pause);
@@ -550,9 +528,54 @@ void Runtime::run() {
   }
 }
 
+// Tests all operations and ends those that are complete. True when something moved.
+bool Runtime::tend() {
+  std::vector<WorkPointer> complete;
+  bool moved = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto start = Clock::now();
+    for (size_t i = under_way_.size(); i-- > 0;) {
+      MPIWork& work = *under_way_[i];
+      if (!work.advance())
+        continue;
+      work.state_.store(MPIWork::completing, std::memory_order_release);
+      complete.push_back(remove(work));
+    }
+    moved = !complete.empty() || Clock::now() - start > kDataMoved;
+  }
+  for (auto& work : complete)
+    work->end(nullptr);
+  return moved;
+}
+
+// Gives up operations that are late, and those of a group in which another rank told of a failure.
+void Runtime::look_after() {
+  std::vector<WorkPointer> works;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    works = under_way_;
+  }
+  const auto now = Clock::now();
+  Communicator* last = nullptr;
+  for (auto& work : works) {
+    auto& communicator = *work->communicator_;
+    if (&communicator != last)
+      communicator.look_for_notice();
+    last = &communicator;
+    if (communicator.failed())
+      work->give_up("the process group failed: " + communicator.reason());
+    else if (now >= work->deadline_)
+      work->give_up(c10::str("Timed out after ", in_seconds(work->timeout_)));
+  }
+}
+
 // A send is complete for this rank once MPI has taken its data. Delivering them may still need MPI to be called here,
 // although this program may be waiting for the receiver by other means: without this the two would wait for ever.
 void Runtime::push_on() {
+  const std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
+  if (!lock)
+    return;  // somebody is calling MPI just now
   int found = 0;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
 }
@@ -590,7 +613,7 @@ void Runtime::stop(bool failed) {
   {
     std::lock_guard<std::mutex> lock(mutex);
     stopping_ = true;
-    wake_.notify_one();
+    wake();
   }
   thread_.join();
   if (!initialised_here_)

@@ -148,6 +148,7 @@ class MPIWork : public c10d::Work {
 
  private:
   friend class Runtime;
+  struct Attendance;
   enum State { pending, completing, complete };
 
   // Under the runtime's lock. True when there is nothing more to wait for.
@@ -176,6 +177,7 @@ class MPIWork : public c10d::Work {
   int mpi_error_ = MPI_SUCCESS;
   std::exception_ptr stage_error_;
   size_t position_ = 0;  // in Runtime::under_way_
+  std::atomic<bool> attended_{false};  // somebody is in wait()
   std::atomic<State> state_{pending};
   std::atomic<bool> done_{false};
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -195,8 +197,21 @@ class Runtime {
   // Around every call of MPI.
   std::mutex mutex;
 
-  // Both under the lock: the operation has its requests / nobody needs to test it any more.
-  void add(const WorkPointer& work, bool asynchronous);
+  // Posts the requests of an operation; what MPI completes at once, as it does small messages, needs nothing more.
+  template <class Post>
+  void launch(const WorkPointer& work, bool asynchronous, const Post& post) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      post();
+      if (!work->advance()) {
+        add(work, asynchronous);
+        return;
+      }
+      work->state_.store(MPIWork::completing, std::memory_order_release);
+    }
+    work->end(nullptr);
+  }
+  // Under the lock: nobody needs to test it any more.
   WorkPointer remove(MPIWork& work);
   // Tests one operation and ends it when it is complete.
   void poll(MPIWork& work);
@@ -218,29 +233,40 @@ class Runtime {
   }
 
   enum gpu_platform platform = GPU_PLATFORM_OTHER;
-  std::atomic<int> waiters{0};
 
  private:
+  friend struct MPIWork::Attendance;
   Runtime() = default;
+  bool all_attended() const {
+    return attended_.load(std::memory_order_relaxed) >= count_.load(std::memory_order_relaxed);
+  }
+  void add(const WorkPointer& work, bool asynchronous);
   void run();
+  bool tend();
+  void look_after();
   void push_on();
+  bool doze(Milliseconds time);
   bool drain();
   void await_members(const std::vector<int>& ranks, int tag, Milliseconds timeout);
   void await_all(std::vector<MPI_Request>& requests, Clock::time_point deadline);
 
   std::vector<WorkPointer> under_way_;
+  // Read without the lock: how many those are, and how many of them somebody waits for, and so tests.
+  std::atomic<size_t> count_{0};
+  std::atomic<size_t> attended_{0};
   std::vector<WorkPointer> abandoned_;
   std::deque<MPI_Comm> retired_;
   std::map<std::vector<int>, unsigned> created_;  // how many groups of these ranks there were
   MPI_Comm meeting_ = MPI_COMM_NULL;  // where the members of a new group meet; of the whole world
   std::thread thread_;
   std::condition_variable wake_;
-  bool asleep_ = false;
+  std::mutex doze_mutex_;
+  std::atomic<bool> dozing_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> started_{false};
   bool initialised_here_ = false;
   int thread_level_ = MPI_THREAD_SINGLE;
-  int process_ = 0;
+  bool forked_ = false;
   int world_rank_ = 0;
   int world_size_ = 1;
 };
