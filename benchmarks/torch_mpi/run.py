@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure torch_mpi against raw MPI, gloo and PyTorch's own ProcessGroupMPI in one run, and print a table.
 
-usage: run.py [--mpirun "mpirun -n 2"] [--mpicc mpicc] [--largest BYTES] [--rounds N]
+usage: run.py [--mpirun "mpirun -n 2"] [--mpicc mpicc] [--largest BYTES] [--rounds N] [--batch N]
 
 Run it with the Python that has torch and torch_mpi. With ``$BUILTIN_MPI`` set to an extension module that exposes
 PyTorch's ProcessGroupMPI (with ``create``), that is measured too. Each contender runs once in each round, in turn, so
@@ -17,15 +17,15 @@ import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 OPERATIONS = ["all_reduce", "all_gather", "send_recv"]
+SIZES = [8, 64, 512] + [4 << 10 + 2 * step for step in range(9)]  # to 256 MB
 
 
-def sizes(largest):
-    """8 bytes to the largest, by factors of eight, each with how many are timed as one."""
-    size, found = 8, []
-    while size < largest * 8:
-        size = min(size, largest)
-        found += [str(size), str(100 if size <= 65536 else 10 if size <= 4 << 20 else 1)]
-        size *= 8
+def sizes(largest, batch):
+    """The sizes to measure up to this one, each with how many operations are timed as one."""
+    found = []
+    for size in SIZES:
+        if size <= largest:
+            found += [str(size), str(batch if size <= 64 << 10 else max(batch // 10, 1) if size <= 4 << 20 else 1)]
     return found
 
 
@@ -61,6 +61,8 @@ def main():
     parser.add_argument("--mpicc", default="mpicc", help="compiles raw.c")
     parser.add_argument("--largest", type=int, default=256 << 20, help="bytes")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=100, help="so many small operations are timed as one; fewer where "
+                        "ranks share cores, as each of raw MPI then takes milliseconds")
     arguments = parser.parse_args()
     best, turn = {}, 0
     with tempfile.TemporaryDirectory() as directory:
@@ -68,7 +70,8 @@ def main():
         for _ in range(arguments.rounds):
             for name, command in each.items():
                 turn += 1
-                found = measure(shlex.split(arguments.mpirun) + command + sizes(arguments.largest), turn, directory)
+                ranks = shlex.split(arguments.mpirun)
+                found = measure(ranks + command + sizes(arguments.largest, arguments.batch), turn, directory)
                 for key, time in found.items():
                     best.setdefault(key, {})[name] = min(time, best.get(key, {}).get(name, time))
     print("%-11s %10s " % ("operation", "bytes") + " ".join("%10s" % name for name in each) + "   mpi/raw")

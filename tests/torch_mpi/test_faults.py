@@ -14,7 +14,8 @@ SURVIVED = {
     "threads": (2, [("threads agree", 2)]),
     "dropped": (2, [("all arrived", 2)]),
     "subset": (2, [("timed out creating a process group", 1)]),
-    "leftover": (2, [("nothing left over", 2)]),
+    "leftover": (2, [("nothing left over", 2), ("[Rank 0]: Rank 1 failed to pass", 5),
+                     ("[Rank 1]: Rank 1 successfully reached", 5)]),
     "contradicted": (2, [("rank and size come from MPI", 2), ("rank=5 was given", 2)]),
 }
 ENDS_ALL = {

@@ -57,7 +57,7 @@ class Communicator {
   int size() const {
     return size_;
   }
-  // The highest tag is kept for the notice of a failure, the next two for monitoredBarrier.
+  // The highest tag is kept for the notice of a failure, the next two for monitoredBarrier, one for all_gather.
   int notice_tag() const {
     return tag_limit_;
   }
@@ -67,8 +67,11 @@ class Communicator {
   int go_tag() const {
     return tag_limit_ - 2;
   }
-  int highest_user_tag() const {
+  int gather_tag() const {
     return tag_limit_ - 3;
+  }
+  int highest_user_tag() const {
+    return tag_limit_ - 4;
   }
 
   bool failed() const {
