@@ -119,8 +119,13 @@ def check_reductions(group, members):
 
 
 def check_lengths(group, members):
-    """MPI libraries go other ways for long tensors, and so does this backend: in parts, in a ring."""
+    """MPI libraries go other ways for long tensors, and so does this backend: in parts, in a ring, by messages."""
     me = dist.get_rank(group)
+    for count in (1, 511, 400003):
+        inputs = [values(torch.float32, rank, count) for rank in members]
+        output = torch.empty(count * len(members))
+        dist.all_gather_into_tensor(output, inputs[me], group=group)
+        same(output, torch.cat(inputs), "all_gather", count)
     for dtype in (torch.float32, torch.int64, torch.bfloat16):
         for count in (1, 511, 1024 * len(members), 100003):
             inputs = [values(dtype, rank, count) for rank in members]

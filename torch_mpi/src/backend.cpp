@@ -24,12 +24,15 @@ constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 // A reduction of more elements, a broadcast of more bytes, is several ones, on all ranks alike.
 constexpr int64_t kPartLimit = int64_t(1) << 30;
 
-// Open MPI's own non-blocking all_gather takes up to twice as long as the messages it consists of (benchmarks/torch_mpi).
+// Below a megabyte Open MPI's own non-blocking all_gather takes up to twice as long as the messages it consists of
+// (benchmarks/torch_mpi).
+bool gathers_by_messages(int ranks, int64_t bytes) {
 #if defined(OPEN_MPI)
-constexpr int kGatherByMessages = 4;  // ranks
+  return ranks <= 4 && bytes <= 1 << 20;
 #else
-constexpr int kGatherByMessages = 0;
+  return false;
 #endif
+}
 
 const at::Tensor& only(const Tensors& tensors, const char* what) {
   TORCH_CHECK(tensors.size() == 1, "torch_mpi: ", what, " takes one tensor, not ", tensors.size());
@@ -288,7 +291,7 @@ auto MPIBackend::gathering(MPIWork& work, const at::Tensor& output, const at::Te
   const bool in_place = from.data_ptr() == target + bytes * rank_ && bytes > 0;
   return [this, &work, from = from.data_ptr(), to = target, bytes, in_place] {
     const Span span(bytes);
-    if (size_ <= kGatherByMessages) {
+    if (gathers_by_messages(size_, bytes)) {
       const int tag = communicator_->gather_tag();
       for (int other = 0; other < size_; ++other)
         if (other != rank_)
