@@ -170,6 +170,8 @@ def rank_main(arguments):
                 dist.distributed_c10d._update_default_pg(None)
                 dist.distributed_c10d._world.pg_map.clear()
                 dist.distributed_c10d._world.pg_names.clear()
+        # A group that one rank could not make is counted on some only, and the next would have names of their own.
+        dist.distributed_c10d._world.group_count = 0
     meet()
     open(os.path.join(directory, "complete%d" % rank), "w").close()
     sys.stdout.flush()
