@@ -4,9 +4,14 @@ Prints what the test looks for; a case that is not survived ends the processes.
 """
 
 import datetime
+import fcntl
 import os
 import signal
+import stat
+import struct
+import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -39,12 +44,20 @@ def report(text, seconds=None):
     os.write(1, ("rank %d: %s%s\n" % (dist.get_rank(), text, where)).encode())
 
 
+def unread(pipe):
+    """How many bytes in it nobody has read yet."""
+    return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
+
+
 def report_together(text, seconds):
-    """Like report; nobody ends, and thereby ends the others, before all have said theirs."""
+    """Like report; nobody ends, and thereby ends the others, before all have said theirs and mpirun has heard it."""
     report(text, seconds)
+    deadline = time.monotonic() + 30
+    while stat.S_ISFIFO(os.fstat(1).st_mode) and unread(1):
+        assert time.monotonic() < deadline, "nobody reads"
+        time.sleep(0.001)
     flag = os.environ["FLAG_FILE"]
     open("%s.%d" % (flag, dist.get_rank()), "w").close()
-    deadline = time.monotonic() + 30
     while not all(os.path.exists("%s.%d" % (flag, rank)) for rank in range(dist.get_world_size())):
         assert time.monotonic() < deadline, "a rank says nothing"
         time.sleep(0.001)
@@ -113,6 +126,17 @@ def raised():
     rank, _ = start(300)
     report("started")
     if rank == 1:
+        raise ValueError("something is wrong here")
+    dist.all_reduce(torch.ones(10))
+
+
+def unheard():
+    """Rank 1 ends by an exception while its mpirun is busy, which sometimes drops then what it has not read."""
+    rank, _ = start(300)
+    if rank == 1:
+        launcher = os.getppid()
+        os.kill(launcher, signal.SIGSTOP)
+        subprocess.Popen(["sh", "-c", "sleep 0.5; kill -CONT %d" % launcher])
         raise ValueError("something is wrong here")
     dist.all_reduce(torch.ones(10))
 

@@ -24,6 +24,7 @@ ENDS_ALL = {
                    ("the process group failed: rank 0: all_reduce of rank 0: Timed out", 2)]),
     "asynchronous": (2, [("rank 0: DistBackendError: torch_mpi: all_reduce of rank 0: Timed out", 1)]),
     "raised": (3, [("ValueError: something is wrong here", 1), ("rank 1 ends by an error, so all ranks are ended", 1)]),
+    "unheard": (2, [("ValueError: something is wrong here", 1), ("rank 1 ends by an error", 1)]),
     "aborted": (3, [("the process group failed: rank 1: the process group was aborted", 2)]),
     "inherited": (3, [("nothing inherited", 3)]),
     "truncated": (2, [("runcate", 2)]),

@@ -2,7 +2,10 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstring>
@@ -30,6 +33,7 @@ constexpr auto kSpin = std::chrono::milliseconds(20);
 constexpr auto kNap = std::chrono::microseconds(20);
 constexpr auto kNoticeDelivery = std::chrono::seconds(1);
 constexpr auto kDrain = std::chrono::seconds(5);
+constexpr auto kLastWords = std::chrono::seconds(2);
 // So many destroyed communicators are kept for a while.
 constexpr size_t kRetired = 64;
 // How often it is looked, before one is freed, whether a message nobody received is there; each look moves MPI on.
@@ -45,6 +49,25 @@ void sleep_precisely() {
 
 std::string in_seconds(Milliseconds time) {
   return c10::str(static_cast<double>(time.count()) / 1000, " s");
+}
+
+// What this process wrote and nobody has read yet, when that is a pipe.
+int unread(int stream) {
+  struct stat status;
+  int bytes = 0;
+  if (fstat(stream, &status) != 0 || !S_ISFIFO(status.st_mode) || ioctl(stream, FIONREAD, &bytes) != 0)
+    return 0;
+  return bytes;
+}
+
+// MPICH's mpirun drops what it has not read when a rank ends all, the reason among it. So it gets a moment.
+void end_all(int rank, const char* why) {
+  std::fprintf(stderr, "torch_mpi: rank %d %s, so all ranks are ended\n", rank, why);
+  std::fflush(nullptr);
+  const auto deadline = Clock::now() + kLastWords;
+  while (unread(STDOUT_FILENO) + unread(STDERR_FILENO) > 0 && Clock::now() < deadline)
+    std::this_thread::sleep_for(kShortestDoze);
+  MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
 std::exception_ptr error_of(const std::string& message) {
@@ -605,11 +628,8 @@ bool Runtime::drain() {
 void Runtime::stop(bool failed) {
   if (!usable())
     return;
-  if (failed && world_size_ > 1) {
-    std::fprintf(stderr, "torch_mpi: rank %d ends by an error, so all ranks are ended\n", world_rank_);
-    std::fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-  }
+  if (failed && world_size_ > 1)
+    end_all(world_rank_, "ends by an error");
   const bool clean = drain();
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -619,13 +639,8 @@ void Runtime::stop(bool failed) {
   thread_.join();
   if (!initialised_here_)
     return;
-  if (!clean) {
-    std::fprintf(
-        stderr, "torch_mpi: rank %d ends with operations that never became complete, so all ranks are ended\n",
-        world_rank_);
-    std::fflush(stderr);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-  }
+  if (!clean)
+    end_all(world_rank_, "ends with operations that never became complete");
   free_reductions();
   MPI_Finalize();
 }
