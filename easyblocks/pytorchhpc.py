@@ -8,7 +8,7 @@ was asked for, a wheel as an artefact, everything around PyTorch from lock files
 are not run.
 Can go when: upstream builds wheels and compares.
 
-What is decided here is in tables: hpc_pytorch/build_options.py, contract.py and known_errors.py.
+What is decided here is in tables: hpc_pytorch/source/build_options.py, contract.py and known_errors.py.
 """
 import glob
 import json
@@ -28,10 +28,12 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import build_options, collection_path, contract, git_sources, gpu_aware_mpi, known_errors
-from hpc_pytorch import unfinished, wheel_store
-from hpc_pytorch.needs import profile_to_keep
-from hpc_pytorch.wheels import why_not
+from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch.packages.lock_files import sha256_of
+from hpc_pytorch.packages.wheel_tags import why_not
+from hpc_pytorch.rules.resource_needs import profile_to_keep
+from hpc_pytorch.source import build_options, built_wheels, contract, git_sources, gpu_aware_mpi, interrupted_builds
+from hpc_pytorch.source import known_errors
 
 # Runs a module of the collection without putting the collection on the $PYTHONPATH of what it starts.
 RUN_MODULE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -149,7 +151,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             with self.external_modules():
                 self.look_around()
                 self.facts = self.identity_facts()
-            self.wheel = wheel_store.find(self.built_stores(), self.facts) if self.facts else None
+            self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
         if self.wheel:
             print_msg("using the wheel that was built earlier: %s", self.wheel, log=self.log)
             self.check_tags(self.wheel)
@@ -175,8 +177,8 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
                 print_msg("fetching %s of %s with its submodules", source['revision'], source['url'], log=self.log)
                 git_sources.make(source, self.commit, tarball + '.tree', tarball)
             # git has compared what it fetched with the commit's name
-            self.cfg['checksums'] = [wheel_store.sha256_of(tarball)] + self.cfg['checksums']
-        except git_sources.Problem as problem:
+            self.cfg['checksums'] = [sha256_of(tarball)] + self.cfg['checksums']
+        except UsersProblem as problem:
             raise EasyBuildError("git_source: %s", problem)
 
     def make_builddir(self):
@@ -187,11 +189,11 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
 
     def find_left(self):
         """The note of an interrupted build that can be gone on with; says why it cannot."""
-        left = unfinished.find(self.builddir) if self.facts and not self.wheel else None
+        left = interrupted_builds.find(self.builddir) if self.facts and not self.wheel else None
         if not left:
             return None
         # what went through JSON has no tuples
-        different = unfinished.differences(json.loads(json.dumps(self.facts)), left['facts'])
+        different = interrupted_builds.differences(json.loads(json.dumps(self.facts)), left['facts'])
         if different or not os.path.isdir(left['source']):
             print_msg("an interrupted build is not gone on with, as it differs in: %s", different or 'its source tree',
                       log=self.log)
@@ -249,8 +251,9 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         self.install_build_tools()
         self.run_cmake()
         if self.facts and not self.left:
-            unfinished.leave(self.builddir, {'facts': self.facts, 'source': os.path.realpath(self.start_dir),
-                                             'cmake_output': self.cmake_output})
+            source = os.path.realpath(self.start_dir)
+            interrupted_builds.leave(self.builddir, {'facts': self.facts, 'source': source,
+                                                     'cmake_output': self.cmake_output})
 
     def run_cmake(self):
         """Have CMake configure, with ramgate in front of it, as what CMake writes is what is built."""
@@ -284,10 +287,10 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
             return
         try:
             gpu_aware_mpi.apply(self.start_dir)
-        except gpu_aware_mpi.PlaceNotFound as problem:
+        except UsersProblem as problem:
             raise EasyBuildError("gpu_aware_mpi: PyTorch %s has another %s than is known, so nothing was changed: %s. "
                                  "Set gpu_aware_mpi = False to build without, or add the new place to "
-                                 "hpc_pytorch/gpu_aware_mpi.py.", self.version, gpu_aware_mpi.BACKEND, problem)
+                                 "hpc_pytorch/source/gpu_aware_mpi.py.", self.version, gpu_aware_mpi.BACKEND, problem)
 
     def route(self):
         """How this version is built."""
@@ -382,7 +385,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         """Put the wheel where the next installation finds it."""
         more = {'asked': self.options_asked, 'loaded': [module['mod_name'] for module in self.modules_tool.list()]}
         try:
-            self.wheel = wheel_store.keep(self.wheel, self.built_stores()[0], self.facts, more)
+            self.wheel = built_wheels.keep(self.wheel, self.built_stores()[0], self.facts, more)
         except OSError as err:
             # hours of work are not lost because the source path is read-only: it is installed, and kept there
             print_msg("the wheel could not be kept in the source path: %s", err, log=self.log)
@@ -411,7 +414,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
         directory = os.path.join(self.installdir, 'wheels')
         mkdir(directory)
         copy_file(self.wheel, directory)
-        note = os.path.join(os.path.dirname(self.wheel), wheel_store.NOTE)
+        note = os.path.join(os.path.dirname(self.wheel), built_wheels.NOTE)
         if os.path.exists(note):
             copy_file(note, directory)
 
@@ -459,7 +462,7 @@ class EB_PyTorchHPC(LockedWheels, EB_PyTorch):
 
     def asked_of_wheel(self):
         """What the installed wheel was built to have; its note is beside it."""
-        note = wheel_store.read_note(os.path.join(self.installdir, 'wheels'))
+        note = built_wheels.read_note(os.path.join(self.installdir, 'wheels'))
         return note['asked'] if note else self.options_asked or build_options.as_dict(self.own_options())
 
     def build_environment(self):

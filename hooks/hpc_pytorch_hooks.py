@@ -1,5 +1,5 @@
 """
-Hooks of the collection: tables of rules, and one line for each hook. What a rule does is in hpc_pytorch/.
+Hooks of the collection: tables of rules, and one line for each hook. What a rule does is in hpc_pytorch/rules/.
 
 They work wherever EasyBuild comes from: ./eb, pip, or the site's own module (EASYBUILD_HOOKS names this file). A site's
 own hooks are used besides: $HPC_SITE_HOOKS names their file, and ./eb puts there what --hooks, $EASYBUILD_HOOKS or a
@@ -17,8 +17,9 @@ try:
 except ImportError:
     # EasyBuild comes from elsewhere, and this file lies in a checkout
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-from hpc_pytorch import checks, last_words, locks, provenance, site_rules  # noqa: E402
-from hpc_pytorch.system import Problem, nearest  # noqa: E402
+from hpc_pytorch import UsersProblem  # noqa: E402
+from hpc_pytorch.machine.systems import nearest  # noqa: E402
+from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, what_to_type  # noqa: E402
 
 SITE_HOOKS = 'HPC_SITE_HOOKS'
 
@@ -26,30 +27,30 @@ SITE_HOOKS = 'HPC_SITE_HOOKS'
 RULES = {
     'start_hook': (
         ("the site's own hooks", lambda: check_site_hooks()),
-        ('directories can be written to', checks.check_directories),
+        ('directories can be written to', early_checks.check_directories),
     ),
     'parse_hook': (
         ("the site's rules", site_rules.apply),
-        ("the system's modules are there", checks.check_external_modules),
-        ('what was asked for', last_words.note),
+        ("the system's modules are there", early_checks.check_external_modules),
+        ('what was asked for', what_to_type.note),
     ),
     'pre_build_and_install_loop_hook': (
-        ('no builds on login nodes', checks.check_host),
+        ('no builds on login nodes', early_checks.check_host),
     ),
     'pre_easyblock_hook': (
-        ('locks of killed installations', locks.take),
+        ('locks of killed installations', installation_locks.take),
     ),
     'post_fetch_hook': (
-        ('room on disks', checks.check_room),
+        ('room on disks', early_checks.check_room),
     ),
     'post_postproc_hook': (
         ('provenance', provenance.write),
     ),
     'post_easyblock_hook': (
-        ('locks of killed installations', locks.give_back),
+        ('locks of killed installations', installation_locks.give_back),
     ),
     'end_hook': (
-        ('what to type', last_words.say_what_to_type),
+        ('what to type', what_to_type.say_what_to_type),
     ),
 }
 
@@ -59,7 +60,7 @@ def run(hook, *arguments):
     for name, rule in RULES[hook]:
         try:
             rule(*arguments)
-        except (EasyBuildError, Problem) as error:
+        except (EasyBuildError, UsersProblem) as error:
             raise EasyBuildError("%s\n(%s, rule '%s' of %s)", error, hook, name, os.path.basename(__file__))
         except Exception as error:
             raise EasyBuildError("%s, rule '%s' of %s, could not be followed: %s: %s", hook, name,

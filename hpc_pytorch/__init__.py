@@ -1,10 +1,24 @@
-"""What ./eb, the easyblocks and the hooks share: systems as data, the launcher, packages of the operating system."""
+"""What all rooms share: where the collection lies, its version, versions of software, and the error for users."""
 import os
+import re
 
+VERSION = '2.0.0'
 HERE = os.path.dirname(os.path.realpath(__file__))
+
+
+class UsersProblem(Exception):
+    """Something that a user or a site can mend: one message, shown without a traceback."""
 
 
 def collection_path(name):
     """Where a directory of the collection is: beside this package in a checkout, inside it when installed with pip."""
     places = [os.path.join(top, name) for top in (os.path.dirname(HERE), HERE)]
     return next((place for place in places if os.path.isdir(place)), places[0])
+
+
+def version_key(version):
+    """What versions are compared by: their numbers, so that 2.0 is 2.0.0."""
+    numbers = [int(part) for part in re.findall(r'\d+', version)]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers

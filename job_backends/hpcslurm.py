@@ -9,8 +9,8 @@ Can go when: upstream takes these from its configuration.
 """
 from easybuild.tools.job.slurm import Slurm
 
-from hpc_pytorch.jobs import SystemJobs
-from hpc_pytorch.schedulers import SCHEDULERS
+from hpc_pytorch.jobs.submission import SystemJobs
+from hpc_pytorch.machine.batch_systems import SCHEDULERS
 
 
 class HPCSlurm(SystemJobs, Slurm):

@@ -8,8 +8,8 @@ from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import which
 from easybuild.tools.job.backend import JobBackend
 
-from hpc_pytorch.jobs import SystemJobs
-from hpc_pytorch.schedulers import SCHEDULERS
+from hpc_pytorch.jobs.submission import SystemJobs
+from hpc_pytorch.machine.batch_systems import SCHEDULERS
 
 
 class PbsPro(SystemJobs, JobBackend):

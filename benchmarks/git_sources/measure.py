@@ -118,7 +118,7 @@ def serve(directory):
 
 def ours(url, commit, directory):
     """This collection's way."""
-    from hpc_pytorch import git_sources
+    from hpc_pytorch.source import git_sources
     git_sources.make({'url': url + 'torch.git'}, commit, str(directory / 'tree'), str(directory / 'torch.tar.gz'))
 
 

@@ -26,11 +26,15 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import collection_path, known_errors, packages, rocm_wheels
-from hpc_pytorch.module_text import set_by_default
-from hpc_pytorch.system import FEATURES, Problem, current
-from hpc_pytorch.wheels import Locked, ask_python, name_and_version, normal_name, parse_lock, parse_wheel, sha256_of
-from hpc_pytorch.wheels import why_not
+from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch.machine import distribution_packages
+from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.module_files import set_by_default
+from hpc_pytorch.machine.systems import FEATURES, current
+from hpc_pytorch.packages import rocm_pairs
+from hpc_pytorch.packages.lock_files import Locked, normal_name, parse_lock, sha256_of
+from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, parse_wheel, why_not
+from hpc_pytorch.source import known_errors
 
 # pip's last word about a requirement that no file fits
 NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
@@ -50,12 +54,12 @@ class LockedWheels(EasyBlock):
             'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
             'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
             'package_urls': [{}, "Where the sources of packages are that no index has, by name", CUSTOM],
-            'example_files': [[], "Files beside the easyconfig to install in examples", CUSTOM],
+            'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
             'features': [[], "What this has of: %s; decides which settings of the system apply"
                          % ', '.join(sorted(FEATURES)), CUSTOM],
             'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
             'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
-            'scripts': [[], "Scripts beside the easyconfig, or in run_scripts, to install in bin", CUSTOM],
+            'scripts': [[], "Scripts to install in bin, beside the easyconfig or in scripts", CUSTOM],
         })
 
     def __init__(self, *args, **kwargs):
@@ -72,8 +76,12 @@ class LockedWheels(EasyBlock):
 
     def locked(self, parameter):
         """All entries of the lock files that a parameter names."""
-        files = [self.obtain_file(name, no_download=True) for name in self.cfg[parameter]]
+        files = [self.named_file(name) for name in self.cfg[parameter]]
         return [entry for path in files for entry in parse_lock(read_file(path))]
+
+    def named_file(self, name):
+        """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
+        return named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True)
 
     def from_source(self, entry):
         """Whether this package is to be built here."""
@@ -102,7 +110,7 @@ class LockedWheels(EasyBlock):
         """The system that this is installed for."""
         try:
             return current(self.cfg.filename())
-        except Problem as problem:
+        except UsersProblem as problem:
             raise EasyBuildError(str(problem))
 
     def find_mpi_compilers(self):
@@ -132,8 +140,8 @@ class LockedWheels(EasyBlock):
         self.mpi_compilers = self.find_mpi_compilers()
         if self.cfg['build_from_source'] and not self.python.headers:
             try:
-                packages.install(['python%s-dev' % self.python.version])
-            except packages.NotInstalled as problem:
+                distribution_packages.install(['python%s-dev' % self.python.version])
+            except UsersProblem as problem:
                 raise EasyBuildError("%s has no Python.h, which building %s needs: %s", self.python.path,
                                      ', '.join(self.cfg['build_from_source']), problem)
         mpi = self.mpi_compilers[0] if self.mpi_compilers else 'none here, so the locked one'
@@ -164,11 +172,12 @@ class LockedWheels(EasyBlock):
         """All lock files are there, and are the locks of this version (with --try-software-version they may not be)."""
         for name in [name for parameter in ('lock_files', 'build_lock_files') for name in self.cfg[parameter]]:
             try:
-                self.obtain_file(name, no_download=True)
+                self.named_file(name)
             except EasyBuildError:
                 raise EasyBuildError("There is no lock file %s, which %s %s would be installed from: the packages that "
-                                     "go with this version have to be locked first. The .in files beside the "
-                                     "easyconfig say how; put it there, or into a directory of --robot-paths",
+                                     "go with this version have to be locked first. The .in files in the "
+                                     "collection's locks directory say how; put it beside the easyconfig, or into a "
+                                     "directory of --robot-paths",
                                      name, self.name, self.version)
         for entry in self.locked('lock_files'):
             if entry.name == 'torch' and self.name == 'PyTorch' and entry.version.split('+')[0] != self.version:
@@ -182,8 +191,8 @@ class LockedWheels(EasyBlock):
             wheel = parse_wheel(name)
             problem = None
             if wheel and wheel.name == 'torch':
-                problem = rocm_wheels.why_not(wheel.version, self.version_of_module('ROCm'), self.python.version,
-                                              self.system.node['gpu_architecture'])
+                problem = rocm_pairs.why_not(wheel.version, self.version_of_module('ROCm'), self.python.version,
+                                             self.system.node['gpu_architecture'])
             reasons = [problem] if problem else why_not(name, self.python)
             if reasons:
                 raise EasyBuildError("%s does not fit:\n  %s", name, '\n  '.join(reasons))
@@ -461,7 +470,7 @@ class LockedWheels(EasyBlock):
         """Copy what a parameter of the easyconfig names into a directory of the prefix."""
         for name in self.cfg[parameter]:
             target = os.path.join(self.installdir, directory, os.path.basename(name))
-            copy_file(self.obtain_file(name, no_download=True), target)
+            copy_file(self.named_file(name), target)
             adjust_permissions(target, permissions, relative=False)
 
     def build_here(self, python):

@@ -22,10 +22,10 @@ from easybuild.tools.filetools import compute_checksum, convert_name, copy_file,
 from easybuild.tools.filetools import symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch.system import Problem, current
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.systems import current
 
-# Beside the easyconfigs; a directory of the software's own easyconfigs with this name and the same script goes first.
-RUN_SCRIPTS = 'run_scripts'
 # In the prefix, where all of them lie: True for those that have a use outside the container and are put on the path, or
 # what is on the path in its place.
 SCRIPTS = {
@@ -196,7 +196,7 @@ class SingularityContainer(EasyBlock):
         super().__init__(*args, **kwargs)
         try:
             self.system = current(self.cfg.path or '')
-        except Problem as problem:
+        except UsersProblem as problem:
             raise EasyBuildError("%s", problem)
         sources = self.cfg['sources']
         if not sources:
@@ -354,7 +354,7 @@ class SingularityContainer(EasyBlock):
         scripts, commands = [os.path.join(self.installdir, name) for name in ('runscripts', 'bin')]
         mkdir(commands, parents=True)
         for name, outside in sorted(SCRIPTS.items()):
-            copy_file(self.obtain_file(os.path.join(RUN_SCRIPTS, name), no_download=True), os.path.join(scripts, name))
+            copy_file(named_file(self.cfg.path, name), os.path.join(scripts, name))
             if outside:
                 symlink(os.path.join('..', 'runscripts', name if outside is True else outside),
                         os.path.join(commands, name), use_abspath_source=False)

@@ -10,7 +10,8 @@ from easybuild.easyblocks.generic.bundle import Bundle
 from easybuild.framework.easyconfig import MANDATORY
 from easybuild.tools.build_log import EasyBuildError
 
-from hpc_pytorch.system import Problem, current
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.machine.systems import current
 
 # What a module file asks and says about environment variables of the user's, in each syntax.
 MODULE_SYNTAX = {
@@ -33,7 +34,7 @@ class SystemSettings(Bundle):
         """The settings that are there for these features."""
         try:
             system = current(self.cfg.filename())
-        except Problem as problem:
+        except UsersProblem as problem:
             raise EasyBuildError(str(problem))
         features = set(self.cfg['features'])
         found = [setting for setting in system.settings_for(features)

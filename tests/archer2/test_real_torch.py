@@ -39,7 +39,7 @@ def archive():
     kept = CACHE / 'archives' / ARCHIVE
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([CHECKOUT / 'tests/parts/fetch-source', PACKAGE, ARCHIVE, kept], check=True)
+        subprocess.run([CHECKOUT / 'tests/source/fetch-debian-source', PACKAGE, ARCHIVE, kept], check=True)
     return kept
 
 

@@ -10,11 +10,11 @@ import shutil
 import pytest
 from common import CACHE, CHECKOUT, EB
 
-from bede.test_git_sources import git, server  # noqa: F401
-from derecho.small_builds import SmallTorch
+from source.test_git_sources import git, server  # noqa: F401
+from easyblocks.small_builds import SmallTorch
 
-from hpc_pytorch import build_options
-from hpc_pytorch.system import choose
+from hpc_pytorch.source import build_options
+from hpc_pytorch.machine.systems import choose
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,6 @@ def test_refused_here(eb, tmp_path):
     easyconfig = tmp_path / EASYCONFIG.name
     easyconfig.write_text(re.sub(r"^python_versions = .*", "python_versions = ['%d.%d']" % sys.version_info[:2],
                                  EASYCONFIG.read_text(), flags=re.M))
-    for name in ('PyTorch-2.6.0-Bede-whl.lock', 'mpi4py-build.lock'):
-        (tmp_path / name).write_text((EASYCONFIG.parent / name).read_text())
     done = eb(easyconfig, '--rehearse', '--system=bede', status=None)
     output = done.stdout.replace('\n', ' ')
     assert done.returncode
@@ -41,8 +39,6 @@ def test_with_this_machines_wheel(eb, tmp_path):
         assert count == 1, pattern
     here = tmp_path / EASYCONFIG.name.replace('2.6.0', '2.13.0')
     here.write_text(text)
-    for name in ('torch-2.13.0-cpu.lock', 'PyTorch-2.13.0-workstation.lock', 'mpi4py-build.lock'):
-        (tmp_path / name).write_text((EASYCONFIG.parent / name).read_text())
     eb(here, '--rehearse', '--system=bede')
     extension, = (eb.prefix / 'software' / 'PyTorch').glob('*/lib/python3*/site-packages/torch_mpi/_c*.so')
     assert b'libmpi.so.40' in extension.read_bytes()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 QEMU, CROSS = 'qemu-aarch64-static', 'aarch64-linux-gnu-gcc'
 AARCH64 = 183       # in the header of a program
-SCRIPTS = CHECKOUT / 'easyconfigs' / 'run_scripts'
+SCRIPTS = CHECKOUT / 'scripts'
 # A C compiler for aarch64 whose programs this kernel can start: the program, and in its place a script that has qemu
 # run it, as an entry in binfmt_misc would.
 CC = """#!/usr/bin/env bash
@@ -53,7 +53,7 @@ def arm():
         assert shutil.which(program), "%s is missing: apt-get install %s" % (program, package)
     root = CACHE / 'arm' / 'root'
     if not root.exists():
-        subprocess.run([CHECKOUT / 'tests/parts/make-arm-root', root], check=True)
+        subprocess.run([CHECKOUT / 'tests/bede/make-arm-root', root], check=True)
     return lambda path: [shutil.which(QEMU), '-L', str(root), str(root / path)]
 
 

@@ -1,14 +1,16 @@
 """Derecho's easyconfigs, built on its stand-in: NCCL, its plugin, and PyTorch with both, from small sources."""
 import ctypes
 import shutil
+from pathlib import Path
 
 import pytest
 from common import CACHE, EB, ModulesTool
 
-from derecho.small_builds import HERE, SmallTorch, pack
+from easyblocks.small_builds import SmallTorch, pack
 
 pytestmark = pytest.mark.slow
 
+HERE = Path(__file__).parent
 NCCL = 'NCCL-2.21.5-1-Derecho.eb'
 PLUGIN = 'aws-ofi-nccl-1.6.0-Derecho.eb'
 SMALL = '--try-software-version=9.9.9'

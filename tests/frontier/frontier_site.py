@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from common import CHECKOUT, EB, ModulesTool
 from lumi.lumi_site import needs_root
-from parts.slurm import Slurm
+from batch_systems.real_slurm import Slurm
 
 EASYCONFIG = CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-2.2.2-Frontier.eb'
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'

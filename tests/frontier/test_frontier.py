@@ -11,7 +11,7 @@ import time
 
 import pytest
 from common import ModulesTool
-from parts.slurm import wait_for
+from batch_systems.real_slurm import wait_for
 
 from frontier.frontier_site import MODULE
 

@@ -18,7 +18,7 @@ n1:7:7 [0] NCCL INFO Using network Socket
 @pytest.fixture(scope='module')
 def check():
     """pytorch-check as a module."""
-    path = CHECKOUT / 'easyconfigs/p/PyTorch/pytorch-check'
+    path = CHECKOUT / 'scripts/pytorch-check'
     loader = importlib.machinery.SourceFileLoader('pytorch_check', str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader('pytorch_check', loader))
     loader.exec_module(module)

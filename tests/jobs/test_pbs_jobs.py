@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from common import CHECKOUT, EB, clean_environment
-from foundation.test_lockedwheels import make_wheel
-from parts.toys import OCCUPY, WAIT, Toys
-from parts.pbs import Pbs
+from easyblocks.test_lockedwheels import make_wheel
+from small_software import OCCUPY, WAIT, Toys
+from batch_systems.pbs_stand_in import Pbs
 
 pytestmark = pytest.mark.slow
 
@@ -168,8 +168,9 @@ def test_node_fails(toys, pbs):
 def from_pip(directory):
     """`pip install .` beside EasyBuild; returns the command and what it needs in its environment."""
     environment = directory / 'venv'
-    subprocess.run([str(CHECKOUT / 'locks/make-environment'), str(environment), str(CHECKOUT / 'locks/eb.txt')],
-                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    subprocess.run([str(CHECKOUT / 'environments/make-environment'), str(environment),
+                    str(CHECKOUT / 'environments/eb.txt')], env=clean_environment(), check=True,
+                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     source = directory / 'source'
     shutil.copytree(CHECKOUT, source, ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'build', '__pycache__'))
     subprocess.run([str(environment / 'bin/python'), '-m', 'pip', 'install', '--quiet', '--no-index',
@@ -208,7 +209,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
     output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT=''), status=None).stdout
     assert 'export PBS_ACCOUNT=PROJECT' in output
     output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT='NCAR0001')).stdout
-    assert '== toy/1.0-Derecho is job 1.pbs' in output and 'python3 -m hpc_pytorch.jobs' in output
+    assert '== toy/1.0-Derecho is job 1.pbs' in output and 'python3 -m hpc_pytorch.jobs.submission' in output
     deadline = time.monotonic() + 120
     while pbs.job('1')['job_state'] != 'F':
         assert time.monotonic() < deadline

@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from archer2.test_small_torch import Small
+from easyblocks.test_pytorchhpc import Small
 from common import CHECKOUT, EB
-from parts.toys import OCCUPY, WAIT, Toys
+from small_software import OCCUPY, WAIT, Toys
 from lumi.lumi_site import needs_root
-from parts.slurm import Slurm, wait_for
+from batch_systems.real_slurm import Slurm, wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from common import CACHE, EB, ModulesTool
-from parts import containers
+from containers import images as containers
 
 EASYCONFIG = """easyblock = 'SingularityContainer'
 name = {name!r}

@@ -12,8 +12,8 @@ import tempfile
 
 import pytest
 from common import CACHE, CHECKOUT, ModulesTool
-from parts import containers
-from parts.slurm import Slurm, wait_for
+from containers import images as containers
+from batch_systems.real_slurm import Slurm, wait_for
 
 from lumi.lumi_site import Place
 

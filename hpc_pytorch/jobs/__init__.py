@@ -1,0 +1,1 @@
+"""Jobs for --job: submission, records, and how they are."""

@@ -1,0 +1,85 @@
+"""
+What a job asks for: from the system's file, from what the software needs, from the command line.
+
+Python 3.6.
+"""
+import os
+import re
+
+from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.config import build_option
+
+from hpc_pytorch.machine.batch_systems import Request
+from hpc_pytorch.rules.resource_needs import fitted
+
+# where a system.cfg has no default
+DEFAULT_WALLTIME = '04:00:00'
+# What --job-target-resource can say.
+ASKABLE = ('account', 'partition', 'qos', 'walltime', 'memory', 'gpus')
+
+
+def said(text):
+    """The words of --job-target-resource as a dict."""
+    words = {}
+    for part in filter(None, (text or '').split(',')):
+        name, equals, value = part.partition('=')
+        if name not in ASKABLE or not equals or not value:
+            raise EasyBuildError("--job-target-resource: expected NAME=VALUE with names among %s, separated by commas, "
+                                 "found %r", ', '.join(ASKABLE), part)
+        words[name] = value
+    return words
+
+
+def minutes_of(text, where):
+    """Minutes of HOURS:MINUTES:SECONDS."""
+    found = re.match(r'(\d+):([0-5]\d)(?::([0-5]\d))?$', text)
+    if not found:
+        raise EasyBuildError("%s: expected hours:minutes:seconds, such as 4:00:00, found %r", where, text)
+    hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return hours * 60 + minutes + (1 if seconds else 0)
+
+
+def memory_of(text):
+    """Bytes of 16G."""
+    from ramgate.limits import Problem as BadSize, size
+    try:
+        return size(text)
+    except BadSize as problem:
+        raise EasyBuildError("--job-target-resource=memory: %s", problem)
+
+
+def request_for(system, scheduler, needs, hours=None):
+    """What a job asks for: from the system's file, from what the software needs, from the command line."""
+    settings, node = system.scheduler, system.node
+    words = said(build_option('job_target_resource'))
+    shared = settings['build_partition'] or not settings['nodes_exclusive']
+    cores, memory, minutes = fitted(needs, node)
+    if not shared:
+        # nobody else gets what is left of the node
+        cores, memory, needs = node['cores'] or cores, None, needs._replace(gpus=node['gpus'] or 0)
+    minutes = max(minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime'), 60 * (hours or 0))
+    if 'walltime' in words:
+        minutes = minutes_of(words['walltime'], '--job-target-resource=walltime')
+    minutes = min(minutes, 60 * build_option('job_max_walltime'))
+    environment = {name: None if name in words else os.environ.get(variable)
+                   for name, variable in scheduler.variables.items()}
+    return Request(
+        account=account(system, words),
+        partition=words.get('partition') or environment.get('partition') or settings['build_partition']
+        or settings['partition'],
+        qos=words.get('qos') or environment.get('qos') or (None if settings['build_partition'] else settings['qos']),
+        cores=build_option('job_cores') or cores,
+        memory=memory_of(words['memory']) if 'memory' in words else memory,
+        minutes=minutes, gpus=int(words.get('gpus', needs.gpus)), gpus_option=settings['gpus_option'],
+        exclusive=not shared, options=settings['options'])
+
+
+def account(system, words):
+    """The project that pays; asked for by name before anything is submitted."""
+    variable = system.scheduler['account_variable']
+    found = words.get('account') or (os.environ.get(variable) if variable else None)
+    if variable and not found:
+        raise EasyBuildError("%s wants to know which project pays for the jobs, and nothing says it, so nothing was "
+                             "submitted. Type: export %s=PROJECT   or add: --job-target-resource=account=PROJECT",
+                             system.system['title'], variable)
+    return found

@@ -1,0 +1,93 @@
+"""
+Packages of the operating system: installs them where that is allowed, else says what to type.
+
+``./eb`` and ``./test`` run this file before their environments exist, so it needs nothing but Python:
+``python3 hpc_pytorch/machine/distribution_packages.py lmod``.
+"""
+import os
+import shutil
+import subprocess
+import sys
+
+if __name__ == '__main__':
+    # run as a file, with -I: Python knows nothing of the collection
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
+from hpc_pytorch import UsersProblem  # noqa: E402
+
+# Package manager -> (command that installs, {name used here: name there where it differs}); first one found is used.
+MANAGERS = (
+    ('apt-get', ('apt-get', '-qq', '-y', '-o', 'DPkg::Lock::Timeout=600', '--no-install-recommends', 'install'), {}),
+    ('dnf', ('dnf', '-q', '-y', 'install'), {'lmod': 'Lmod', 'python3-venv': 'python3-pip'}),
+    ('zypper', ('zypper', '-n', '-q', 'install'), {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip'}),
+)
+# Debian's services must not start because a test installs them.
+ENVIRONMENT = {'DEBIAN_FRONTEND': 'noninteractive', 'LC_ALL': 'C.UTF-8'}
+
+
+def command_for(names):
+    """The command that installs these packages on this machine, as a list; None without a known package manager."""
+    for manager, command, other_names in MANAGERS:
+        if shutil.which(manager):
+            return list(command) + [other_names.get(name, name) for name in names]
+    return None
+
+
+def installed(names):
+    """Whether all are there already; only Debian's dpkg answers fast enough to be asked each time."""
+    if not shutil.which('dpkg-query'):
+        return False
+    query = subprocess.run(['dpkg-query', '-W', '-f', '${db:Status-Status}\\n'] + list(names), stdout=subprocess.PIPE,
+                           stderr=subprocess.DEVNULL, universal_newlines=True)
+    return query.returncode == 0 and set(query.stdout.split()) == {'installed'}
+
+
+def install(names):
+    """Install what is missing, as root or with a sudo that asks for no password."""
+    if installed(names):
+        return
+    command = command_for(names)
+    if command is None:
+        raise UsersProblem("needed, and no package manager that is known here was found (%s): %s"
+                           % (', '.join(manager[0] for manager in MANAGERS), ' '.join(names)))
+    by_hand = 'sudo ' + ' '.join(word for word in command if not word.startswith(('-q', '-o', 'DPkg')))
+    if os.geteuid() != 0:
+        if not shutil.which('sudo') or subprocess.run(['sudo', '-n', 'true'], stderr=subprocess.DEVNULL).returncode:
+            raise UsersProblem("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
+        command = ['sudo', '-n'] + command
+    print("Installing with %s: %s" % (command[0], ' '.join(names)), file=sys.stderr, flush=True)
+    done = run(command)
+    if done.returncode and 'apt-get' in command:
+        # a new machine has no package lists, an old one stale ones; a dpkg that was killed wants to be told to go on
+        as_root = command[:command.index('apt-get')]
+        run(as_root + ['dpkg', '--configure', '-a'])
+        run(as_root + ['apt-get', '-qq', '-o', 'DPkg::Lock::Timeout=600', 'update'])
+        done = run(command)
+    if done.returncode:
+        raise UsersProblem("could not be installed: %s. The package manager said: %s. Try by hand: %s"
+                           % (' '.join(names), last_line(done.stdout), by_hand))
+
+
+def run(command):
+    """One command of the package manager, quiet unless it fails."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          universal_newlines=True, env=dict(os.environ, **ENVIRONMENT))
+
+
+def last_line(text):
+    """The last line that says something."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else 'nothing'
+
+
+def main(names):
+    """Install the named packages; the exit status tells."""
+    try:
+        install(names)
+    except UsersProblem as problem:
+        print("ERROR: %s" % problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,311 @@
+"""
+What ``./eb`` runs in the collection's own environment: chooses the system, finds the modules tool, points EasyBuild
+at both and becomes EasyBuild, in the same process, so that starting costs nothing twice.
+
+Only what is needed before EasyBuild starts is here. What needs its configuration or a parsed easyconfig is in hooks/,
+where it also works for an ``eb`` that was not started by ``./eb``.
+"""
+import configparser
+import difflib
+import glob
+import os
+import re
+import runpy
+import shlex
+import socket
+import subprocess
+import sys
+
+COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+# where .venv and .local lie; `python -I` knows neither
+SITE = os.path.join(COLLECTION, '.local', 'site')
+
+USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...
+
+  --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
+  --rehearse     try another system's easyconfig here, on its stand-in (tests/stand_ins) instead of its real modules
+  --job-status   how the jobs are that --job has submitted for this prefix
+
+What follows is EasyBuild's own help.
+"""
+
+# Name in sys.path -> what of the checkout it is; the same tree as `pip install .` makes in site-packages.
+SITE_LINKS = {
+    'hpc_pytorch': 'hpc_pytorch',
+    'ramgate': 'ramgate',
+    'easybuild/easyblocks': 'easyblocks',
+    'easybuild/easyconfigs': 'easyconfigs',
+    'easybuild/tools/job': 'job_backends',
+}
+
+
+def make_site():
+    """Put the checkout on sys.path under the names that it has when installed with pip."""
+    for name, target in SITE_LINKS.items():
+        link = os.path.join(SITE, name)
+        target = os.path.relpath(os.path.join(COLLECTION, target), os.path.dirname(link))
+        if os.path.islink(link) and os.readlink(link) == target:
+            continue
+        os.makedirs(os.path.dirname(link), exist_ok=True)
+        temporary = '%s.%d' % (link, os.getpid())
+        os.symlink(target, temporary)
+        os.replace(temporary, link)
+
+
+make_site()
+sys.path.insert(0, SITE)
+from hpc_pytorch import UsersProblem, VERSION  # noqa: E402
+from hpc_pytorch.machine import distribution_packages, systems  # noqa: E402
+
+# Modules tools, best first: EasyBuild's name, syntax of module files, variable that names the program,
+# places where it is when the variable is not set.
+MODULES_TOOLS = (
+    ('Lmod', 'Lua', 'LMOD_CMD', ('/usr/share/lmod/lmod/libexec/lmod', '/opt/cray/pe/lmod/lmod/libexec/lmod')),
+    ('EnvironmentModules', 'Tcl', 'MODULES_CMD', ('/usr/lib/x86_64-linux-gnu/modulecmd.tcl',
+                                                  '/usr/lib/aarch64-linux-gnu/modulecmd.tcl',
+                                                  '/usr/share/Modules/libexec/modulecmd.tcl',
+                                                  '/usr/lib64/Modules/modulecmd.tcl')),
+)
+# Environment Modules before this one lack what our module files use (pushenv).
+OLDEST_ENVIRONMENT_MODULES = (5, 1)
+# What ./eb becomes, by our option.
+PROGRAMS = {'job-status': 'hpc_pytorch.jobs.status'}
+
+
+def say(text):
+    """One line to the user; standard output stays EasyBuild's."""
+    print("eb: %s" % text, file=sys.stderr, flush=True)
+
+
+def own_options(arguments):
+    """Take our options out of the arguments: (system or None, set of 'rehearse' and 'job-status', the others)."""
+    system, wishes, others = None, set(), []
+    arguments = iter(arguments)
+    for argument in arguments:
+        if argument[2:] in PROGRAMS or argument == '--rehearse':
+            wishes.add(argument[2:])
+        elif argument == '--system':
+            system = next(arguments, None)
+            if system is None:
+                raise UsersProblem("--system wants a name, for example: --system workstation")
+        elif argument.startswith('--system='):
+            system = argument[len('--system='):]
+        else:
+            others.append(argument)
+    return system, wishes, others
+
+
+def easyconfig_names(arguments):
+    """The arguments that name an easyconfig."""
+    return [argument for argument in arguments if argument.endswith('.eb') and not argument.startswith('-')]
+
+
+def check_easyconfigs(arguments):
+    """Stop at a name that no easyconfig has, with the nearest names; EasyBuild itself searches much longer."""
+    elsewhere = ('--robot=', '--robot-paths', '-r', '--from-', '--search', '--try-', '--new-pr')
+    if 'EASYBUILD_ROBOT_PATHS' in os.environ or any(word.startswith(elsewhere) for word in arguments):
+        return
+    known = set()
+    for _, _, files in os.walk(os.path.join(COLLECTION, 'easyconfigs')):
+        known.update(name for name in files if name.endswith('.eb'))
+    for name in easyconfig_names(arguments):
+        if os.path.exists(name) or name in known:
+            continue
+        near = difflib.get_close_matches(os.path.basename(name), sorted(known), n=3, cutoff=0.4)
+        raise UsersProblem("no easyconfig is called %s. %s" % (
+            name, "The nearest: %s" % ', '.join(near) if near else "See: ls %s/easyconfigs/*/*" % COLLECTION))
+
+
+def program_of_modules_tool():
+    """The first modules tool that is on this machine: (EasyBuild's name, syntax, variable, program), or None."""
+    for tool, syntax, variable, places in MODULES_TOOLS:
+        for program in (os.environ.get(variable),) + places:
+            if program and os.access(program, os.X_OK) and (tool == 'Lmod' or new_enough(program)):
+                return tool, syntax, variable, program
+    return None
+
+
+def new_enough(program):
+    """Whether this is an Environment Modules that our module files can be used with."""
+    answer = subprocess.run([program, 'bash', '--version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            stdin=subprocess.DEVNULL, universal_newlines=True).stdout
+    version = re.search(r'Modules Release (\d+)\.(\d+)', answer)
+    return bool(version) and tuple(map(int, version.groups())) >= OLDEST_ENVIRONMENT_MODULES
+
+
+def modules_tool():
+    """The modules tool, installed if there is none and that is allowed."""
+    found = program_of_modules_tool()
+    if found is None:
+        say("no modules tool is here (Lmod, or Environment Modules %d.%d or newer)" % OLDEST_ENVIRONMENT_MODULES)
+        distribution_packages.install(['lmod'])
+        found = program_of_modules_tool()
+    if found is None:
+        raise UsersProblem("Lmod was installed, and is at none of: %s. Set LMOD_CMD to its libexec/lmod."
+                           % ', '.join(MODULES_TOOLS[0][3]))
+    return found
+
+
+def set_default(name, value):
+    """Configure EasyBuild through its environment, unless the user did."""
+    os.environ.setdefault('EASYBUILD_' + name, value)
+
+
+def configure_modules_tool(arguments):
+    """Tell EasyBuild which modules tool there is; the user's own choice stands."""
+    chosen = any(word.startswith('--modules-tool') for word in arguments)
+    if chosen or 'EASYBUILD_MODULES_TOOL' in os.environ:
+        return
+    tool, syntax, variable, program = modules_tool()
+    os.environ[variable] = program
+    os.environ['EASYBUILD_MODULES_TOOL'] = tool
+    set_default('MODULE_SYNTAX', syntax)
+
+
+def configure_files(system):
+    """EasyBuild reads the user's configuration, then the system's, then where the collection is; a later one wins."""
+    where = os.path.join(COLLECTION, '.local', 'collection.cfg')
+    text = "# made by ./eb: what %%(COLLECTION)s in systems/*/easybuild.cfg stands for\n[DEFAULT]\nCOLLECTION = %s\n"
+    text %= COLLECTION.replace('%', '%%')
+    if not os.path.exists(where) or open(where).read() != text:
+        temporary = '%s.%d' % (where, os.getpid())
+        with open(temporary, 'w') as handle:
+            handle.write(text)
+        os.replace(temporary, where)
+    files = [os.path.join(COLLECTION, 'systems', system, 'easybuild.cfg'), where]
+    users = os.environ.get('EASYBUILD_CONFIGFILES')
+    os.environ['EASYBUILD_CONFIGFILES'] = ','.join(files + ([users] if users else []))
+
+
+def configure_rehearsal(system):
+    """The stand-in's modules and nothing else of the machine's, and a prefix of its own."""
+    make = os.path.join(COLLECTION, 'tests', 'stand_ins', 'make')
+    made = subprocess.run([sys.executable, '-I', make, system], stdout=subprocess.PIPE, universal_newlines=True)
+    if made.returncode:
+        raise UsersProblem("the stand-in of %s could not be made; see above" % system)
+    modules = made.stdout.split('\n')[0]
+    for name in ('LOADEDMODULES', '_LMFILES_'):
+        os.environ.pop(name, None)
+    os.environ['MODULEPATH'] = modules
+    # the system's metadata, and after it that of the stand-in for what has a fixed place on the real system
+    metadata = [os.path.join(COLLECTION, 'systems', system, 'external_modules.cfg'),
+                os.path.join(os.path.dirname(modules), 'external_modules.cfg')]
+    metadata = [path for path in metadata if os.path.exists(path)]
+    if metadata:
+        os.environ['EASYBUILD_EXTERNAL_MODULES_METADATA'] = ','.join(metadata)
+    set_default('PREFIX', os.path.join(COLLECTION, '.local', 'rehearsal', system))
+    say("rehearsing on the stand-in of %s: %s" % (system, modules))
+
+
+def configure_hooks(arguments):
+    """Our hooks, and the site's or user's own beside them: EasyBuild itself knows one file only."""
+    ours = os.path.join(COLLECTION, 'hooks', 'hpc_pytorch_hooks.py')
+    words = list(arguments)
+    for number, word in enumerate(words):
+        if word == '--hooks' and number + 1 < len(words):
+            own_hooks(ours, words[number + 1])
+            arguments = words[:number] + words[number + 2:]
+        elif word.startswith('--hooks='):
+            own_hooks(ours, word[len('--hooks='):])
+            arguments = words[:number] + words[number + 1:]
+    for path in (os.environ.get('EASYBUILD_HOOKS'), configured_hooks()):
+        own_hooks(ours, path)
+    os.environ['EASYBUILD_HOOKS'] = ours
+    return arguments
+
+
+def own_hooks(ours, path):
+    """Remember the first hooks that are not ours."""
+    if path and os.path.realpath(path) != os.path.realpath(ours):
+        os.environ.setdefault('HPC_SITE_HOOKS', os.path.abspath(path))
+
+
+def configured_hooks():
+    """The hooks that EasyBuild's configuration files name; the last wins, as in EasyBuild."""
+    home = os.environ.get('XDG_CONFIG_HOME') or os.path.expanduser('~/.config')
+    places = [os.path.join(directory, 'easybuild.d', '*.cfg')
+              for directory in os.environ.get('XDG_CONFIG_DIRS', '/etc/xdg').split(os.pathsep)[::-1]]
+    paths = [path for place in places for path in sorted(glob.glob(place))]
+    paths += [os.path.join(home, 'easybuild', 'config.cfg')] + os.environ.get('EASYBUILD_CONFIGFILES', '').split(',')
+    parser = configparser.ConfigParser(strict=False)
+    try:
+        parser.read(paths)
+        found = [parser.get(section, 'hooks') for section in parser.sections() if parser.has_option(section, 'hooks')]
+    except configparser.Error:
+        # EasyBuild is going to say what is wrong with it
+        return None
+    return found[-1] if found else None
+
+
+def configure_jobs(system, rehearse):
+    """How jobs call what was called here."""
+    command = [os.path.join(COLLECTION, 'eb'), '--system', system] + (['--rehearse'] if rehearse else [])
+    command = ' '.join(shlex.quote(word) for word in command)
+    set_default('JOB_EB_CMD', command.replace('%', '%%'))
+    os.environ['HPC_PYTORCH_COMMAND'] = command
+
+
+def clean_environment():
+    """What must not reach EasyBuild or anything that it builds."""
+    for name in ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV'):
+        os.environ.pop(name, None)
+    os.environ.update(PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
+
+
+def with_modules(arguments):
+    """--fetch as it is useful here: EasyBuild's does without modules, and they decide which Python is fetched for."""
+    instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
+    return [word for argument in arguments for word in instead.get(argument, [argument])]
+
+
+def consent_of_root(arguments):
+    """EasyBuild, and Open MPI, want to be told that root knows what they do."""
+    if os.geteuid() != 0:
+        return []
+    say("you are root: passing EasyBuild's --allow-use-as-root-and-accept-consequences")
+    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT='1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM='1')
+    return ['--allow-use-as-root-and-accept-consequences']
+
+
+def prepare(arguments):
+    """Everything before EasyBuild; returns our options and EasyBuild's arguments."""
+    option, wishes, arguments = own_options(arguments)
+    if '--help' in arguments or '-h' in arguments:
+        print(USAGE % ', '.join(systems.names()))
+    if '--version' in arguments:
+        print("This is hpc-pytorch %s" % VERSION)
+    easyconfigs = [os.path.basename(name) for name in easyconfig_names(arguments)]
+    system, reason = systems.choose(option, os.environ, socket.gethostname(), easyconfigs)
+    say("system %s (%s)" % (system, reason))
+    check_easyconfigs(arguments)
+    clean_environment()
+    os.environ['HPC_SYSTEM'] = system
+    if 'rehearse' in wishes:
+        os.environ['HPC_PYTORCH_REHEARSAL'] = system
+        configure_rehearsal(system)
+    configure_modules_tool(arguments)
+    arguments = configure_hooks(arguments)
+    configure_files(system)
+    configure_jobs(system, 'rehearse' in wishes)
+    os.environ['EB_SCRIPT_PATH'] = os.path.join(sys.prefix, 'bin', 'eb')
+    os.environ['EB_PYTHON'] = sys.executable
+    return wishes, consent_of_root(arguments) + with_modules(arguments)
+
+
+def main():
+    """Prepare, then be EasyBuild."""
+    try:
+        wishes, arguments = prepare(sys.argv[1:])
+    except UsersProblem as problem:
+        print("ERROR: %s" % problem, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    program = next((PROGRAMS[wish] for wish in wishes if wish in PROGRAMS), 'easybuild.main')
+    sys.argv = [os.path.join(sys.prefix, 'bin', 'eb')] + arguments
+    runpy.run_module(program, run_name='__main__', alter_sys=True)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

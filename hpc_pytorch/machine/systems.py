@@ -1,0 +1,393 @@
+"""
+Systems as data: what is known about a system lies in ``systems/<name>/system.cfg``; this loads, checks and chooses.
+
+``SCHEMA`` is the documentation of those files: every section and key, its type, and what it means. A key that is not
+in it is an error, so a misspelt one is never silently without effect. A new system needs a new directory, no Python.
+
+    >>> archer2 = load('archer2')
+    >>> archer2.compilers['c'], archer2.node['cores']
+    ('cc', 128)
+    >>> [(setting.name, setting.value) for setting in archer2.settings_for(['mpi'])]
+
+Keys that a file leaves out are None, or an empty list where the type is a list.
+"""
+import collections
+import configparser
+import difflib
+import fnmatch
+import operator
+import os
+import re
+import socket
+
+from hpc_pytorch import UsersProblem, collection_path, version_key
+
+DEFAULT = 'workstation'
+# The format of system.cfg. 1: files that do not name theirs; 2: [system] has `format`, everything else is as in 1.
+FORMAT = 2
+
+
+# -- types: each turns the text of a value into what Python code wants, or raises ValueError with what was expected
+
+def text(value):
+    """one line of text"""
+    if not value or '\n' in value:
+        raise ValueError("expected one line of text")
+    return value
+
+
+def words(value):
+    """words separated by blanks"""
+    return value.split()
+
+
+def number(value):
+    """a whole number, 0 or more"""
+    if not value.isdigit():
+        raise ValueError("expected a whole number, such as 64")
+    return int(value)
+
+
+def yes_or_no(value):
+    """yes or no"""
+    if value not in ('yes', 'no'):
+        raise ValueError("expected yes or no")
+    return value == 'yes'
+
+
+def size(value):
+    """an amount of memory in bytes, written as 256 GiB"""
+    found = re.match(r'(\d+) ?([KMGT])iB$', value)
+    if not found:
+        raise ValueError("expected an amount of memory with its unit, such as 256 GiB")
+    return int(found.group(1)) << 10 * (1 + 'KMGT'.index(found.group(2)))
+
+
+def duration(value):
+    """a time as hours:minutes:seconds"""
+    if not re.match(r'\d+:[0-5]\d:[0-5]\d$', value):
+        raise ValueError("expected hours:minutes:seconds, such as 01:00:00")
+    return value
+
+
+def core_lists(value):
+    """one list of cores for each GPU, such as 49-55 57-63: a list of lists of numbers"""
+    return [core_list(word) for word in value.split()]
+
+
+def core_list(word):
+    """'1-3,7' -> [1, 2, 3, 7]"""
+    cores = []
+    for part in word.split(','):
+        found = re.match(r'(\d+)(?:-(\d+))?$', part)
+        if not found or int(found.group(2) or found.group(1)) < int(found.group(1)):
+            raise ValueError("expected one list of cores for each GPU, such as 49-55 57-63, and found %r" % part)
+        cores.extend(range(int(found.group(1)), int(found.group(2) or found.group(1)) + 1))
+    return cores
+
+
+def scheduler_kind(value):
+    """slurm, pbs or none"""
+    if value not in ('slurm', 'pbs', 'none'):
+        raise ValueError("expected slurm, pbs or none")
+    return value
+
+
+def conditions(value):
+    """features (see FEATURES) or versions of software (aws-ofi-nccl>=1.13), separated by blanks; all must hold"""
+    found = [CONDITION.match(word) for word in value.split()]
+    for word, match in zip(value.split(), found):
+        if not match or (not match.group('relation') and word not in FEATURES):
+            raise ValueError("%r is neither a feature (%s) nor a version such as aws-ofi-nccl>=1.13%s" % (
+                word, ', '.join(sorted(FEATURES)), nearest(word, FEATURES)))
+    return [(match.group('name'), match.group('relation'), match.group('version')) for match in found]
+
+
+CONDITION = re.compile(r'(?P<name>[A-Za-z][\w.+-]*?)(?:(?P<relation>>=|<)(?P<version>\d[\w.]*))?$')
+RELATIONS = {'>=': operator.ge, '<': operator.lt}
+LISTS = (words, core_lists, conditions)
+
+# What a module or a job can be, for `when` of a setting.
+FEATURES = {
+    'gpu': "uses the GPUs",
+    'nccl': "communicates through NCCL or RCCL",
+    'mpi': "communicates through MPI",
+    'container': "runs in a container",
+    'proxy': "reaches the internet from compute nodes through the site's proxy, because the user asked for it",
+    'caches': "keeps data sets and models away from $HOME, because the user asked for it",
+}
+
+# -- the schema: section -> key -> (type, what it means); keys in REQUIRED must be there
+
+SCHEMA = collections.OrderedDict([
+    ('system', collections.OrderedDict([
+        ('format', (number, "version of the format of this file, now %d; without it: 1" % FORMAT)),
+        ('title', (text, "name for people: ARCHER2 (HPE Cray EX, AMD Zen 2)")),
+        ('easyconfig_suffix', (words, "a word between dashes that marks this system's easyconfigs: ARCHER2")),
+        ('host_names', (words, "patterns of the names of all hosts, as `hostname` prints them: frontier*")),
+        ('login_hosts', (words, "patterns of the names of the hosts where nobody should compile for hours")),
+        ('architecture', (text, "of the compute nodes, as `uname -m` prints it: x86_64")),
+    ])),
+    ('compilers', collections.OrderedDict([
+        ('c', (text, "command that compiles C: cc")),
+        ('cxx', (text, "command that compiles C++: CC")),
+        ('fortran', (text, "command that compiles Fortran: ftn")),
+        ('mpi_c', (text, "command that compiles C with MPI")),
+        ('mpi_cxx', (text, "command that compiles C++ with MPI")),
+    ])),
+    ('launcher', collections.OrderedDict([
+        ('command', (text, "command that starts ranks: srun")),
+        ('two_processes', (words, "complete command that starts two ranks on one node in a job, without the program")),
+        ('gpu_options', (words, "what to add to `command` to give each rank one GPU and the cores nearest to it")),
+    ])),
+    ('scheduler', collections.OrderedDict([
+        ('kind', (scheduler_kind, "of the batch system")),
+        ('account_variable', (text, "environment variable in which users keep their project: SBATCH_ACCOUNT")),
+        ('partition', (text, "partition or queue for runs")),
+        ('qos', (text, "quality of service for runs")),
+        ('build_partition', (text, "partition or queue for builds, where it is another one")),
+        ('walltime', (duration, "default for a build")),
+        ('nodes_exclusive', (yes_or_no, "whether a job always has whole nodes")),
+        ('gpus_option', (text, "option that asks for GPUs on each node, to be followed by their number: --gres=gpu:")),
+        ('options', (words, "what every job script here should have besides: --export=NONE")),
+    ])),
+    ('node', collections.OrderedDict([
+        ('cores', (number, "physical cores of a compute node")),
+        ('threads_per_core', (number, "hardware threads of a core")),
+        ('memory', (size, "that a job can have of a compute node")),
+        ('gpus', (number, "devices that a compute node shows")),
+        ('gpu_architecture', (text, "as compilers name it: gfx90a, 8.0")),
+        ('gpu_cores', (core_lists, "for each GPU, in their order, the cores nearest to it")),
+        ('gpu_variable', (text, "environment variable that says which GPUs a process may see: ROCR_VISIBLE_DEVICES")),
+        ('local_storage', (text, "directory on the compute node's own disk; may be there only in jobs that ask")),
+        ('local_storage_option', (words, "what a job asks for to get it")),
+        ('temporary_directory', (text, "directory for temporary files on compute nodes")),
+    ])),
+    ('network', collections.OrderedDict([
+        ('interfaces', (words, "high-speed interfaces, best first: hsn0")),
+        ('master_port', (number, "port that the site recommends for the first rank")),
+    ])),
+    ('container', collections.OrderedDict([
+        ('runtime_modules', (words, "modules to load for `singularity` to be there")),
+        ('image_search_path', (words, "directories in which the site keeps images, best first")),
+        ('bind_paths', (words, "what of the system a container must see")),
+    ])),
+])
+# `[setting NAME]` is set by modules, `[advice NAME]` is only told in `module help`. One variable with several values,
+# each for other versions, has a section for each: [setting NCCL_NET], [setting NCCL_NET (plugin before 1.13)].
+VARIABLE_SCHEMA = collections.OrderedDict([
+    ('value', (text, "of the environment variable")),
+    ('reason', (str, "why, for whoever wonders; ends up in `module help`")),
+    ('when', (conditions, "set only when all of these hold; without it: always")),
+])
+VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
+REQUIRED = {
+    'system': ('title', 'easyconfig_suffix'),
+    'compilers': ('c', 'cxx'),
+    'launcher': ('command', 'two_processes'),
+    'scheduler': ('kind',),
+}
+
+# One environment variable: `name`, `value`, `reason` and `when`, a list of (feature or software, relation, version).
+Variable = collections.namedtuple('Variable', 'name value reason when')
+
+
+class System(object):
+    """One system; its sections are attributes, each a dict with every key of SCHEMA."""
+
+    def __init__(self, name, directory, sections, settings, advice):
+        self.name = name
+        self.directory = directory
+        for section, values in sections.items():
+            setattr(self, section, values)
+        # lists of Variable, in the order of the file
+        self.settings = settings
+        self.advice = advice
+
+    def settings_for(self, features, versions=None):
+        """
+        The settings for something with these features, given the versions of software that matter to some of them.
+
+            settings_for(['gpu', 'nccl'], {'aws-ofi-nccl': '1.6.0'})
+        """
+        return [setting for setting in self.settings if holds(setting.when, features, versions or {})]
+
+
+def holds(when, features, versions):
+    """Whether all conditions hold; a version that nobody knows satisfies none."""
+    return all(name in features if relation is None else
+               name in versions and RELATIONS[relation](version_key(versions[name]), version_key(version))
+               for name, relation, version in when)
+
+
+# -- where the systems are
+
+def systems_directory():
+    """The directory with one for each system."""
+    place = collection_path('systems')
+    if not os.path.isdir(place):
+        raise UsersProblem("there is no directory %s: this installation is incomplete; clone or install it again"
+                           % place)
+    return place
+
+
+def names():
+    """The names of all systems."""
+    top = systems_directory()
+    return sorted(name for name in os.listdir(top) if os.path.isfile(os.path.join(top, name, 'system.cfg')))
+
+
+def nearest(word, known):
+    """'; did you mean …?' when a known word is close to this one."""
+    near = difflib.get_close_matches(word, sorted(known), n=1)
+    return "; did you mean %s?" % near[0] if near else ""
+
+
+def check_name(name, where):
+    """Stop when there is no such system."""
+    if name not in names():
+        raise UsersProblem("there is no system %r (from %s). Known systems: %s%s" % (
+            name, where, ', '.join(names()), nearest(name, names())))
+
+
+# -- loading
+
+def load(name):
+    """The system of this name, checked."""
+    check_name(name, "the caller")
+    return load_file(os.path.join(systems_directory(), name, 'system.cfg'))
+
+
+def load_file(path):
+    """The system that this file describes; its name is that of the directory."""
+    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
+                                       default_section='', empty_lines_in_values=False)
+    parser.optionxform = str
+    try:
+        with open(path, encoding='utf-8') as handle:
+            parser.read_file(handle)
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
+    except OSError as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
+    sections = collections.OrderedDict((section, read_section(path, section, {}, schema))
+                                       for section, schema in SCHEMA.items() if section not in parser)
+    variables = {'setting': [], 'advice': []}
+    for section in parser.sections():
+        variable = VARIABLE_SECTION.match(section)
+        if variable:
+            values = read_section(path, section, parser[section], VARIABLE_SCHEMA, required=('value', 'reason'))
+            variables[variable.group('kind')].append(Variable(name=variable.group('name'), **values))
+        elif section in SCHEMA:
+            sections[section] = read_section(path, section, parser[section], SCHEMA[section])
+        else:
+            known = list(SCHEMA) + ['setting NAME', 'advice NAME']
+            raise UsersProblem("%s: unknown section [%s]; known sections: %s%s" % (
+                path, section, ', '.join(known), nearest(section, known)))
+    for section in REQUIRED:
+        if section not in parser:
+            raise UsersProblem("%s: the section [%s] is missing" % (path, section))
+        check_required(path, section, parser[section], REQUIRED[section])
+    check_format(path, sections['system']['format'] or 1)
+    check_sense(path, sections)
+    directory = os.path.dirname(path)
+    return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
+
+
+def check_format(path, given):
+    """Stop at a file that is newer than this collection; older ones are read as long as all of their keys are known."""
+    if given > FORMAT:
+        raise UsersProblem("%s: it has format %d, and this version of the collection reads up to %d: bring the "
+                           "collection up to date" % (path, given, FORMAT))
+
+
+def read_section(path, section, given, schema, required=()):
+    """The typed values of one section; what is not given has the type's empty value."""
+    check_required(path, section, given, required)
+    values = {key: [] if kind in LISTS else None for key, (kind, _) in schema.items()}
+    for key, value in given.items():
+        if key not in schema:
+            raise UsersProblem("%s: unknown key %r in [%s]; known keys: %s%s" % (
+                path, key, section, ', '.join(schema), nearest(key, schema)))
+        kind = schema[key][0]
+        try:
+            values[key] = kind(value if kind in (text, str) else ' '.join(value.split()))
+        except ValueError as error:
+            raise UsersProblem("%s: %s = %s in [%s]: %s" % (path, key, value, section, error))
+        if kind is str:
+            values[key] = ' '.join(value.split())
+    return values
+
+
+def check_required(path, section, given, keys):
+    """Stop when one of these keys is not there."""
+    for key in keys:
+        if key not in given:
+            raise UsersProblem("%s: %r is missing in [%s]" % (path, key, section))
+
+
+def check_sense(path, sections):
+    """What no single key can tell."""
+    node = sections['node']
+    if node['gpu_cores'] and len(node['gpu_cores']) != node['gpus']:
+        raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores, and there are %s GPUs" % (
+            path, len(node['gpu_cores']), node['gpus']))
+    cores = [core for cores in node['gpu_cores'] for core in cores]
+    if cores and (len(set(cores)) < len(cores) or max(cores) >= (node['cores'] or 0)):
+        raise UsersProblem("%s: gpu_cores in [node] names a core twice, or one that the node's %s cores do not have" % (
+            path, node['cores']))
+
+
+# -- choosing
+
+def choose(option, environ, host_name, easyconfigs):
+    """
+    The system to install for: its name, and the reason as a phrase.
+
+    The user's word decides (`option`, then $HPC_SYSTEM in `environ`), then what this machine is called, then what the
+    easyconfigs on the command line are called, and without all of these it is a workstation.
+    """
+    if option is not None:
+        check_name(option, "--system")
+        return option, "--system says so"
+    if environ.get('HPC_SYSTEM'):
+        check_name(environ['HPC_SYSTEM'], "$HPC_SYSTEM")
+        return environ['HPC_SYSTEM'], "$HPC_SYSTEM says so"
+    systems = [load(name) for name in names()]
+    # several systems call their nodes nid001234: a name that fits two of them tells nothing
+    here = [system for system in systems if host_matches(host_name, system.system['host_names'])]
+    if len(here) == 1:
+        return here[0].name, "this host is called %s" % host_name
+    of_names = collections.OrderedDict()
+    for easyconfig in easyconfigs:
+        for system in systems:
+            if is_for(easyconfig, system):
+                of_names.setdefault(system.name, easyconfig)
+    if len(of_names) > 1:
+        pairs = ', '.join('%s (%s)' % (os.path.basename(easyconfig), name) for name, easyconfig in of_names.items())
+        raise UsersProblem("these easyconfigs are for different systems: %s. Install those of one system at a time, or "
+                           "say --system NAME" % pairs)
+    if of_names:
+        name, easyconfig = of_names.popitem()
+        return name, "the name of %s says so" % os.path.basename(easyconfig)
+    return DEFAULT, "the default: neither --system, $HPC_SYSTEM, the host name nor the easyconfig names a system"
+
+
+def host_matches(host_name, patterns):
+    """Whether a host has a name like one of these, with or without its domain."""
+    host_name = host_name.lower()
+    return any(fnmatch.fnmatchcase(name, pattern) for name in (host_name, host_name.split('.')[0])
+               for pattern in patterns)
+
+
+def is_for(easyconfig, system):
+    """Whether the name of an easyconfig has one of the system's words between its dashes."""
+    stem = os.path.basename(easyconfig)
+    stem = stem[:-len('.eb')] if stem.endswith('.eb') else stem
+    return bool(set(stem.split('-')[1:]) & set(system.system['easyconfig_suffix']))
+
+
+def current(easyconfig=''):
+    """The system that this process works for: what ./eb chose for this easyconfig, or would have chosen."""
+    name, _ = choose(None, os.environ, socket.gethostname(), [easyconfig])
+    return load(name)

@@ -1,0 +1,206 @@
+"""
+What has to be known before an hour is lost: missing modules, directories, disks, memory, login nodes.
+
+Python 3.6.
+"""
+import ctypes
+import errno
+import glob
+import os
+import socket
+import sys
+import tempfile
+
+from easybuild.tools.build_log import EasyBuildError, print_warning
+from easybuild.tools.config import build_option, build_path, install_path, source_paths
+from easybuild.tools.modules import curr_module_paths, modules_tool
+
+from hpc_pytorch.machine.batch_systems import own_job
+from hpc_pytorch.machine.systems import current, host_matches
+from hpc_pytorch.rules.resource_needs import LEAST_ROOM, NEEDS, needs_of
+from hpc_pytorch.rules.site_rules import OWN_FILE, policy
+from ramgate.limits import Limits, human
+
+# Options with which EasyBuild only edits or shows files: the system's modules need not be there.
+ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-ec', '--new-pr', '--update-pr')
+
+
+# --- the system's modules -------------------------------------------------------------------------------------------
+
+def external_modules(ec):
+    """Names of the system's own modules that an easyconfig depends on; at parse time they are still plain tuples."""
+    names = []
+    for parameter in ('dependencies', 'builddependencies'):
+        for dep in ec[parameter]:
+            if isinstance(dep, (tuple, list)) and dep[-1] == 'EXTERNAL_MODULE':
+                names.append(dep[0])
+            elif isinstance(dep, dict) and dep.get('external_module'):
+                names.append(dep['full_mod_name'])
+    return names
+
+
+def check_external_modules(ec):
+    """Stop when modules of the system are not there: it is another machine, or the module was removed."""
+    if any(word.startswith(ONLY_FILES) for word in sys.argv):
+        return
+    names = external_modules(ec)
+    missing = [name for name, exists in zip(names, modules_tool().exist(names)) if not exists] if names else []
+    if missing and type(modules_tool()).__name__ == 'NoModulesTool':
+        raise EasyBuildError("%s: which files are needed depends on modules of the system, and --fetch does without "
+                             "them. Type --stop=fetch instead, or ./eb, which does so by itself",
+                             os.path.basename(ec.path))
+    if missing:
+        raise EasyBuildError(
+            "%s needs modules that this machine does not have: %s. Looked for in: %s. On the right machine, "
+            "'module avail' shows what there is instead, and the easyconfig's dependencies are the place to say so; "
+            "to try it here on the system's stand-in: ./eb --rehearse %s",
+            os.path.basename(ec.path), ', '.join(missing), ':'.join(curr_module_paths()) or 'an empty $MODULEPATH',
+            os.path.basename(ec.path))
+
+
+# --- directories ----------------------------------------------------------------------------------------------------
+
+def existing(path):
+    """The path, or the nearest directory above it that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def check_directories():
+    """Stop when a directory that is going to be written to cannot be."""
+    if not any(word.endswith('.eb') for word in sys.argv):
+        return
+    directories = [('install', '--prefix or --installpath', install_path('software')),
+                   ('module', '--prefix or --installpath', install_path('modules')),
+                   ('build', '--buildpath', build_path()),
+                   ('source', '--sourcepath', source_paths()[0])]
+    for kind, option, path in directories:
+        if not os.access(existing(path), os.W_OK | os.X_OK):
+            raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with "
+                                 "%s, for example: --prefix=$HOME/easybuild", kind, path, existing(path), option)
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+def by_policy(name, problem):
+    """Refuse, warn or say nothing, as the site has decided."""
+    answer = policy(name)
+    if answer == 'refuse':
+        raise EasyBuildError("%s\nWhether this is refused is the site's choice: '%s = warn' or 'allow' below [policy] "
+                             "in a file that $%s names.", problem, name, OWN_FILE)
+    if answer == 'warn':
+        print_warning(problem)
+
+
+def going_to_install():
+    """Whether something is installed, and not only fetched, shown or looked at."""
+    return not (build_option('extended_dry_run') or build_option('module_only') or build_option('sanity_check_only')
+                or build_option('stop') == 'fetch')
+
+
+# --- login nodes ----------------------------------------------------------------------------------------------------
+
+def wheel_is_kept(ec):
+    """Whether a wheel was built from this before, so that in all likelihood nothing is going to be compiled."""
+    name = '%s-%s%s-built' % (ec['name'], ec['version'], ec['versionsuffix'])
+    return any(glob.glob(os.path.join(glob.escape(os.path.join(path, ec['name'][0].lower(), ec['name'], name)), '*',
+                                      '*.whl')) for path in source_paths())
+
+
+def unfit_host(ec, needs):
+    """Why this host is none to compile on, or None."""
+    system, host = current(ec.path), socket.gethostname()
+    if host_matches(host, system.system['login_hosts']):
+        return "%s is a login node of %s" % (host, system.system['title'])
+    least = min(Limits().constraints(0), key=lambda constraint: constraint.limit)
+    if least.limit < needs.largest:
+        return "%s allows %s, and the largest file alone needs %s" % (least.name, human(least.limit),
+                                                                      human(needs.largest))
+    return None
+
+
+def check_host(ecs):
+    """No builds of hours on login nodes, nor where they cannot end well."""
+    if own_job() or not going_to_install():
+        return
+    for ec in [entry['ec'] for entry in ecs]:
+        needs = needs_of(ec)
+        reason = unfit_host(ec, needs) if needs.compiles and not wheel_is_kept(ec) else None
+        if reason:
+            by_policy('login_node', "%s is built from source, and %s. Let the batch system do it on a compute node:\n"
+                      "    %s %s --robot --job" % (os.path.basename(ec.path), reason,
+                                                   os.environ.get('HPC_PYTORCH_COMMAND', 'eb'),
+                                                   os.path.basename(ec.path)))
+
+
+# --- disks ----------------------------------------------------------------------------------------------------------
+
+KEEP_SIZE = 1
+FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there does not allow it"}
+
+
+def kind_of(directory):
+    """The kind of file system that a directory is on: ext4, lustre, tmpfs."""
+    device = os.stat(directory).st_dev
+    device = '%d:%d' % (os.major(device), os.minor(device))
+    with open('/proc/self/mountinfo', errors='replace') as handle:
+        kinds = {line.split()[2]: line.split(' - ')[1].split()[0] for line in handle}
+    return kinds.get(device, '')
+
+
+def free(directory):
+    """Bytes that are free on a directory's file system."""
+    state = os.statvfs(directory)
+    return state.f_bavail * state.f_frsize
+
+
+def reserve(directory, size):
+    """
+    Why so many bytes cannot be had in a directory, or None. They are reserved and given back at once, which asks every
+    quota there is (users', groups', projects'); a file system that cannot do that, or is memory, is believed.
+    """
+    if kind_of(directory) in ('tmpfs', 'ramfs'):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    with tempfile.TemporaryFile(dir=directory) as handle:
+        if libc.fallocate(handle.fileno(), KEEP_SIZE, 0, size):
+            return FULL.get(ctypes.get_errno())
+    return None
+
+
+def bytes_of(paths):
+    """What these files take; those that are not there take nothing."""
+    return sum(os.path.getsize(path) for path in paths if path and os.path.isfile(path))
+
+
+def room_needed(easyblock):
+    """Bytes to build, to install and for temporary files: what sources become, and what wheels become."""
+    sources = bytes_of([source['path'] for source in easyblock.src])
+    store = getattr(easyblock, 'wheels', None)
+    wheels = bytes_of(glob.glob(os.path.join(glob.escape(store), '*.*')) if store else [])
+    wheels += bytes_of([getattr(easyblock, 'wheel', None)])
+    needs, unpacked = needs_of(easyblock.cfg), NEEDS['LockedWheels']
+    return {kind: max(LEAST_ROOM, getattr(needs, kind) * sources + getattr(unpacked, kind) * wheels)
+            for kind in ('build', 'install', 'temporary') if getattr(needs, kind)}
+
+
+def check_room(easyblock):
+    """Stop when what is going to be written does not fit."""
+    if not going_to_install():
+        return
+    room = room_needed(easyblock)
+    wanted = [('build', '--buildpath', build_path()),
+              ('install', '--prefix or --installpath', install_path('software')),
+              ('temporary', '--tmpdir', tempfile.gettempdir())]
+    wanted = [(kind, option, existing(path), room[kind]) for kind, option, path in wanted if kind in room]
+    for kind, option, path, size in wanted:
+        # several of them may share a file system, and each may have a quota of its own
+        together = sum(other for _, _, place, other in wanted if os.stat(place).st_dev == os.stat(path).st_dev)
+        problem = "%s are free" % human(free(path)) if free(path) < together else reserve(path, size)
+        if problem:
+            by_policy('free_space', "The %s directory %s has too little room: %s, and %s are needed%s. Make room, or "
+                      "choose another place with %s." % (
+                          kind, path, problem, human(size), " (%s with the other directories there)" % human(together)
+                          if together > size else "", option))

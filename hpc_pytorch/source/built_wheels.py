@@ -1,0 +1,62 @@
+"""
+Wheels that were built here: each in a directory named after what it was built from, beside a note that says so.
+
+Standard library only, Python 3.6.
+"""
+import glob
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+
+from hpc_pytorch.packages.lock_files import sha256_of
+
+NOTE = 'provenance.json'
+
+
+def identity(facts):
+    """A short name for everything that makes a wheel what it is."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def find(stores, facts):
+    """The undamaged wheel with this identity in one of these directories; None if there is none."""
+    for store in stores:
+        where = os.path.join(store, identity(facts))
+        for wheel in glob.glob(os.path.join(glob.escape(where), '*.whl')):
+            note = read_note(where)
+            if note and note.get('facts') == facts and note.get('sha256') == sha256_of(wheel):
+                return wheel
+    return None
+
+
+def read_note(directory):
+    """What is known of the wheel in a directory; None if that cannot be read."""
+    try:
+        with open(os.path.join(directory, NOTE), encoding='utf-8') as handle:
+            return json.load(handle)
+    except (OSError, ValueError):
+        return None
+
+
+def keep(wheel, store, facts, more):
+    """Copy a wheel into a store, with its note; it appears there whole. Returns its path."""
+    os.makedirs(store, exist_ok=True)
+    where = os.path.join(store, identity(facts))
+    part = tempfile.mkdtemp(prefix='part-', dir=store)
+    try:
+        os.chmod(part, 0o755)
+        shutil.copy(wheel, part)
+        with open(os.path.join(part, NOTE), 'w', encoding='utf-8') as handle:
+            json.dump(dict(more, facts=facts, sha256=sha256_of(wheel)), handle, indent=2, sort_keys=True)
+            handle.write('\n')
+        if os.path.isdir(where):
+            # one with this identity is there: damaged, or --rebuild was asked for
+            os.rename(where, os.path.join(part, 'old'))
+        os.rename(part, where)
+        shutil.rmtree(os.path.join(where, 'old'), ignore_errors=True)
+    except OSError:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return os.path.join(where, os.path.basename(wheel))

@@ -1,0 +1,90 @@
+"""
+PyTorch's MPI backend decides at run time whether MPI takes GPU memory: the change to its source that makes it so.
+
+PyTorch itself believes Open MPI alone. Its decision is one function, which is replaced as a whole, whatever it has come
+to say in the version at hand, by a call of gpu_aware.h, the same file that torch_mpi is compiled with. A tree in which
+one of the places is not found is left as it was.
+
+Standard library only, Python 3.6.
+"""
+import hashlib
+import os
+import re
+import shutil
+from collections import namedtuple
+
+from hpc_pytorch import UsersProblem, collection_path
+
+BACKEND = os.path.join('torch', 'csrc', 'distributed', 'c10d', 'ProcessGroupMPI.cpp')
+DECISION = 'gpu_aware.h'
+
+# One place in the source: what it is called for people, what it looks like, what stands there afterwards.
+Place = namedtuple('Place', 'name pattern replacement')
+PLACES = (
+    Place("the line '#ifdef USE_C10D_MPI' after the first include",
+          re.compile(r'^#ifdef USE_C10D_MPI\n', re.M),
+          '#ifdef USE_C10D_MPI\n\n#include "%s" // whether MPI takes GPU memory, decided at run time\n' % DECISION),
+    Place("the function 'bool cudaAwareMpiCheck() {' up to the first line that is '}'",
+          re.compile(r'^(?:static |inline )*bool cudaAwareMpiCheck\(\) \{\n.*?^\}\n', re.M | re.S),
+          '''bool cudaAwareMpiCheck() {
+#if defined(USE_ROCM)
+  constexpr auto platform = GPU_PLATFORM_HIP;
+#else
+  constexpr auto platform = GPU_PLATFORM_CUDA;
+#endif
+  TORCH_CHECK(
+      gpu_aware(platform),
+      "This tensor is in GPU memory, and the MPI library does not take GPU memory now. On Cray MPICH, set "
+      "MPICH_GPU_SUPPORT_ENABLED=1; with another MPI, use one that was built for this kind of GPU. If you know that "
+      "it does take it, set TORCH_MPI_GPU_AWARE=1. Otherwise use tensor.cpu(), or the nccl backend.");
+  return true;
+}
+'''),
+)
+# The function and the one call of it, for a GPU tensor: only there is an error the right thing to answer with.
+USES = re.compile(r'\bcudaAwareMpiCheck\b')
+CALL = re.compile(r'tensor\.is_cuda\(\) && !cudaAwareMpiCheck\(\)')
+
+
+def patched(text):
+    """The source of the backend with the decision replaced."""
+    for place in PLACES:
+        found = len(place.pattern.findall(text))
+        if found != 1:
+            raise UsersProblem("%s is there %s" % (place.name, "%d times" % found if found else "nowhere"))
+    if len(USES.findall(text)) != 2 or len(CALL.findall(text)) != 1:
+        raise UsersProblem("the one call 'tensor.is_cuda() && !cudaAwareMpiCheck()' is not the only one, or not there")
+    for place in PLACES:
+        text = place.pattern.sub(lambda _: place.replacement, text)
+    return text
+
+
+def decision_path():
+    """The file that decides."""
+    return os.path.join(collection_path('torch_mpi'), 'src', DECISION)
+
+
+def identity():
+    """What of this goes into a wheel, for the wheel's identity."""
+    digest = hashlib.sha256(''.join(place.replacement for place in PLACES).encode())
+    with open(decision_path(), 'rb') as handle:
+        digest.update(handle.read())
+    return digest.hexdigest()
+
+
+def apply(tree):
+    """Change a source tree; a tree that was changed already stays as it is."""
+    path = os.path.join(tree, BACKEND)
+    if not os.path.isfile(path):
+        raise UsersProblem("there is no file %s" % BACKEND)
+    with open(path, encoding='utf-8') as handle:
+        text = handle.read()
+    done = all(place.replacement in text for place in PLACES)
+    new = text if done else patched(text)
+    # the file that is included comes first: a tree whose backend was changed compiles
+    shutil.copyfile(decision_path(), os.path.join(os.path.dirname(path), DECISION))
+    if not done:
+        part = path + '.part'
+        with open(part, 'w', encoding='utf-8') as handle:
+            handle.write(new)
+        os.replace(part, path)

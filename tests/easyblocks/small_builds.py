@@ -1,0 +1,62 @@
+"""Easyconfigs of the collection whose sources are replaced by small ones, and what they are installed from."""
+import ast
+import hashlib
+import re
+import shutil
+import tarfile
+from pathlib import Path
+
+from common import CHECKOUT
+
+HERE = Path(__file__).parent
+SMALL_TORCH = CHECKOUT / 'tests' / 'easyblocks' / 'small_torch'
+LOCK = """# one small package, so that there is something to lock
+toml==0.10.2 --hash=sha256:806143ae5bfb6a3c6e736a764057db0e6a0e05e338b5630894a5f779cabb4f9b
+"""
+
+
+def pack(directory, name, tarball):
+    """A directory as a tarball with one directory of this name; returns its SHA256."""
+    tarball.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(tarball, 'w:gz') as packed:
+        packed.add(directory, name)
+    return hashlib.sha256(tarball.read_bytes()).hexdigest()
+
+
+class SmallTorch:
+    """
+    A PyTorch easyconfig of the collection with a small source tree: all else stays what it is.
+
+    Parameters that are given replace the easyconfig's; in dependencies, NCCL and its plugin are the small ones.
+    """
+
+    def __init__(self, easyconfig, directory, sources):
+        self.original = CHECKOUT / 'easyconfigs' / 'p' / 'PyTorch' / easyconfig
+        self.directory = directory
+        self.sources = sources / 'p' / 'PyTorch'
+        self.tree = directory / 'small-torch'
+        shutil.copytree(SMALL_TORCH, self.tree)
+        shutil.copytree(HERE / 'small_gpu_torch', self.tree, dirs_exist_ok=True)
+        self.path = directory / easyconfig.replace('.eb', '-small.eb')
+        (directory / 'small.lock').write_text(LOCK)
+
+    def write(self, replace=(), **parameters):
+        """Pack the tree and write the easyconfig; returns its path."""
+        checksum = pack(self.tree, 'small-torch', self.sources / 'small-torch.tar.gz')
+        suffix = re.search(r"^versionsuffix = '(.*)'", self.original.read_text(), re.M).group(1)
+        parameters = dict({
+            'versionsuffix': suffix + '-small', 'sources': ['small-torch.tar.gz'], 'checksums': [checksum],
+            'lock_files': ['small.lock'], 'build_from_source': [], 'scripts': [], 'sanity_check_commands': [
+                "python -c 'import torch; assert torch.mpi_available()'"]}, **parameters)
+        text = self.original.read_text()
+        for node in reversed(ast.parse(text).body):
+            name = node.targets[0].id
+            if name in parameters:
+                lines = text.splitlines(keepends=True)
+                lines[node.lineno - 1:node.end_lineno] = ['%s = %r\n' % (name, parameters.pop(name))]
+                text = ''.join(lines)
+        text += ''.join('%s = %r\n' % item for item in parameters.items())
+        for old, new in tuple(replace) + (("'2.21.5-1'", "'9.9.9'"), ("'1.6.0'", "'9.9.9'")):
+            text = text.replace(old, new)
+        self.path.write_text(text)
+        return self.path

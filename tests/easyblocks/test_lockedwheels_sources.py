@@ -1,0 +1,86 @@
+"""Wheels as sources of an easyconfig: installed, and refused where something is wrong with them."""
+import sys
+
+import pytest
+from common import EB
+from easyblocks.test_lockedwheels import make_wheel, sha256
+
+pytestmark = pytest.mark.slow
+
+EASYCONFIG = """easyblock = 'LockedWheels'
+name = 'toy'
+version = '1.0'
+homepage = 'https://example.org'
+description = 'a toy'
+toolchain = SYSTEM
+source_urls = ['https://localhost:9/wheels']
+sources = ['%s']
+checksums = [%r]
+lock_files = ['toy.lock']
+python_versions = ['%d.%d']
+sanity_check_commands = ['python -c "import toy, other"']
+moduleclass = 'ai'
+"""
+
+
+class Toy:
+    """A software of two wheels, one a source, one locked."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.eb = EB(folder / 'prefix')
+        self.eb.sources = folder / 'sources'
+        self.place = self.eb.sources / 't' / 'toy'
+        self.place.mkdir(parents=True)
+        (folder / 'index').mkdir()
+        self.wheel = make_wheel(self.place, 'toy', '1.0+rocm5.7')
+        locked = make_wheel(folder / 'index', 'other', '2.0')
+        (folder / 'toy.lock').write_text('# made by the test\nother==2.0 --hash=sha256:%s\n' % sha256(locked))
+
+    def install(self, checksum=None, **options):
+        """Install it with this checksum in the easyconfig."""
+        easyconfig = self.folder / 'toy-1.0.eb'
+        easyconfig.write_text(EASYCONFIG % (self.wheel.name, checksum, *sys.version_info[:2]))
+        return self.eb(easyconfig, env={'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(self.folder / 'index')}, **options)
+
+    def refused(self, says, checksum=None):
+        """It is refused with these words, and nothing is installed."""
+        done = self.install(checksum, status=None)
+        assert done.returncode != 0
+        assert says in done.stdout, done.stdout
+        assert not list(self.eb.modules.glob('toy/*')) and not (self.eb.prefix / 'software/toy/1.0/bin').exists()
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """See Toy."""
+    return Toy(tmp_path)
+
+
+def test_installed(toy, lmod):
+    """With the checksum that --inject-checksums wrote into the easyconfig."""
+    toy.install()
+    done = toy.eb(toy.folder / 'toy-1.0.eb', '--inject-checksums', '--force')
+    assert done.returncode == 0
+    assert sha256(toy.wheel) in (toy.folder / 'toy-1.0.eb').read_text()
+    toy.eb(toy.folder / 'toy-1.0.eb', '--rebuild',
+           env={'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(toy.folder / 'index')})
+    assert str(toy.eb.prefix) in lmod.run("module use %s; module load toy; python -c 'import toy; print(toy.here)'"
+                                          % toy.eb.modules)
+
+
+def test_another_file(toy):
+    """A wheel with another checksum than the easyconfig's."""
+    toy.refused('Checksum verification', checksum='0' * 64)
+
+
+def test_cut_short(toy):
+    """A wheel without a known checksum that a full disk or a broken connection cut short."""
+    toy.wheel.write_bytes(toy.wheel.read_bytes()[:-50])
+    toy.refused('is no whole wheel: it was cut short')
+
+
+def test_not_there(toy):
+    """Neither fetched nor to be fetched."""
+    toy.wheel.unlink()
+    toy.refused("Couldn't find file %s anywhere, and downloading it didn't work" % toy.wheel.name)

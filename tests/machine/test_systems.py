@@ -1,0 +1,248 @@
+"""The systems as data: the schema, its errors, and the choice between systems."""
+import configparser
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.machine import systems as system
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+SYSTEMS = CHECKOUT / 'systems'
+NAMES = sorted(path.parent.name for path in SYSTEMS.glob('*/system.cfg'))
+GOOD = """
+[system]
+title = Test
+easyconfig_suffix = Test
+architecture = x86_64
+
+[compilers]
+c = gcc
+cxx = g++
+
+[launcher]
+command = srun
+two_processes = srun -n 2
+
+[scheduler]
+kind = slurm
+
+[node]
+cores = 64
+memory = 512 GiB
+gpus = 2
+gpu_cores = 0-31 32-63
+
+[setting NCCL_NET (old)]
+value = AWS Libfabric
+reason = the plugin's name
+when = nccl aws-ofi-nccl<1.13
+
+[setting NCCL_NET]
+value = OFI
+reason = the plugin's name
+when = nccl aws-ofi-nccl>=1.13
+
+[setting ALWAYS]
+value = a b
+reason = a reason
+    that goes on
+"""
+
+
+def written(tmp_path, text):
+    """A system.cfg with this text."""
+    path = tmp_path / 'test' / 'system.cfg'
+    path.parent.mkdir()
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_every_system_loads(name):
+    loaded = system.load(name)
+    assert loaded.name == name and loaded.directory == str(SYSTEMS / name)
+    for section, schema in system.SCHEMA.items():
+        assert set(getattr(loaded, section)) == set(schema)
+    for variable in loaded.settings + loaded.advice:
+        assert len(variable.reason) > 10 and variable.value
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_facts_have_a_source(name):
+    """Whoever doubts a figure must be able to look it up."""
+    assert (SYSTEMS / name / 'system.cfg').read_text().startswith('#')
+
+
+def test_format(tmp_path):
+    """A file from before formats had numbers is read; one from the future says what to do."""
+    assert system.load_file(written(tmp_path, GOOD)).system['format'] is None
+    newer = GOOD.replace('[system]', '[system]\nformat = %d' % (system.FORMAT + 1))
+    (tmp_path / 'test' / 'system.cfg').write_text(newer)
+    with pytest.raises(UsersProblem, match='bring the collection up to date'):
+        system.load_file(str(tmp_path / 'test' / 'system.cfg'))
+
+
+def test_values_are_typed(tmp_path):
+    test = system.load_file(written(tmp_path, GOOD))
+    assert test.node['cores'] == 64 and test.node['memory'] == 512 * 2**30
+    assert test.node['gpu_cores'] == [list(range(32)), list(range(32, 64))]
+    assert test.launcher['two_processes'] == ['srun', '-n', '2']
+    assert test.node['temporary_directory'] is None and test.launcher['gpu_options'] == []
+    assert test.container['bind_paths'] == []
+    assert test.settings[2].reason == 'a reason that goes on'
+
+
+def test_settings_by_feature_and_version(tmp_path):
+    test = system.load_file(written(tmp_path, GOOD))
+
+    def names_and_values(*arguments):
+        return [(setting.name, setting.value) for setting in test.settings_for(*arguments)]
+
+    always = ('ALWAYS', 'a b')
+    assert names_and_values([]) == [always]
+    # a version that nobody knows chooses neither
+    assert names_and_values(['nccl']) == [always]
+    assert names_and_values(['nccl'], {'aws-ofi-nccl': '1.6.0'}) == [('NCCL_NET', 'AWS Libfabric'), always]
+    assert names_and_values(['nccl'], {'aws-ofi-nccl': '1.13.0'}) == [('NCCL_NET', 'OFI'), always]
+    assert names_and_values(['gpu'], {'aws-ofi-nccl': '1.13.0'}) == [always]
+
+
+@pytest.mark.parametrize('old, new, words', [
+    ('cores = 64', 'core = 64', ["'core'", '[node]', 'did you mean cores?']),
+    ('[node]', '[nodes]', ['[nodes]', 'did you mean node?']),
+    ('[setting ALWAYS]', '[setings ALWAYS]', ['[setings ALWAYS]', 'did you mean setting']),
+    ('[setting ALWAYS]', '[setting]', ['[setting]']),
+    ('value = a b', 'valeu = a b', ["'value' is missing"]),
+    ('title = Test', '', ["'title' is missing", '[system]']),
+    ('[launcher]', '[network]', ["'command'", '[network]']),
+    ('kind = slurm', 'kind = lsf', ['lsf', 'slurm, pbs or none']),
+    ('cores = 64', 'cores = many', ['cores = many', 'whole number']),
+    ('memory = 512 GiB', 'memory = 512', ['memory = 512', '256 GiB']),
+    ('gpu_cores = 0-31 32-63', 'gpu_cores = 0-31', ['1 lists', '2 GPUs']),
+    ('gpu_cores = 0-31 32-63', 'gpu_cores = 0-31 32-64', ['64 cores']),
+    ('gpu_cores = 0-31 32-63', 'gpu_cores = 0-32 32-63', ['twice']),
+    ('gpu_cores = 0-31 32-63', 'gpu_cores = 31-0 32-63', ['31-0']),
+    ('when = nccl aws-ofi-nccl<1.13', 'when = ncll', ["'ncll'", 'did you mean nccl?']),
+    ('when = nccl aws-ofi-nccl<1.13', 'when = nccl aws-ofi-nccl==1', ['aws-ofi-nccl==1']),
+    ('kind = slurm', 'kind = slurm\nkind = pbs', ['kind']),
+    ('kind = slurm', 'kind', ['cannot be read']),
+    ('title = Test', 'title =', ['one line of text']),
+])
+def test_errors_name_file_and_key(tmp_path, old, new, words):
+    assert old in GOOD
+    path = written(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(UsersProblem) as problem:
+        system.load_file(path)
+    message = str(problem.value)
+    assert '\n' not in message
+    for word in [path] + words:
+        assert word in message
+
+
+def test_unreadable_file(tmp_path):
+    with pytest.raises(UsersProblem, match='No such file'):
+        system.load_file(str(tmp_path / 'system.cfg'))
+
+
+@pytest.mark.parametrize('option, environ, host, easyconfigs, name, reason', [
+    ('bede', {'HPC_SYSTEM': 'lumi'}, 'ln01', ['A-1-Derecho.eb'], 'bede', '--system'),
+    (None, {'HPC_SYSTEM': 'lumi'}, 'ln01', ['A-1-Derecho.eb'], 'lumi', '$HPC_SYSTEM'),
+    (None, {}, 'ln01', ['A-1-Derecho.eb'], 'archer2', 'ln01'),
+    (None, {}, 'deg0012', [], 'derecho', 'deg0012'),
+    (None, {}, 'login04.frontier.olcf.ornl.gov', [], 'frontier', 'login04'),
+    (None, {}, 'frontier00001', [], 'frontier', 'frontier00001'),
+    (None, {}, 'UAN02', [], 'lumi', 'UAN02'),
+    # the name of a compute node fits ARCHER2 and LUMI: the easyconfig decides
+    (None, {}, 'nid001234', ['PyTorch-1.13.1-ARCHER2.eb'], 'archer2', 'PyTorch-1.13.1-ARCHER2.eb'),
+    (None, {}, 'nid001234', ['x-singularity-1.eb'], 'lumi', 'x-singularity-1.eb'),
+    (None, {'HPC_SYSTEM': ''}, 'laptop', ['/a/b/PyTorch-2.4.0-Derecho.eb'], 'derecho', 'PyTorch-2.4.0-Derecho.eb'),
+    (None, {}, 'laptop', ['PyTorch-2.6.0-Bede-whl.eb'], 'bede', 'PyTorch-2.6.0-Bede-whl.eb'),
+    (None, {}, 'laptop', ['PyTorch-2.1.0-rocm-5.6.1-python-3.10-singularity-20231123.eb'], 'lumi', 'singularity'),
+    (None, {}, 'laptop', ['PyTorch-2.2.2-Frontier.eb', 'a-1-Frontier.eb'], 'frontier', 'PyTorch-2.2.2-Frontier.eb'),
+    (None, {}, 'laptop', ['PyTorch-2.13.0-workstation.eb'], 'workstation', 'workstation.eb'),
+    (None, {}, 'laptop', ['zlib-1.3.eb'], 'workstation', 'default'),
+    (None, {}, 'laptop', [], 'workstation', 'default'),
+])
+def test_choice(option, environ, host, easyconfigs, name, reason):
+    chosen, why = system.choose(option, environ, host, easyconfigs)
+    assert chosen == name
+    assert reason in why and '\n' not in why
+
+
+@pytest.mark.parametrize('option, environ, words', [
+    ('archer', {}, ['--system', "'archer'", 'did you mean archer2?', 'workstation']),
+    (None, {'HPC_SYSTEM': 'Frontier'}, ['$HPC_SYSTEM', "'Frontier'", 'did you mean frontier?']),
+    ('', {}, ['--system']),
+    ('../systems/lumi', {}, ['--system']),
+])
+def test_choice_of_no_system(option, environ, words):
+    with pytest.raises(UsersProblem) as problem:
+        system.choose(option, environ, 'laptop', [])
+    assert all(word in str(problem.value) for word in words)
+
+
+def test_easyconfigs_of_two_systems():
+    with pytest.raises(UsersProblem, match='archer2.*derecho'):
+        system.choose(None, {}, 'laptop', ['PyTorch-1.13.1-ARCHER2.eb', 'PyTorch-2.4.0-Derecho.eb'])
+
+
+def test_every_easyconfig_belongs_to_one_system():
+    systems = [system.load(name) for name in NAMES]
+    for path in (CHECKOUT / 'easyconfigs').rglob('*.eb'):
+        assert len([one for one in systems if system.is_for(path.name, one)]) == 1, path.name
+
+
+def test_choosing_imports_nothing_heavy():
+    """This runs in every start of ./eb."""
+    code = ('import sys; sys.path.insert(0, sys.argv[1]); import hpc_pytorch.machine.systems as s; '
+            's.choose(None, {}, "x", []); '
+            'print([name for name in ("subprocess", "easybuild", "email", "logging", "ssl") if name in sys.modules])')
+    answer = subprocess.run([sys.executable, '-I', '-S', '-c', code, str(CHECKOUT)], stdout=subprocess.PIPE, text=True,
+                            check=True)
+    assert answer.stdout == '[]\n'
+
+
+def test_masks_of_lumi():
+    """The page's --cpu-bind=mask_cpu, derived from gpu_cores."""
+    masks = ['0x%x' % sum(1 << core for core in cores) for cores in system.load('lumi').node['gpu_cores']]
+    assert masks == ['0xfe000000000000', '0xfe00000000000000', '0xfe0000', '0xfe000000', '0xfe', '0xfe00',
+                     '0xfe00000000', '0xfe0000000000']
+
+
+def test_page_settings_of_derecho():
+    """What the page's profile sets, for the plugin that the page builds."""
+    derecho = system.load('derecho')
+    values = {one.name: one.value for one in derecho.settings_for(['gpu', 'mpi', 'nccl'], {'aws-ofi-nccl': '1.6.0'})}
+    assert values == {
+        'MPICH_GPU_SUPPORT_ENABLED': '1', 'MPICH_OFI_NIC_POLICY': 'GPU', 'FI_MR_CACHE_MONITOR': 'userfaultfd',
+        'FI_CXI_DISABLE_HOST_REGISTER': '1', 'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'NCCL_CROSS_NIC': '1',
+        'NCCL_SOCKET_IFNAME': 'hsn', 'NCCL_NET_GDR_LEVEL': 'PHB', 'NCCL_NET': 'AWS Libfabric'}
+
+
+def test_proxies_are_off_until_asked_for():
+    frontier = system.load('frontier')
+    assert not [one for one in frontier.settings_for(['gpu', 'nccl', 'mpi']) if 'proxy' in one.name]
+    assert len([one for one in frontier.settings_for(['proxy']) if 'proxy' in one.name]) == 5
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_easybuild_reads_the_configuration(eb, name):
+    done = eb('--system=%s' % name, '--show-full-config')
+    assert str(SYSTEMS / name / 'easybuild.cfg') in done.stdout
+    metadata = SYSTEMS / name / 'external_modules.cfg'
+    if metadata.exists():
+        assert str(metadata) in done.stdout
+
+
+@pytest.mark.parametrize('name', NAMES[:-1])
+def test_metadata_is_consistent(name):
+    """cray-mpich and cray-mpich/8.1.27 are the same module, so they say the same."""
+    metadata = configparser.ConfigParser(interpolation=None)
+    metadata.read(str(SYSTEMS / name / 'external_modules.cfg'))
+    for section in metadata.sections():
+        base, _, version = section.partition('/')
+        if version and base in metadata:
+            assert dict(metadata[section]) == dict(metadata[base])

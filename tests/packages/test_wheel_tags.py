@@ -1,0 +1,80 @@
+"""Lock files are read as pip reads them, and wheels that do not fit are explained."""
+import sys
+
+import pytest
+
+from hpc_pytorch.packages.lock_files import parse_lock
+from hpc_pytorch.packages.wheel_tags import Python, ask_python, name_and_version, parse_wheel, why_not
+
+THIS = Python('/usr/bin/python3.11', '3.11', 'cpython', 'x86_64', '2.36', True, True)
+HASH = 'a' * 64
+
+
+def test_parse_lock():
+    """Continued lines, markers, comments, names in any spelling."""
+    entries = parse_lock("""
+# made by uv
+Foo.Bar==1.0+cpu ; python_full_version < '3.12' \\
+    --hash=sha256:%s \\
+    --hash=sha256:%s
+    # via -r x.in
+baz==2  # why
+""" % (HASH, 'b' * 64))
+    assert [(entry.name, entry.version, len(entry.hashes)) for entry in entries] == [
+        ('foo-bar', '1.0+cpu', 2), ('baz', '2', 0)]
+    assert "python_full_version < '3.12'" in entries[0].text
+
+
+@pytest.mark.parametrize('name', [
+    'torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl',
+    'filelock-4.2.11-py3-none-any.whl',
+    'x-1-cp38-abi3-manylinux2014_x86_64.whl',
+    'x-1-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl',
+    'x-1-1build-py2.py3-none-any.whl',
+    'torch-1.13.0a0-cp311-cp311-linux_x86_64.whl',
+])
+def test_fits(name):
+    """Nothing is said against a wheel that fits."""
+    assert why_not(name, THIS) == []
+
+
+@pytest.mark.parametrize('name, words', [
+    ('torch-2.4.0a0+gitbad8d25-cp312-cp312-linux_aarch64.whl', ['cp312: it is for CPython 3.12', 'cpython 3.11',
+                                                                'aarch64 processors, this machine has x86_64']),
+    ('torch-2.13.0-cp311-cp311t-manylinux_2_28_x86_64.whl', ['another variant of Python']),
+    ('x-1-cp311-cp311-manylinux_2_39_x86_64.whl', ['glibc 2.39 or newer, this machine has 2.36']),
+    ('x-1-cp311-cp311-macosx_14_0_arm64.whl', ['another operating system']),
+    ('x-1-cp312-abi3-manylinux2014_x86_64.whl', ['CPython 3.12']),
+    ('not a wheel.whl', ['is not named as a wheel is']),
+])
+def test_does_not_fit(name, words):
+    """Each tag that does not fit is explained."""
+    reasons = '\n'.join(why_not(name, THIS))
+    for word in words:
+        assert word in reasons
+
+
+def test_parse_wheel():
+    """The parts of a file name, with a build tag too."""
+    assert parse_wheel('a/Foo_Bar-1.0-3-cp311-cp311-linux_x86_64.whl') == (
+        'foo-bar', '1.0', 'cp311', 'cp311', 'linux_x86_64')
+
+
+@pytest.mark.parametrize('path, expected', [
+    ('a/Foo_Bar-1.0-py3-none-any.whl', ('foo-bar', '1.0')),
+    ('mpi4py-4.1.2.tar.gz', ('mpi4py', '4.1.2')),
+    ('backports.zstd-1.0.zip', ('backports-zstd', '1.0')),
+    ('notes.txt', None),
+])
+def test_name_and_version(path, expected):
+    """Of wheels and of sources."""
+    assert name_and_version(path) == expected
+
+
+def test_ask_python():
+    """A Python tells what it is; something else tells nothing."""
+    here = ask_python(sys.executable)
+    assert here.version == '%d.%d' % sys.version_info[:2]
+    assert here.pip
+    assert ask_python('/bin/true') is None
+    assert ask_python('/no/such/python') is None

@@ -1,0 +1,71 @@
+"""What an installation says about where it comes from, and that it can be made again from just that."""
+import getpass
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+from common import EB
+from easyblocks.test_lockedwheels import Toy, sha256
+from spdx_tools.spdx.parser.parse_anything import parse_file
+from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def eb(tmp_path):
+    """./eb with its own prefix and its own source path."""
+    runner = EB(tmp_path / 'prefix')
+    runner.sources = tmp_path / 'sources'
+    return runner
+
+
+def packages(provenance):
+    """Name, version and SHA256 of every package in a valid SPDX document; a set."""
+    document = parse_file(str(provenance / 'sbom.spdx.json'))
+    assert not validate_full_spdx_document(document)
+    return {(package.name, package.version, *(checksum.value for checksum in package.checksums))
+            for package in document.packages}
+
+
+def test_enough_to_rebuild(eb, tmp_path):
+    """The files in the installation validate, are complete, and install the same somewhere else."""
+    (tmp_path / 'first').mkdir()
+    toy = Toy(tmp_path / 'first')
+    with open(toy.easyconfig, 'a') as handle:
+        handle.write("postinstallcmds = ['env > %(installdir)s/environment']\n")
+    eb(toy.easyconfig, env=toy.online)
+    provenance = eb.prefix / 'software/toy/1.0/easybuild/provenance'
+    found = packages(provenance)
+    assert found == {('toy', '1.0')} | {(*path.name.split('-')[:2], sha256(path)) for path in toy.wheels}
+
+    facts = json.loads((provenance / 'provenance.json').read_text())
+    assert (facts['module'], facts['system'], facts['easyconfig']) == ('toy/1.0', 'workstation', 'toy-1.0.eb')
+    assert facts['user'] == getpass.getuser() and facts['host'] == os.uname().nodename and facts['job'] is None
+    assert facts['compilers']['c'].startswith('gcc: gcc')
+    assert set(facts['files']) == {'toy-1.0.eb', 'toy.lock'}
+    for name, digest in facts['files'].items():
+        assert hashlib.sha256((provenance / name).read_bytes()).hexdigest() == digest
+
+    kept = tmp_path / 'kept'
+    shutil.copytree(provenance, kept)
+    for path in (toy.easyconfig, toy.folder / 'toy.lock'):
+        path.unlink()
+    shutil.rmtree(eb.prefix)
+    shutil.rmtree(eb.sources)
+    again = EB(tmp_path / 'elsewhere')
+    again.sources = tmp_path / 'other sources'
+    again(kept / facts['easyconfig'], '--robot', env=dict(toy.online, HPC_SYSTEM=facts['system']))
+    assert packages(again.prefix / 'software/toy/1.0/easybuild/provenance') == found
+
+
+def test_module_only_leaves_it_alone(eb, tmp_path):
+    """--module-only writes a module, and does not claim to have installed anything."""
+    toy = Toy(tmp_path)
+    eb(toy.easyconfig, env=toy.online)
+    path = eb.prefix / 'software/toy/1.0/easybuild/provenance/provenance.json'
+    before = path.read_text()
+    eb(toy.easyconfig, '--module-only', '--force', env=toy.online)
+    assert path.read_text() == before

@@ -1,0 +1,91 @@
+"""pytorch-jobscript: job scripts for the systems, from the data that the module has of them."""
+import shutil
+import subprocess
+import sys
+
+import pytest
+from common import CHECKOUT
+
+SCRIPT = CHECKOUT / 'scripts/pytorch-jobscript'
+
+
+@pytest.fixture
+def jobscript(tmp_path):
+    """A function that runs it as an installed module of a system would."""
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'share').mkdir()
+    shutil.copy(SCRIPT, tmp_path / 'bin')
+
+    def run(system, *arguments, status=0, **variables):
+        shutil.copy(CHECKOUT / 'systems' / system / 'system.cfg', tmp_path / 'share')
+        environment = {'LOADEDMODULES': 'gcc/12:PyTorch/1.0-here', 'SBATCH_ACCOUNT': 'project1',
+                       'PBS_ACCOUNT': 'project2'}
+        environment.update(variables)
+        done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-jobscript', *arguments],
+                              env={name: value for name, value in environment.items() if value is not None},
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == status, done.stderr
+        if status:
+            assert 'Traceback' not in done.stderr
+            return done.stderr
+        checked = subprocess.run(['shellcheck', '-'], input=done.stdout, stdout=subprocess.PIPE, text=True)
+        assert checked.returncode == 0, checked.stdout
+        return done.stdout.splitlines()
+    return run
+
+
+def test_frontier(jobscript):
+    """What the site's page asks for: GPUs, cores, binding, a clean environment."""
+    lines = jobscript('frontier', '--nodes', '2', '--time', '10', 'train.py', '--epochs', '3', 'a b')
+    for line in ('#SBATCH --nodes=2', '#SBATCH --time=00:10:00', '#SBATCH --account=project1',
+                 '#SBATCH --partition=batch', '#SBATCH --gpus-per-node=8', '#SBATCH --export=NONE',
+                 'unset SLURM_EXPORT_ENV', 'module load PyTorch/1.0-here'):
+        assert line in lines
+    assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=7 --gpus-per-task=1 "
+                         "--gpu-bind=closest pytorch-srun train.py --epochs 3 'a b'")
+    assert '#SBATCH -C nvme' not in lines
+    staged = jobscript('frontier', '--stage', 'train.py')
+    assert '#SBATCH -C nvme' in staged and 'eval "$staged"' in staged
+
+
+def test_one_rank_per_node(jobscript):
+    """One rank with all GPUs of its node."""
+    assert jobscript('frontier', '--nodes', '2', '--ranks-per-node', '1', 'train.py')[-1] == (
+        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=64 --gpus-per-node=8 --gpu-bind=closest "
+        "pytorch-srun train.py")
+
+
+def test_pbs(jobscript):
+    """The same for PBS and PALS."""
+    lines = jobscript('derecho', '--nodes', '2', '--time', '90', 'train.py')
+    for line in ('#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4', '#PBS -l walltime=01:30:00', '#PBS -A project2',
+                 '#PBS -q main', 'cd "$PBS_O_WORKDIR" || exit'):
+        assert line in lines
+    assert lines[-1] == 'mpiexec -n 8 --ppn 4 --cpu-bind numa pytorch-srun train.py'
+
+
+def test_cpu_system(jobscript):
+    """ARCHER2: its quality of service, no GPUs."""
+    lines = jobscript('archer2', '--nodes', '2', '--ranks-per-node', '8', 'train.py')
+    assert '#SBATCH --qos=standard' in lines and 'unset SLURM_EXPORT_ENV' in lines
+    assert not any('gpu' in line for line in lines)
+    assert lines[-1] == "srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=16 pytorch-srun train.py"
+
+
+def test_mpirun(jobscript):
+    """Bede: Slurm, and Open MPI's mpirun."""
+    lines = jobscript('bede', '--nodes', '2', 'train.py')
+    assert '#SBATCH --gres=gpu:1' in lines
+    assert lines[-1] == 'mpirun -n 2 --map-by ppr:1:node --bind-to none pytorch-srun train.py'
+
+
+@pytest.mark.parametrize('system, arguments, variables, says', [
+    ('frontier', ['train.py'], {'SBATCH_ACCOUNT': None}, '--account NAME, or set $SBATCH_ACCOUNT'),
+    ('frontier', ['--ranks-per-node', '3', 'train.py'], {}, '8 GPUs'),
+    ('frontier', ['train.py'], {'LOADEDMODULES': 'gcc/12'}, 'load the PyTorch module first'),
+    ('workstation', ['train.py'], {}, 'torchrun --nproc-per-node=2 train.py'),
+])
+def test_refused(jobscript, system, arguments, variables, says):
+    """One line that says what to do."""
+    error = jobscript(system, *arguments, status=1, **variables)
+    assert says in error and error.count('\n') == 1

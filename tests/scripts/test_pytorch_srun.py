@@ -1,0 +1,187 @@
+"""pytorch-srun and torchrun outside Slurm: the same variables whoever launches, ports, GPUs, cost."""
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from common import CHECKOUT
+
+SCRIPTS = CHECKOUT / 'scripts'
+NAMES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+SHOW = 'import os; print(*(name + "=" + os.environ.get(name, "-") for name in (%s)))' % ', '.join(
+    map(repr, NAMES + ('ROCR_VISIBLE_DEVICES', 'MIOPEN_USER_DB_PATH')))
+# what the launchers set, as documented, for rank 5 of 8 on the second of two nodes
+SRUN = {'SLURM_PROCID': '5', 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_LOCALID': '1', 'SLURM_NODEID': '1',
+        'SLURM_JOB_ID': '77', 'SLURM_STEP_ID': '0', 'SLURM_STEP_TASKS_PER_NODE': '4(x2)',
+        'SLURM_STEP_NODELIST': 'nid[012-013]', 'SLURM_JOB_CPUS_PER_NODE': '112(x2)'}
+PALS = {'PALS_RANKID': '5', 'PMI_SIZE': '8', 'PMI_RANK': '5', 'PALS_LOCAL_RANKID': '1', 'PALS_LOCAL_SIZE': '4',
+        'PBS_JOBID': '12.pbs', 'PALS_APID': 'a-b-c'}
+OPEN_MPI = {'OMPI_COMM_WORLD_RANK': '5', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
+            'OMPI_COMM_WORLD_LOCAL_SIZE': '4', 'PMIX_NAMESPACE': '123@1', 'SLURM_JOB_NODELIST': 'nid[012-013]'}
+MPICH = {'PMI_RANK': '5', 'PMI_SIZE': '8', 'MPI_LOCALRANKID': '1', 'MPI_LOCALNRANKS': '4', 'PBS_JOBID': '12.pbs'}
+LAUNCHERS = {'srun': SRUN, 'PALS': PALS, 'Open MPI': OPEN_MPI, 'MPICH': MPICH}
+FRONTIER = {'HPC_MASTER_PORT': '3442', 'HPC_NODE_CPUS': '128'}
+
+
+@pytest.fixture
+def script(tmp_path):
+    """pytorch-srun as a module has it: beside nothing but get-master."""
+    for name in ('pytorch-srun', 'get-master'):
+        shutil.copy(SCRIPTS / name, tmp_path)
+    (tmp_path / 'python').symlink_to(sys.executable)
+    return tmp_path / 'pytorch-srun'
+
+
+def run(script, *arguments, status=0, **variables):
+    """Run a script with nothing but these variables; returns (standard output, standard error)."""
+    environment = dict({'PATH': '%s:/usr/bin:/bin' % script.parent, 'TMPDIR': str(script.parent)}, **variables)
+    done = subprocess.run([script, *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout, done.stderr
+
+
+def ranks(script, **variables):
+    """What a rank sees, as a dict."""
+    return dict(word.split('=', 1) for word in run(script, '-c', SHOW, **variables)[0].split())
+
+
+@pytest.mark.parametrize('launcher', LAUNCHERS.values(), ids=LAUNCHERS)
+def test_same_variables(script, tmp_path, launcher):
+    """The same whoever launches."""
+    (tmp_path / 'hosts').write_text('nid012\nnid013\n')
+    found = ranks(script, PBS_NODEFILE=str(tmp_path / 'hosts'), **launcher)
+    assert [found[name] for name in NAMES[:5]] == ['5', '8', '1', '4', 'nid012']
+    assert 1024 < int(found['MASTER_PORT']) < 32768
+    assert Path(found['MIOPEN_USER_DB_PATH']).parent == tmp_path and not Path(found['MIOPEN_USER_DB_PATH']).exists()
+
+
+@pytest.mark.parametrize('program', ['mpiexec.mpich', 'mpiexec.openmpi'])
+def test_real_launchers(script, program):
+    """Four real ranks."""
+    environment = {'PATH': '%s:/usr/bin:/bin' % script.parent, 'TMPDIR': '/tmp', 'HOME': '/',
+                   'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
+                   'OMPI_MCA_rmaps_base_oversubscribe': '1'}
+    # one write for each line, as ranks share the output
+    show = SHOW.replace('print(*(', 'os.write(1, (" ".join((').replace(')))', '))) + "\\n").encode())', 1)
+    done = subprocess.run([program, '-n', '4', script, '-c', show], env=environment, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    found = [dict(word.split('=', 1) for word in line.split()) for line in done.stdout.splitlines() if 'RANK=' in line]
+    assert sorted(rank['RANK'] for rank in found) == list('0123'), done.stdout
+    assert all(rank['LOCAL_RANK'] == rank['RANK'] and rank['WORLD_SIZE'] == rank['LOCAL_WORLD_SIZE'] == '4'
+               and rank['MASTER_ADDR'] == '127.0.0.1' for rank in found)
+    assert len({rank['MASTER_PORT'] for rank in found}) == 1
+
+
+@pytest.mark.parametrize('changed, port', [
+    ({}, '3442'),
+    ({'SLURM_JOB_CPUS_PER_NODE': '128'}, '3442'),
+    # half of a node is not more than half: another job may have the other half
+    ({'SLURM_JOB_CPUS_PER_NODE': '64(x2)'}, None),
+    # a second step may run beside the first
+    ({'SLURM_STEP_ID': '1'}, None),
+    ({'HPC_MASTER_PORT': ''}, None),
+    ({'MASTER_PORT': '29500'}, '29500'),
+])
+def test_port(script, changed, port):
+    """The site's own port where nobody else can want it; else one of the job's and step's own."""
+    found = ranks(script, **dict(dict(SRUN, **FRONTIER), **changed))['MASTER_PORT']
+    assert found == port if port else 10000 <= int(found) < 32768
+
+
+def test_ports_of_jobs_on_one_node(script):
+    """Jobs that can be on a node at the same time, and their steps, have different ports."""
+    jobs = [ranks(script, **dict(SRUN, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step), SLURM_JOB_CPUS_PER_NODE='32',
+                                 **FRONTIER))['MASTER_PORT'] for job in (77, 78, 200) for step in (0, 1)]
+    assert len(set(jobs)) == len(jobs)
+
+
+@pytest.mark.parametrize('family', [socket.AF_INET, socket.AF_INET6])
+def test_port_taken(script, family):
+    """The first rank says so at once; the others would only wait."""
+    with socket.socket(family) as listener:
+        listener.bind(('', 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        taken = dict(SRUN, HPC_MASTER_PORT=str(port), HPC_NODE_CPUS='128')
+        _, error = run(script, '-c', SHOW, status=1, **dict(taken, SLURM_PROCID='0'))
+        assert 'port %d of this node is taken' % port in error and 'MASTER_PORT' in error
+        assert ranks(script, **taken)['MASTER_PORT'] == str(port)
+
+
+@pytest.mark.parametrize('given, seen, local', [
+    # bound by srun: one task per GPU, --gpu-bind=closest
+    ({'ROCR_VISIBLE_DEVICES': '6'}, '6', ('0', '1')),
+    ({'ROCR_VISIBLE_DEVICES': '0,1,2,3'}, '1', ('0', '1')),
+    ({'ROCR_VISIBLE_DEVICES': '0,1,2,3', 'SEE_ALL_GPUS': '1'}, '0,1,2,3', ('1', '4')),
+    # one task per node
+    ({'ROCR_VISIBLE_DEVICES': '0,1,2,3', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_LOCALID': '0'}, '0,1,2,3',
+     ('0', '1')),
+    ({}, '-', ('1', '4')),
+])
+def test_gpus(script, given, seen, local):
+    """LOCAL_RANK is a device that the rank has."""
+    found = ranks(script, **dict(SRUN, **given))
+    assert found['ROCR_VISIBLE_DEVICES'] == seen
+    assert (found['LOCAL_RANK'], found['LOCAL_WORLD_SIZE']) == local
+
+
+def test_cost(script):
+    """What it does itself costs less than 30 ms of processor time; true stands for Python."""
+    (script.parent / 'python').unlink()
+    (script.parent / 'python').symlink_to('/bin/true')
+    times = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(script, **dict(SRUN, **FRONTIER))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(times) < 0.03, times
+
+
+def torchrun(tmp_path, status, **variables):
+    """Our torchrun with an interpreter that only shows its arguments."""
+    shutil.copy(SCRIPTS / 'torchrun', tmp_path)
+    (tmp_path / 'python').write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / 'python').chmod(0o755)
+    return run(tmp_path / 'torchrun', '--nnodes=2', 'train.py', '-x', status=status, **variables)
+
+
+def test_torchrun(tmp_path):
+    """Several tasks of srun on a node: what to type. One on each: a word of warning. Elsewhere: nothing."""
+    plain = '-m torch.distributed.run --nnodes=2 train.py -x\n'
+    assert torchrun(tmp_path, 0) == (plain, '')
+    batch = {'SLURM_JOB_ID': '1', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '8'}
+    assert torchrun(tmp_path, 0, **batch) == (plain, '')
+    output, error = torchrun(tmp_path, 2, SLURM_STEP_NUM_NODES='2', **SRUN)
+    assert output == '' and 'srun <options of srun> pytorch-srun train.py' in error
+    output, error = torchrun(tmp_path, 0, **dict(SRUN, SLURM_STEP_NUM_TASKS='2', SLURM_STEP_NUM_NODES='2'))
+    assert output == plain and 'pytorch-srun train.py' in error
+
+
+def test_on_every_system():
+    """Every PyTorch module has it: named in the easyconfig, or among a container's scripts."""
+    for path in CHECKOUT.glob('easyconfigs/p/PyTorch/*.eb'):
+        text = path.read_text()
+        assert 'pytorch-srun' in text or "'SingularityContainer'" in text, path.name
+    assert "'pytorch-srun'" in (CHECKOUT / 'easyblocks/generic/singularitycontainer.py').read_text()
+
+
+@pytest.mark.slow
+def test_in_a_container(place):
+    """The module of a container has it on the path outside, for Python inside; LUMI's own name for it still works."""
+    place.install(place.easyconfig())
+    scripts = place.eb.prefix / 'software/Tool/1.0/runscripts'
+    # stands for the image's Python; the directory is the first on the path in the container
+    (scripts / 'python').write_text(
+        '#!/bin/bash\necho "${SINGULARITY_CONTAINER##*/} $RANK $LOCAL_RANK $MASTER_ADDR $*"\n')
+    (scripts / 'python').chmod(0o755)
+    place.give_to_user()
+    variables = dict(SRUN, ROCR_VISIBLE_DEVICES='0,1,2,3')
+    output = place.as_user('pytorch-srun train.py "a b"; singularity -s exec $SIF conda-python-distributed train.py',
+                           'Tool', env=variables)
+    assert output.splitlines()[-2:] == ['tool.sif 5 0 nid012 train.py a b', 'tool.sif 5 1 nid012 train.py']

@@ -1,0 +1,74 @@
+"""Logs of builds that failed, as compilers and CMake write them: what is shown, and the explanation."""
+
+import pytest
+
+from hpc_pytorch.source import known_errors
+
+# The remedy's words that a message, as it was printed by a real tool, must bring up.
+MESSAGES = (
+    ("{standard input}: Assembler messages:\ng++: fatal error: Killed signal terminated program cc1plus", "--parallel"),
+    ("error: could not write to 'x.o': Disk quota exceeded", "--buildpath"),
+    ("fatal error: error writing to /tmp/ccX.s: No space left on device", "--tmpdir"),
+    ("vec256_bfloat16_neon.h:110:26: error: cannot convert 'int16x4_t' to 'bfloat16x4_t' in initialization",
+     "-flax-vector-conversions"),
+    ("The source directory\n\n    /x/third_party/fmt\n\n  does not contain a CMakeLists.txt file.\n"
+     "Did you run 'git submodule update --init --recursive --jobs 0'?", "git submodule update"),
+    ("Compatibility with CMake < 3.5 has been removed from CMake.", "CMAKE_POLICY_VERSION_MINIMUM"),
+    ("CMake 3.18 or higher is required.  You are running version 3.16.3", "newer CMake"),
+    ("ModuleNotFoundError: No module named 'distutils'", "python_versions"),
+    ("fatal error: numpy/arrayobject.h: No such file or directory", "numpy<2"),
+    ("AttributeError: module 'pkg_resources' has no attribute 'packaging'", "setuptools<70"),
+    ("/bin/sh: 1: CC: not found", "PrgEnv-gnu"),
+    ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
+)
+
+
+@pytest.mark.parametrize('message, remedy', MESSAGES)
+def test_explained(message, remedy):
+    """Exactly one explanation, the right one."""
+    text = "[1/7] Building CXX object x.o\n%s\nninja: build stopped: subcommand failed.\n" % message
+    explanation = known_errors.explain(text)
+    assert remedy in explanation and explanation.count('what to do:') == 1
+
+
+def test_nothing_known():
+    """No explanation is made up."""
+    assert known_errors.explain("error: expected ';' before '}' token") == ''
+
+
+def test_excerpt():
+    """What went wrong is shown, not what CMake prints after it; without such a line, the end."""
+    log = ["-- Looking for x"] * 50 + ["CMake Error at cmake/x.cmake:188 (set):", "  set given invalid arguments"]
+    log += ["--   USE_MPI : 1"] * 50
+    shown = known_errors.excerpt('\n'.join(log)).splitlines()
+    assert shown[:2] == log[50:52] and len(shown) == known_errors.EXCERPT_LINES
+    assert known_errors.excerpt("a\nb") == "a\nb"
+    assert known_errors.excerpt('\n'.join(map(str, range(100)))).startswith('85\n')
+
+
+PIP = """Processing ./horovod-0.28.1.tar.gz
+  Building wheel for horovod (pyproject.toml): started
+  error: subprocess-exited-with-error
+
+  × Building wheel for horovod (pyproject.toml) did not run successfully.
+      -- Set default CPU operation to MPI
+      CMake Error at FindPackageHandleStandardArgs.cmake:230 (message):
+        Could NOT find Pytorch: (Required is at least version "1.5.0") (found )
+      -- Configuring incomplete, errors occurred!
+      mpi.h: No such file or directory
+ERROR: Failed to build one or more wheels
+"""
+
+
+def test_package_not_built():
+    """What the package's build said is shown, of what pip printed; once only pip's own last line was."""
+    said = known_errors.why_not_built(PIP)
+    assert 'Could NOT find Pytorch' in said and "the MPI's headers are not found" in said
+    assert known_errors.why_not_built('ERROR: No matching distribution found for toy==1') == ''
+
+
+def test_excerpt_has_no_traceback():
+    """setup.py's own, which hides what the compiler said; its last line stays."""
+    text = ("gmake: *** [Makefile:136: all] Error 2\nTraceback (most recent call last):\n  File \"setup.py\", line 37\n"
+            "    run_cmake()\nsubprocess.CalledProcessError: Command 'cmake' returned non-zero exit status 2.\n")
+    assert known_errors.excerpt(text).splitlines() == [text.splitlines()[0], text.splitlines()[-1]]

@@ -1,0 +1,163 @@
+"""
+The command that a newcomer types first, for real: PyTorch's official wheels as a module that trains on two processes.
+
+Installed once for all tests of this file; the downloaded wheels are kept in the checkout's .local between runs.
+"""
+import os
+import re
+import subprocess
+
+import pytest
+from common import CHECKOUT, EB, ModulesTool
+
+pytestmark = pytest.mark.slow
+
+EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
+TRAIN = """
+import gc
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def train():
+    dist.init_process_group('gloo')
+    torch.manual_seed(dist.get_rank())
+    inputs = torch.rand(64, 8)
+    targets = inputs.sum(dim=1, keepdim=True)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(50):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    weights = [torch.empty(1, 8) for _ in range(2)]
+    dist.all_gather(weights, model.module.weight.detach())
+    assert torch.equal(*weights), weights
+    assert losses[-1] < losses[0] / 10, losses
+    os.write(1, b'trained\\n')
+
+
+train()
+# gloo's threads end with the last reference to the group; one that still runs while Python ends aborts the process
+gc.collect()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    """The installation, and what ./eb said."""
+    eb = EB(tmp_path_factory.mktemp('workstation') / 'prefix')
+    return eb, eb(EASYCONFIG, '--robot').stdout
+
+
+def test_says_what_to_type(installed, tmp_path):
+    """The printed lines, pasted as they are, work."""
+    _, output = installed
+    block = output.split('now and in job scripts:')[1].split('\n\n')[1]
+    assert 'module load PyTorch/2.13.0-workstation' in block
+    done = subprocess.run(['bash', '-e', '-c', block], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
+                          env={'PATH': os.environ['PATH'], 'HOME': '/'})
+    assert done.returncode == 0, done.stdout
+    for way in ('import', 'gloo', 'mpi4py'):
+        assert '%-8s works' % way in done.stdout
+
+
+@pytest.mark.parametrize('name, syntax', [('Lmod', 'Lua'), ('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
+def test_train_on_two_processes(installed, tmp_path, name, syntax):
+    """A small model, trained by two processes, in each syntax and with each modules tool."""
+    eb, _ = installed
+    tool = ModulesTool(name)
+    modules = tmp_path / 'modules'
+    eb(EASYCONFIG, '--module-only', '--module-syntax=%s' % syntax, '--installpath-modules=%s' % modules, '--rebuild')
+    (tmp_path / 'train.py').write_text(TRAIN)
+    output = tool.run("""
+        module use %s/all
+        module load PyTorch
+        torchrun --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py || exit 1
+        module unload PyTorch
+        [ -z "$EBROOTPYTORCH" ]
+    """ % modules, cwd=tmp_path)
+    assert output.count('trained') == 2, output
+
+
+def test_venv_on_top(installed, tmp_path, lmod):
+    """A user's virtual environment on top of the module sees the module's packages."""
+    eb, _ = installed
+    lmod.run("""
+        module use %s
+        module load PyTorch
+        python -m venv --without-pip mine
+        source mine/bin/activate
+        python -c 'import torch, sys; assert sys.prefix.endswith("mine"); print(torch.__version__)'
+    """ % eb.modules, cwd=tmp_path)
+
+
+def test_no_mpi_on_the_machine(tmp_path, lmod):
+    """Without mpicc on the path a real MPI comes with the module; tried without torch, which makes no difference."""
+    easyconfig = (CHECKOUT / 'easyconfigs/p/PyTorch' / EASYCONFIG).read_text()
+    easyconfig = easyconfig.replace("'torch-2.13.0-cpu.lock', ", '').replace("'bin/torchrun', ", '')
+    easyconfig = re.sub(r"collection_packages = .*\n", '', easyconfig)
+    easyconfig = re.sub(r'(sanity_check_commands = ).*?\]', r'\1["pytorch-check mpi4py"]', easyconfig, flags=re.S)
+    (tmp_path / EASYCONFIG).write_text(easyconfig)
+    tools = tmp_path / 'bin'
+    tools.mkdir()
+    for folder in os.environ['PATH'].split(os.pathsep):
+        if os.path.isdir(folder):
+            for name in os.listdir(folder):
+                if not name.startswith(('mpi', 'ompi', 'orte', 'prte', 'hydra')) and not (tools / name).exists():
+                    (tools / name).symlink_to(os.path.join(folder, name))
+    eb = EB(tmp_path / 'prefix')
+    eb(tmp_path / EASYCONFIG, env={'PATH': str(tools)})
+    output = lmod.run("module use %s; module load PyTorch; which mpiexec; pytorch-check mpi4py" % eb.modules,
+                      env={'PATH': str(tools)})
+    assert str(eb.prefix) in output.splitlines()[0]
+    assert 'MPICH' in output
+    # the machine's own libraries of another MPICH have the same name; neither they nor a variable decide
+    output = lmod.run("""
+        module use %s; module load PyTorch; unset LD_LIBRARY_PATH
+        ldd "$(python -c 'import importlib.util as u; print(u.find_spec("mpi4py.MPI").origin)')"
+    """ % eb.modules)
+    assert re.search(r'libmpi\S* => %s' % eb.prefix, output), output
+
+
+def test_extended_venv(installed, tmp_path, modules_tool):
+    """Activating an environment loads the module, deactivating it leaves everything as it was; twice is once."""
+    eb, _ = installed
+    modules = tmp_path / 'modules'
+    syntax = 'Lua' if modules_tool.name == 'Lmod' else 'Tcl'
+    eb(EASYCONFIG, '--module-only', '--module-syntax=%s' % syntax, '--installpath-modules=%s' % modules, '--rebuild')
+    output = modules_tool.run("""
+        set -e
+        export PYTHONPATH=/users/own
+        module use %s/all
+        module load PyTorch
+        python -m venv --without-pip "my venv"
+        "$SCRIPT" "my venv"; cp "my venv/bin/activate" first
+        "$SCRIPT" "my venv"; cmp first "my venv/bin/activate"
+        packages=$(echo "my venv"/lib/python3.*/site-packages)
+        mkdir "$packages/numpy"; echo "mine = True" > "$packages/numpy/__init__.py"
+        module unload PyTorch
+        # Lmod has removed what is in it twice
+        before=$PATH
+        for turn in 1 2; do
+            . "my venv/bin/activate"
+            . "my venv/bin/activate"
+            python -c 'import sys, numpy, mpi4py; print("inside", numpy.mine, sys.prefix)'
+            deactivate
+            [ "$PATH" = "$before" ]; [ "$PYTHONPATH" = /users/own ]; [ -z "$EBROOTPYTORCH" ]
+        done
+        module load PyTorch; loaded=$PYTHONPATH
+        . "my venv/bin/activate"; deactivate
+        [ -n "$EBROOTPYTORCH" ]; [ "$PYTHONPATH" = "$loaded" ]
+        module unload PyTorch
+        "$SCRIPT" "my venv" || "$SCRIPT" nowhere || echo refused
+    """ % modules, cwd=tmp_path, env={'SCRIPT': str(CHECKOUT / 'scripts/extend-venv-activate')})
+    assert output.count("inside True %s/my venv" % tmp_path) == 2
+    assert "load PyTorch's module first" in output and 'refused' in output
