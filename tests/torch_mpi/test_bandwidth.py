@@ -6,7 +6,7 @@ import importlib.util
 import pytest
 from mpis import CHECKOUT
 
-SCRIPT = CHECKOUT / "easyconfigs" / "p" / "PyTorch" / "pytorch-bandwidth"
+SCRIPT = CHECKOUT / "scripts" / "pytorch-bandwidth"
 
 
 @pytest.fixture(scope="module")
