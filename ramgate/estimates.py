@@ -7,7 +7,7 @@ import math
 import os
 import re
 
-from ramgate.curves import Recorder, age_of, span
+from ramgate.curves import age_of, span
 from ramgate.limits import Problem
 
 MB = 2.0 ** 20
@@ -165,6 +165,3 @@ class Knowledge:
             if kind and kind.count >= ENOUGH:
                 return kind.estimate((kind.peaks / kind.count, kind.seconds / kind.count))
         return self.kind(language).estimate(guess)
-
-
-__all__ = ['Estimate', 'Knowledge', 'Recorder', 'MB']

@@ -130,7 +130,7 @@ static int capture(void)
 
 static void pass_on(int fd)
 {
-    char buffer[65536];
+    static char buffer[65536];
     ssize_t n, written;
     off_t at = 0;
     while ((n = pread(fd, buffer, sizeof buffer, at)) > 0) {
@@ -200,6 +200,7 @@ static int run(char **argv, int output, struct rusage *used)
 
 int main(int argc, char **argv)
 {
+    static char report[TAIL + 64];
     const char *path = getenv("RAMGATE_SOCKET");
     char *message = NULL, *data = "", directory[4096];
     size_t length = 0, room = 4096;
@@ -223,6 +224,8 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++)
         room += strlen(argv[i]) + 1;
     message = malloc(room);
+    if (!message)
+        return fputs("ramgate-cc: out of memory\n", stderr), 1;
     if (!getcwd(directory, sizeof directory))
         strcpy(directory, "/");
     length = stpcpy(message, directory) - message + 1;
@@ -234,7 +237,7 @@ int main(int argc, char **argv)
     for (int attempt = 1;; attempt++) {
         struct rusage used;
         int output = capture(), status, code;
-        char kind = hear_interruptibly(&data), *report = malloc(TAIL + 64);
+        char kind = hear_interruptibly(&data);
         off_t end;
 
         if (kind == 'x') {
@@ -264,7 +267,6 @@ int main(int argc, char **argv)
             if (kind == 'r' && *data && lstat(data, &partial) == 0 && S_ISREG(partial.st_mode))
                 unlink(data);
             close(output);
-            free(report);
             continue;
         }
         pass_on(output);

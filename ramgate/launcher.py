@@ -14,8 +14,8 @@ TAIL, ATTEMPTS_ALONE = 65536, 3
 CAUGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Broker:
-    """The connection to the broker; without one everything is silent."""
+class Line:
+    """To the broker; without one everything is silent."""
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -131,7 +131,7 @@ def main():
         except OSError as error:
             sys.stderr.write('ramgate-cc: %s: %s\n' % (command[0], error.strerror))
             return 127
-    broker = Broker(path)
+    broker = Line(path)
     broker.tell(b'j', b''.join(os.fsencode(word) + b'\0' for word in [os.getcwd()] + command))
     turn = None
     for attempt in range(1, 1000):

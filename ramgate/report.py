@@ -39,13 +39,13 @@ class Live:
         self.drawn = False
         self.progress, self.next_note = os.environ.get(PROGRESS), self.begin
 
-    def __call__(self, event, job, broker):
+    def __call__(self, event, job, schedule):
         now = time.monotonic()
         if event == 'finished' and self.drawn:
             self.stream.write('\r\033[K')
         elif now >= self.next and event != 'finished':
             self.next = now + (LIVE if self.terminal else LOG)
-            line = 'ramgate: ' + self.line(broker, now)
+            line = 'ramgate: ' + self.line(schedule, now)
             if self.terminal:
                 width = shutil.get_terminal_size().columns - 1
                 self.stream.write('\r%s\033[K\r' % line[:width])
@@ -55,7 +55,7 @@ class Live:
         self.stream.flush()
         if self.progress and now >= self.next_note:
             self.next_note = now + NOTE
-            self.note(self.line(broker, now))
+            self.note(self.line(schedule, now))
 
     def note(self, line):
         """Leave the line where others find it; not being able to is no reason to stop a build."""
@@ -67,17 +67,17 @@ class Live:
         except OSError:
             self.progress = None
 
-    def line(self, broker, now):
+    def line(self, schedule, now):
         """How far the build is."""
-        counts = {state: len(broker.in_state(state)) for state in ('running', 'frozen', 'waiting')}
-        total = max(broker.done + sum(counts.values()), broker.foreseen)
-        used = broker.limit - broker.constraint.free
-        text = '%d/%d done, %d running, ' % (broker.done, total, counts['running'])
+        counts = {state: len(schedule.in_state(state)) for state in ('running', 'frozen', 'waiting')}
+        total = max(schedule.done + sum(counts.values()), schedule.foreseen)
+        used = schedule.limit - schedule.constraint.free
+        text = '%d/%d done, %d running, ' % (schedule.done, total, counts['running'])
         if counts['frozen']:
             text += '%d frozen, ' % counts['frozen']
-        text += '%s of %s' % (human(used), human(broker.limit))
-        if broker.done and total > broker.done:
-            text += ', about %s left' % duration((now - self.begin) * (total - broker.done) / broker.done)
+        text += '%s of %s' % (human(used), human(schedule.limit))
+        if schedule.done and total > schedule.done:
+            text += ', about %s left' % duration((now - self.begin) * (total - schedule.done) / schedule.done)
         return text
 
 
@@ -89,16 +89,16 @@ class Report:
         self.jobs, self.moments, self.every, self.seen = [], [], 1, 0
         self.events = []
 
-    def __call__(self, event, job, broker):
+    def __call__(self, event, job, schedule):
         now = time.monotonic() - self.begin
         if event == 'ended':
             self.jobs.append(self.entry(job))
         elif event in ('frozen', 'thawed', 'killed'):
             self.events.append([round(now, 3), event, job.name])
         elif event == 'looked':
-            self.look(now, broker)
+            self.look(now, schedule)
         elif event == 'finished':
-            self.write(broker)
+            self.write(schedule)
 
     def entry(self, job):
         """What the report says about a job."""
@@ -111,23 +111,23 @@ class Report:
                                'peak_mb': round(peak, 1), 'why': why} for start, end, peak, why in job.retries])
         return entry
 
-    def look(self, now, broker):
+    def look(self, now, schedule):
         """One moment of memory; of many only every second is kept."""
         self.seen += 1
         if self.seen % self.every:
             return
-        megabytes = (broker.own, broker.limit - broker.constraint.free, broker.limit)
+        megabytes = (schedule.own, schedule.limit - schedule.constraint.free, schedule.limit)
         self.moments.append([round(now, 2)] + [round(amount / MB, 1) for amount in megabytes]
-                            + [len(broker.in_state(state)) for state in ('running', 'frozen', 'waiting')])
+                            + [len(schedule.in_state(state)) for state in ('running', 'frozen', 'waiting')])
         if len(self.moments) > MOMENTS:
             self.moments, self.every = self.moments[::2], self.every * 2
 
-    def write(self, broker):
+    def write(self, schedule):
         """report.json and report.svg."""
         os.makedirs(self.directory, exist_ok=True)
         seconds = round(time.monotonic() - self.begin, 2)
-        data = {'seconds': seconds, 'cores': broker.cores, 'limit_mb': round(broker.limit / MB), 'limited_by':
-                broker.constraint.name, 'jobs': self.jobs, 'events': self.events,
+        data = {'seconds': seconds, 'cores': schedule.cores, 'limit_mb': round(schedule.limit / MB), 'limited_by':
+                schedule.constraint.name, 'jobs': self.jobs, 'events': self.events,
                 'memory': {'columns': ['seconds', 'jobs_mb', 'used_mb', 'limit_mb', 'running', 'frozen', 'waiting'],
                            'rows': self.moments}}
         for name, text in (('report.json', json.dumps(data, indent=None, separators=(',', ':')) + '\n'),
@@ -136,7 +136,7 @@ class Report:
             with open(partial, 'w') as file:
                 file.write(text)
             os.replace(partial, os.path.join(self.directory, name))
-        broker.knowledge.save(os.path.join(self.directory, 'profile.json'))
+        schedule.knowledge.save(os.path.join(self.directory, 'profile.json'))
 
     def picture(self, seconds, data):
         """The jobs as a timeline above, memory against the limit below."""

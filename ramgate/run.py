@@ -12,6 +12,7 @@ from ramgate.broker import Broker, listen
 from ramgate.estimates import Knowledge
 from ramgate.limits import Limits, Problem, cgroups, number
 from ramgate.processes import descendants
+from ramgate.schedule import Schedule
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LANGUAGES = ('C', 'CXX', 'CUDA', 'HIP')
@@ -129,10 +130,10 @@ class Build:
             os.close(self.control)
             for number_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number_, signal.SIG_IGN)
-            broker = Broker(listener, reader, self.limits, self.knowledge, self.jobs, os.getcwd(), self.watchers)
-            broker.serve()
+            schedule = Schedule(self.knowledge, self.jobs, self.limits.tightest(0))
+            Broker(listener, reader, self.limits, schedule, os.getcwd(), self.watchers).serve()
             for watcher in self.watchers:
-                watcher('finished', None, broker)
+                watcher('finished', None, schedule)
             if self.options.profile:
                 self.knowledge.save(self.options.profile)
             status = 0

@@ -6,7 +6,6 @@ The wrapper is ``$MPICXX``, or the ``mpicxx`` on ``PATH`` (``CC`` on Cray system
 import os
 import shutil
 import sys
-from multiprocessing.pool import ThreadPool
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -77,13 +76,6 @@ class Build(build_ext):
         # Two of them came later than the setuptools that Python 3.11 puts into a venv.
         self.compiler.set_executables(
             **{name: command for name, command in commands.items() if name in self.compiler.executables})
-        # setuptools compiles one source after the other; each takes ten seconds.
-        with ThreadPool() as pool:
-            ext.extra_objects = sum(pool.map(lambda source: self.compiler.compile(
-                [source], output_dir=self.build_temp, macros=ext.define_macros,
-                include_dirs=ext.include_dirs + self.compiler.include_dirs,
-                extra_postargs=ext.extra_compile_args, depends=ext.depends), ext.sources), [])
-        ext.sources = []
         super().build_extension(ext)
 
 
@@ -104,9 +96,7 @@ setup(
     cmdclass={"build_ext": Build, "build_py": Package},
     ext_modules=[Extension(
         "torch_mpi._c",
-        ["src/" + name for name in ["module.cpp", "backend.cpp", "memory.cpp", "reduction.cpp", "runtime.cpp"]],
-        depends=["src/" + name for name in [
-            "backend.h", "gpu_aware.h", "memory.h", "reduction.h", "runtime.h", "torch_api.h"]],
+        ["src/all.cpp"],
         # The C++ bindings of MPI are not used and long gone from the standard.
         define_macros=[("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")],
         extra_compile_args=["-O2", "-g0", "-Wall", "-fvisibility=hidden"],

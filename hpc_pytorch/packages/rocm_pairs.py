@@ -7,7 +7,9 @@ be of the same release, or two of them meet in one process. Standard library onl
 import re
 from collections import namedtuple
 
-# One line for each pair that PyTorch's installation pages name; `gpus` as far as PyTorch's own builds compile for them.
+# One line for each pair that PyTorch's installation pages name (pytorch.org/get-started/previous-versions, November
+# 2026); `gpus` as far as PyTorch's own builds compile for them. Made by hand: a new release is a line, from the
+# compatibility matrix in RELEASE.md of pytorch/pytorch.
 Row = namedtuple('Row', 'pytorch rocm pythons gpus')
 BEFORE_GFX11 = 'gfx900 gfx906 gfx908 gfx90a gfx1030'
 BEFORE_GFX942 = BEFORE_GFX11 + ' gfx1100'

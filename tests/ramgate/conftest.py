@@ -1,4 +1,5 @@
 """Builds of a few lines for ramgate to run, by a ninja of the tests' own environment."""
+import json
 import os
 import subprocess
 import sys
@@ -93,6 +94,10 @@ class Build:
         """Nothing is left running or lying around."""
         eventually(lambda: not self.processes())
         assert not list((self.directory / 'tmp').iterdir())
+
+    def report(self):
+        """What report.json says."""
+        return json.loads((self.directory / 'report' / 'report.json').read_text())
 
     def processes(self):
         """Processes that work in this directory."""

@@ -4,7 +4,7 @@ import importlib.machinery
 import importlib.util
 
 import pytest
-from mpis import CHECKOUT
+from mpi_installation import CHECKOUT
 
 SCRIPT = CHECKOUT / "scripts" / "pytorch-bandwidth"
 

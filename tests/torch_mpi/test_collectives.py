@@ -45,7 +45,7 @@ def test_it_goes_on_while_the_program_does_something_else(installed):
 
 def test_nothing_disturbs_a_rank_that_waits(installed):
     """Its thread for operations nobody waits for does not run each millisecond: that cost a tenth of the time."""
-    output = installed.run(2, "rest.py")
+    output = installed.run(2, "progress_thread_rests.py")
     found = re.findall(r"(\w+): (\d+) times in (\d+) ms", output)
     assert found, output
     for name, times, milliseconds in found:

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from mpis import HERE, environment
+from mpi_installation import HERE, environment
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from mpis import CHECKOUT, environment
+from mpi_installation import CHECKOUT, environment
 
 pytestmark = pytest.mark.slow
 

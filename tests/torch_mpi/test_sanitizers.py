@@ -4,17 +4,17 @@ import shlex
 import subprocess
 
 import pytest
-from mpis import Installed, install
+from mpi_installation import Installed
 
 pytestmark = pytest.mark.slow
 
-# Name → (what the compiler is told, libraries to be loaded before Python, settings). Python and PyTorch are not
-# compiled like this and keep what they want: leaks cannot be told apart. UCX, which MPICH uses, replaces functions
-# that end threads, in which the thread sanitizer crashes.
+# Variant → libraries to be loaded before Python, and settings. Python and PyTorch are not compiled like this and keep
+# what they want: leaks cannot be told apart. UCX, which MPICH uses, replaces functions that end threads, in which the
+# thread sanitizer crashes.
 SANITIZERS = {
-    "memory": ("address,undefined", ["libasan.so", "libubsan.so"], {
+    "mpich-memory": (["libasan.so", "libubsan.so"], {
         "ASAN_OPTIONS": "detect_leaks=0:exitcode=66:verbosity=1", "UBSAN_OPTIONS": "halt_on_error=1:exitcode=66"}),
-    "threads": ("thread", ["libtsan.so"], {
+    "mpich-threads": (["libtsan.so"], {
         "TSAN_OPTIONS": "ignore_noninstrumented_modules=1:exitcode=66", "UCX_MEM_EVENTS": "n"}),
 }
 
@@ -28,10 +28,10 @@ def library(name):
 class Sanitized(Installed):
     """Runs its programs under a sanitizer."""
 
-    def __init__(self, python, prefix, libraries, settings):
+    def __init__(self, python, prefix, libraries, settings, scratch):
         super().__init__("mpich", python, prefix)
         self.settings = settings
-        self.python = prefix.parent / "python"
+        self.python = scratch / "python"
         self.python.write_text("#!/bin/sh\nexec env LD_PRELOAD=%s %s \"$@\"\n" % (
             shlex.quote(" ".join(map(library, libraries))), shlex.quote(python)))
         self.python.chmod(0o755)
@@ -41,15 +41,10 @@ class Sanitized(Installed):
 
 
 @pytest.fixture(scope="module", params=sorted(SANITIZERS))
-def sanitized(request, python, tmp_path_factory):
+def sanitized(request, python, builds, tmp_path_factory):
     """torch_mpi, once for each sanitizer."""
-    flags, libraries, settings = SANITIZERS[request.param]
-    directory = tmp_path_factory.mktemp("sanitized")
-    compiler = directory / "mpicxx"
-    compiler.write_text('#!/bin/sh\nexec mpicxx.mpich "$@" -O0 -g1 -fsanitize=%s\n' % flags)
-    compiler.chmod(0o755)
-    install(compiler, python, directory / "prefix")
-    return Sanitized(python, directory / "prefix", libraries, settings)
+    return Sanitized(python, builds[request.param].result(), *SANITIZERS[request.param],
+                     tmp_path_factory.mktemp("sanitized"))
 
 
 def test_it_is_compiled_so(sanitized):

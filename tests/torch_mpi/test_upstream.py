@@ -1,8 +1,8 @@
 """PyTorch's own distributed test class: whatever passes on gloo passes here, on real MPI processes."""
 
 import pytest
-import upstream_suite
-from mpis import environment, mpirun
+from programs import upstream_suite
+from mpi_installation import environment, mpirun
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <cstring>
-#include <limits>
 #include <numeric>
 
 #include "memory.h"
@@ -20,7 +19,6 @@ using Tensors = std::vector<at::Tensor>;
 // Nothing tells an isend from a send, which is waited for at once: the progress thread is not woken for either, but
 // finds what nobody waits for within milliseconds.
 constexpr bool kMessage = false;
-constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 // A reduction of more elements, a broadcast of more bytes, is several ones, on all ranks alike.
 constexpr int64_t kPartLimit = int64_t(1) << 30;
 
@@ -212,10 +210,6 @@ void MPIBackend::setSequenceNumberForGroup() {}
 
 uint64_t MPIBackend::getSequenceNumberForGroup() {
   return sequence_.load();
-}
-
-void MPIBackend::abort() {
-  communicator_->fail("the process group was aborted");
 }
 
 void MPIBackend::shutdown() {}

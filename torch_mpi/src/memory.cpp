@@ -2,8 +2,6 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <limits>
-
 namespace torch_mpi {
 
 void await_stream(const at::Device& device) {
@@ -15,7 +13,6 @@ void await_stream(const at::Device& device) {
 
 namespace {
 
-constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 constexpr int64_t kBlock = int64_t(1) << 30;
 
 // Why MPI cannot be handed a pointer to GPU memory in this operation; null where it can.

@@ -1,11 +1,15 @@
 // Tensors as MPI needs them: contiguous memory it can reach, and spans of bytes of any length.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "runtime.h"
 
 namespace torch_mpi {
+
+// The most elements that MPI-3 counts.
+constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 
 // For tensors on a GPU, until all is done that this thread has put on its stream there: before MPI reads or writes such
 // memory, and before anyone is told that a result is complete.
@@ -23,7 +27,7 @@ at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors);
 at::Tensor joined(const std::vector<at::Tensor>& tensors);
 at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors);
 
-// `count` elements of `type` are so many bytes. MPI-3 counts are int; a longer span is one element of a type of its
+// `count` elements of `type` are so many bytes. A longer span is one element of a type of its
 // own, which lives as long as this object (MPI keeps what a pending operation needs).
 class Span {
  public:

@@ -1,12 +1,4 @@
-// What a process has once: MPI itself, the lock around it, the operations under way, and the thread that moves them on
-// when nobody waits.
-//
-// Every call of MPI is non-blocking (creating a communicator aside) and made under one lock, by whichever thread is at
-// hand: the caller posts its operation, wait() tests it until it is done. There is no queue and no hop to another
-// thread. MPI_THREAD_SERIALIZED is therefore enough.
-//
-// The progress thread only matters for operations nobody is waiting for: those with async_op=True and those whose
-// future is used, as DistributedDataParallel does. While there are none it sleeps and calls MPI now and then.
+// The process with its thread, the communicators, and the operations: README.rst in this folder is the map.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -32,9 +24,14 @@ namespace torch_mpi {
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
+// How often it is looked whether a group has failed or is late.
+constexpr auto kNoticeInterval = Milliseconds(1);
+
 // Throws when `code` is not MPI_SUCCESS; `what` is the MPI function.
 void check_mpi(int code, const char* what);
 std::string mpi_error_text(int code);
+std::exception_ptr error_of(const std::string& message);
+std::string in_seconds(Milliseconds time);
 
 class MPIWork;
 using WorkPointer = c10::intrusive_ptr<MPIWork>;

@@ -1,6 +1,6 @@
 """PyTorch's own distributed tests and those of this directory, on many versions of PyTorch.
 
-    python versions.py FOLDER [--torch 2.1.2 ...] [--mpis mpich openmpi] [--ranks 2 4]
+    python torch_versions.py FOLDER [--torch 2.1.2 ...] [--mpis mpich openmpi] [--ranks 2 4]
 
 Makes a venv in FOLDER for each version, installs torch_mpi there for each MPI as the README says, runs PyTorch's test
 class on gloo and on mpi, and the programs below; then prints the table of the README, and by name what passes on gloo
@@ -15,8 +15,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import upstream_suite
-from mpis import MPIS, Installed, environment, install, make_venv, mpirun
+from programs import upstream_suite
+from mpi_installation import MPIS, Installed, environment, install, make_venv, mpirun
 
 # The oldest supported, the newest, and some between.
 VERSIONS = ["2.1.2", "2.4.1", "2.9.1", "2.13.0", "2.15.0"]

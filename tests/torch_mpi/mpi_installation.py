@@ -1,12 +1,17 @@
 """The MPIs of this machine, and PyTorch and torch_mpi installed for them as a user does it."""
 
+import contextlib
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+PROGRAMS = HERE / "programs"
 CHECKOUT = HERE.parent.parent
 TORCH = os.environ.get("TEST_TORCH", "2.13.0")
 CACHE = CHECKOUT / ".local" / "test-cache" / "torch_mpi"
@@ -36,6 +41,26 @@ def make_venv(folder, torch):
     return str(python)
 
 
+@contextlib.contextmanager
+def locked(path):
+    """One process at a time; others wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open("%s.lock" % path, "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def kept_venv():
+    """The Python of a venv with PyTorch that is kept between runs."""
+    venv = CACHE / ("venv-%s" % TORCH)
+    with locked(venv):
+        if not (venv / "whole").exists():
+            shutil.rmtree(venv, ignore_errors=True)
+            make_venv(venv, TORCH)
+            (venv / "whole").touch()
+    return str(venv / "bin" / "python")
+
+
 def mpirun(mpi):
     """The command that starts processes of this MPI, but for their number."""
     return ["mpirun." + mpi] + MPIS[mpi]
@@ -51,6 +76,31 @@ def install(compiler, python, prefix):
     assert done.returncode == 0, done.stdout[-6000:]
 
 
+def build(variant, flags, python):
+    """A prefix with torch_mpi, once for all processes and runs that have the same sources, compiler and PyTorch.
+
+    The variant is the suffix of the compiler's name, and what tells it from others of the same compiler.
+    """
+    show = subprocess.run(["mpicxx." + variant.split("-")[0], "-show"], check=True, stdout=subprocess.PIPE).stdout
+    state = hashlib.sha256(repr((show, flags, python, TORCH)).encode())
+    for path in sorted(path for path in (CHECKOUT / "torch_mpi").rglob("*") if path.is_file()):
+        state.update(str(path).encode() + path.read_bytes())
+    place = CACHE / "builds" / variant / state.hexdigest()[:16]
+    with locked(place.parent):
+        if not (place / "whole").exists():
+            for older in place.parent.glob("*"):
+                if time.time() - older.stat().st_mtime > 86400:
+                    shutil.rmtree(older)
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(parents=True)
+            compiler = place / "mpicxx"
+            compiler.write_text('#!/bin/sh\nexec mpicxx.%s "$@" %s\n' % (variant.split("-")[0], flags))
+            compiler.chmod(0o755)
+            install(compiler, python, place / "prefix")
+            (place / "whole").touch()
+    return place / "prefix"
+
+
 class Installed:
     """torch_mpi for one MPI, in a prefix of its own."""
 
@@ -64,8 +114,8 @@ class Installed:
         return environment(**dict({"PYTHONPATH": str(self.site)}, **variables))
 
     def run(self, ranks, program, *arguments, timeout=240, options=(), status=0, **variables):
-        """Run a program of this directory on so many ranks; returns its output. `status` None: any."""
-        command = self.mpirun + list(options) + ["-n", str(ranks), self.python, str(HERE / program),
+        """Run one of the programs on so many ranks; returns its output. `status` None: any."""
+        command = self.mpirun + list(options) + ["-n", str(ranks), self.python, str(PROGRAMS / program),
                                                  *map(str, arguments)]
         done = subprocess.run(command, env=self.environment(**variables), timeout=timeout,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,0 +1,16 @@
+"""The command line."""
+import os
+import subprocess
+import sys
+
+
+def test_help():
+    top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run([sys.executable, '-m', 'ramgate', '--help'],
+                          stdout=subprocess.PIPE, text=True, check=True, cwd=top)
+    assert 'run' in done.stdout and 'replay' in done.stdout
+
+
+def test_mistakes_are_explained(build):
+    assert 'what is to be built?' in build.run(status=2, command=())
+    assert 'nowhere-to-be-found: No such file' in build.run(status=2, command=('nowhere-to-be-found',))

@@ -1,0 +1,259 @@
+#include "runtime.h"
+
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "backend.h"
+#include "reduction.h"
+
+namespace torch_mpi {
+namespace {
+
+constexpr auto kNoticeDelivery = std::chrono::seconds(1);
+constexpr auto kDrain = std::chrono::seconds(5);
+constexpr auto kLastWords = std::chrono::seconds(2);
+constexpr auto kListen = std::chrono::milliseconds(1);
+constexpr size_t kNoticeLength = 512;
+
+// What this process wrote and nobody has read yet, when that is a pipe.
+int unread(int stream) {
+  struct stat status;
+  int bytes = 0;
+  if (fstat(stream, &status) != 0 || !S_ISFIFO(status.st_mode) || ioctl(stream, FIONREAD, &bytes) != 0)
+    return 0;
+  return bytes;
+}
+
+// MPICH's mpirun drops what it has not read when a rank ends all, the reason among it. So it gets a moment.
+void end_all(int rank, const char* why) {
+  std::fprintf(stderr, "torch_mpi: rank %d %s, so all ranks are ended\n", rank, why);
+  std::fflush(nullptr);
+  const auto deadline = Clock::now() + kLastWords;
+  while (unread(STDOUT_FILENO) + unread(STDERR_FILENO) > 0 && Clock::now() < deadline)
+    std::this_thread::sleep_for(kListen);
+  MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+}  // namespace
+
+std::string in_seconds(Milliseconds time) {
+  return c10::str(static_cast<double>(time.count()) / 1000, " s");
+}
+
+std::exception_ptr error_of(const std::string& message) {
+  try {
+    C10_THROW_ERROR(DistBackendError, message);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+std::string mpi_error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS)
+    return c10::str("error ", code);
+  return std::string(text, static_cast<size_t>(length));
+}
+
+void check_mpi(int code, const char* what) {
+  if (C10_UNLIKELY(code != MPI_SUCCESS))
+    C10_THROW_ERROR(DistBackendError, c10::str("torch_mpi: ", what, ": ", mpi_error_text(code)));
+}
+
+// ------------------------------------------------------------------------------------ a group that has failed
+
+std::string Communicator::reason() {
+  std::lock_guard<std::mutex> lock(reason_mutex_);
+  return reason_;
+}
+
+void Communicator::throw_if_failed() {
+  if (C10_UNLIKELY(failed()))
+    C10_THROW_ERROR(DistBackendError, c10::str("torch_mpi: this process group has failed before: ", reason()));
+}
+
+void Communicator::mark_failed(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(reason_mutex_);
+  if (failed())
+    return;
+  reason_ = reason;
+  failed_.store(true, std::memory_order_release);
+}
+
+void Communicator::fail(const std::string& reason) {
+  if (failed() || !Runtime::get().usable())
+    return;
+  mark_failed(reason);
+  // Sent without waiting for long; memory and requests of what could not be delivered stay with MPI.
+  auto* text = new std::vector<char>(kNoticeLength, '\0');
+  std::snprintf(text->data(), kNoticeLength, "rank %d: %s", rank_, reason.c_str());
+  std::vector<MPI_Request> requests(static_cast<size_t>(size_), MPI_REQUEST_NULL);
+  const auto deadline = Clock::now() + kNoticeDelivery;
+  int delivered = 0;
+  {
+    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+    for (int other = 0; other < size_; ++other)
+      if (other != rank_)
+        MPI_Isend(text->data(), kNoticeLength, MPI_CHAR, other, notice_tag(), comm_, &requests[other]);
+  }
+  while (!delivered && Clock::now() < deadline) {
+    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+    if (MPI_Testall(size_, requests.data(), &delivered, MPI_STATUSES_IGNORE) != MPI_SUCCESS)
+      break;
+    sched_yield();
+  }
+  if (delivered)
+    delete text;
+}
+
+void Communicator::look_for_notice() {
+  if (failed())
+    return;
+  std::vector<char> text(kNoticeLength + 1, '\0');
+  int found = 0;
+  {
+    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+    MPI_Status status;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, notice_tag(), comm_, &found, &status) != MPI_SUCCESS || !found)
+      return;
+    MPI_Recv(text.data(), kNoticeLength, MPI_CHAR, status.MPI_SOURCE, notice_tag(), comm_, MPI_STATUS_IGNORE);
+  }
+  mark_failed(text.data());
+}
+
+void MPIBackend::abort() {
+  communicator_->fail("the process group was aborted");
+}
+
+// ---------------------------------------------------------------------------------- an operation that is given up
+
+// A receive can be taken back, and the group stays usable; a collective cannot.
+bool MPIWork::cancel_receive() {
+  if (!receive_)
+    return false;
+  const auto deadline = Clock::now() + kNoticeDelivery;
+  bool asked = false;
+  while (Clock::now() < deadline) {
+    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+    for (size_t i = complete_requests_; !asked && i < requests_.size(); ++i)
+      MPI_Cancel(&requests_[i]);
+    asked = true;
+    if (test_requests())
+      return mpi_error_ == MPI_SUCCESS;
+  }
+  return false;
+}
+
+void MPIWork::give_up(const std::string& reason) {
+  WorkPointer held;
+  {
+    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+    if (state_.load(std::memory_order_acquire) != pending)
+      return;
+    state_.store(completing, std::memory_order_release);
+    held = Runtime::get().remove(*this);
+  }
+  const auto message = c10::str(description(), " of rank ", rank_, ": ", reason);
+  if (!cancel_receive()) {
+    communicator_->fail(message);
+    Runtime::get().abandon(held);
+  }
+  end(error_of("torch_mpi: " + message));
+}
+
+void MPIWork::abort() {
+  give_up("aborted");
+}
+
+void Runtime::abandon(const WorkPointer& work) {
+  std::lock_guard<std::mutex> lock(mutex);
+  abandoned_.push_back(work);
+}
+
+// Gives up operations that are late, and those of a group in which another rank told of a failure.
+void Runtime::look_after() {
+  std::vector<WorkPointer> works;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    works = under_way_;
+  }
+  const auto now = Clock::now();
+  Communicator* last = nullptr;
+  for (auto& work : works) {
+    auto& communicator = *work->communicator_;
+    if (&communicator != last)
+      communicator.look_for_notice();
+    last = &communicator;
+    if (communicator.failed())
+      work->give_up("the process group failed: " + communicator.reason());
+    else if (now >= work->deadline_)
+      work->give_up(c10::str("Timed out after ", in_seconds(work->timeout_)));
+  }
+}
+
+void Runtime::await_all(std::vector<MPI_Request>& requests, Clock::time_point deadline) {
+  int complete = 0;
+  while (true) {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      check_mpi(
+          MPI_Testall(static_cast<int>(requests.size()), requests.data(), &complete, MPI_STATUSES_IGNORE),
+          "creating a process group");
+    }
+    if (complete)
+      return;
+    if (Clock::now() > deadline)
+      C10_THROW_ERROR(DistBackendError, "torch_mpi: timed out creating a process group: not all of its ranks came");
+    sched_yield();
+  }
+}
+
+// ------------------------------------------------------------------------------------------ the end of the process
+
+// Operations nobody waited for, a send whose work was dropped for example, get a moment to become complete.
+bool Runtime::drain() {
+  const auto deadline = Clock::now() + kDrain;
+  while (true) {
+    std::vector<WorkPointer> works;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      works = under_way_;
+      if (!abandoned_.empty())
+        return false;
+    }
+    if (works.empty())
+      return true;
+    if (Clock::now() > deadline)
+      return false;
+    for (auto& work : works)
+      poll(*work);
+    sched_yield();
+  }
+}
+
+void Runtime::stop(bool failed) {
+  if (!usable())
+    return;
+  if (failed && world_size_ > 1)
+    end_all(world_rank_, "ends by an error");
+  const bool clean = drain();
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    stopping_ = true;
+    wake();
+  }
+  thread_.join();
+  if (!initialised_here_)
+    return;
+  if (!clean)
+    end_all(world_rank_, "ends with operations that never became complete");
+  free_reductions();
+  MPI_Finalize();
+}
+
+}  // namespace torch_mpi

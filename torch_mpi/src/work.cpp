@@ -1,0 +1,221 @@
+#include "runtime.h"
+
+#include <sched.h>
+
+#include <cstring>
+
+#include "memory.h"
+
+namespace torch_mpi {
+namespace {
+
+// A test that took longer than this moved data: test again at once.
+constexpr auto kDataMoved = std::chrono::microseconds(1);
+// A waiter tests so often before it offers its core to others between the tests, and naps after so long without news.
+constexpr unsigned kSpins = 100;
+constexpr auto kSpin = std::chrono::milliseconds(20);
+constexpr auto kNap = std::chrono::microseconds(20);
+
+}  // namespace
+
+MPIWork::MPIWork(
+    std::shared_ptr<Communicator> communicator,
+    c10d::OpType type,
+    const char* title,
+    const OptionalTensors& inputs,
+    std::vector<at::Tensor> outputs,
+    Milliseconds timeout)
+    // Without a profiler there are no inputs and no title: preparing a record costs time even when nobody reads it.
+    : c10d::Work(communicator->rank(), type, inputs ? title : nullptr, inputs),
+      communicator_(std::move(communicator)),
+      title_(title),
+      outputs_(std::move(outputs)),
+      deadline_(Clock::now() + timeout),
+      timeout_(timeout) {}
+
+bool MPIWork::test_requests() {
+  for (; complete_requests_ < requests_.size(); ++complete_requests_) {
+    MPI_Status status;
+    int complete = 0;
+    const int code = MPI_Test(&requests_[complete_requests_], &complete, &status);
+    if (C10_UNLIKELY(code != MPI_SUCCESS)) {
+      mpi_error_ = code;
+      return true;
+    }
+    if (!complete)
+      return false;
+    if (receive_)
+      source_ = status.MPI_SOURCE;
+  }
+  return true;
+}
+
+bool MPIWork::advance() {
+  while (true) {
+    if (!test_requests())
+      return false;
+    if (mpi_error_ != MPI_SUCCESS || complete_stages_ == stages_.size())
+      return true;
+    try {
+      stages_[complete_stages_++]();
+    } catch (...) {
+      stage_error_ = std::current_exception();
+      return true;
+    }
+  }
+}
+
+std::string MPIWork::description() const {
+  return std::strncmp(title_, "mpi:", 4) == 0 ? title_ + 4 : title_;
+}
+
+void MPIWork::end(std::exception_ptr error) {
+  if (!error && mpi_error_ != MPI_SUCCESS) {
+    const auto reason = c10::str(description(), ": ", mpi_error_text(mpi_error_));
+    communicator_->fail(reason);
+    Runtime::get().abandon(WorkPointer::reclaim_copy(this));
+    error = error_of("torch_mpi: " + reason);
+  }
+  if (!error)
+    error = stage_error_;
+  const bool mpi_is_done = complete_requests_ == requests_.size();
+  try {
+    if (!error) {
+      c10::NoGradGuard no_grad;
+      for (auto& finish : finish_)
+        finish();
+      if (!finish_.empty())
+        for (auto& output : outputs_)
+          await_stream(output.device());
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (mpi_is_done) {
+    finish_.clear();
+    stages_.clear();
+    kept_.clear();
+    kept_data_.clear();
+  }
+  c10d::Work::finish(error);  // under mutex_
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    future = future_;
+  }
+  state_.store(complete, std::memory_order_release);
+  done_.store(true, std::memory_order_release);
+  if (!future)
+    return;
+  if (error)
+    future->setError(error);
+  else
+    future->markCompleted(c10::IValue(outputs_));
+}
+
+bool MPIWork::isCompleted() {
+  if (!done_.load(std::memory_order_acquire))
+    Runtime::get().poll(*this);
+  return done_.load(std::memory_order_acquire);
+}
+
+bool MPIWork::isSuccess() const {
+  return done_.load(std::memory_order_acquire) && !exception_;
+}
+
+std::exception_ptr MPIWork::exception() const {
+  return done_.load(std::memory_order_acquire) ? exception_ : nullptr;
+}
+
+int MPIWork::sourceRank() const {
+  return source_;
+}
+
+std::vector<at::Tensor> MPIWork::result() {
+  return outputs_;
+}
+
+void MPIWork::synchronize() {
+  wait(kNoTimeout);
+}
+
+// While somebody waits for an operation the progress thread has nothing to do for it.
+struct MPIWork::Attendance {
+  explicit Attendance(MPIWork& work) : work_(work), first_(!work.attended_.exchange(true)) {
+    if (first_)
+      Runtime::get().attended_.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~Attendance() {
+    if (!first_)
+      return;
+    Runtime::get().attended_.fetch_sub(1, std::memory_order_relaxed);
+    work_.attended_.store(false);
+  }
+  MPIWork& work_;
+  const bool first_;
+};
+
+bool MPIWork::wait(Milliseconds asked) {
+  auto& runtime = Runtime::get();
+  if (!done_.load(std::memory_order_acquire)) {
+    const Attendance attendance(*this);
+    const bool sooner = asked > kNoTimeout && Clock::now() + asked < deadline_;
+    const auto limit = sooner ? Clock::now() + asked : deadline_;
+    Clock::time_point news{}, notice{};
+    for (unsigned turn = 0;; ++turn) {
+      if (turn < kSpins) {
+        runtime.poll(*this);
+        if (done_.load(std::memory_order_acquire))
+          break;
+        continue;
+      }
+      const auto before = Clock::now();
+      runtime.poll(*this);
+      if (done_.load(std::memory_order_acquire))
+        break;
+      const auto now = Clock::now();
+      if (news == Clock::time_point{})
+        news = notice = before;
+      if (now - notice >= kNoticeInterval) {
+        notice = now;
+        communicator_->look_for_notice();
+        if (communicator_->failed())
+          give_up("the process group failed: " + communicator_->reason());
+      }
+      if (now >= limit)
+        give_up(c10::str("Timed out after ", in_seconds(sooner ? asked : timeout_)));
+      if (now - before > kDataMoved) {
+        news = now;
+        turn = 0;
+      } else if (now - news > kSpin) {
+        std::this_thread::sleep_for(kNap);
+      } else {
+        sched_yield();
+      }
+    }
+  }
+  if (exception_)
+    std::rethrow_exception(exception_);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> MPIWork::getFuture() {
+  bool created = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!future_) {
+      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+      created = true;
+    }
+    if (created && completed_) {
+      if (exception_)
+        future_->setError(exception_);
+      else
+        future_->markCompleted(c10::IValue(outputs_));
+    }
+  }
+  Runtime::get().wake();
+  return future_;
+}
+
+}  // namespace torch_mpi
