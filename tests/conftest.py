@@ -1,6 +1,7 @@
 """The fixtures that all tests share; what they are made of is in common.py."""
 import pytest
 from common import CHECKOUT, EB, ModulesTool
+from small_software import Toys
 
 # fixtures of single topics
 pytest_plugins = ['lumi.lumi_site', 'frontier.frontier_site']
@@ -16,6 +17,13 @@ def checkout():
 def eb(tmp_path):
     """./eb with a prefix in the test's own directory."""
     return EB(tmp_path / 'prefix')
+
+
+@pytest.fixture
+def toys(eb, tmp_path):
+    """Toys for ARCHER2, sources of the test's own."""
+    eb.sources = tmp_path / 'sources'
+    return Toys(eb, tmp_path, 'ARCHER2', {})
 
 
 @pytest.fixture(params=['Lmod', 'Environment Modules'])
@@ -34,8 +42,9 @@ def lmod():
 # same process. What a fixture listed here makes takes no time, or is kept behind a lock for all processes.
 ANYWHERE = {'stand_ins', 'apptainer', 'small_image', 'on_arm', 'check', 'script', 'python', 'archive'}
 # What takes minutes is begun first, and what takes no time fills the gaps in the end.
-FIRST = ('archer2/test_stack.py', 'frontier/test_frontier.py', 'workstation/', 'lumi/', 'torch_mpi/', 'bede/test_bede_wheel.py',
-         'archer2/', 'easyblocks/test_pytorchhpc.py', 'derecho/', 'scripts/test_run_scripts.py', 'jobs/', 'machine/', 'bede/')
+FIRST = ('archer2/test_stack.py', 'frontier/test_frontier.py', 'workstation/', 'lumi/', 'torch_mpi/',
+         'bede/test_bede_wheel.py', 'archer2/', 'easyblocks/test_pytorchhpc.py', 'derecho/',
+         'scripts/test_run_scripts.py', 'jobs/', 'machine/', 'bede/')
 
 
 def shared_fixture(item):
