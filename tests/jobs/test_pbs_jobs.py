@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from common import CHECKOUT, EB, clean_environment
-from easyblocks.test_lockedwheels import make_wheel
+from small_software import make_wheel
 from small_software import OCCUPY, WAIT, Toys
 from batch_systems.pbs_stand_in import Pbs
 
