@@ -25,7 +25,7 @@ def slow():
 
 
 def test_busy_machine(check, monkeypatch):
-    """A build of half an hour once failed at its end, as two ranks did not start within two minutes on a busy machine."""
+    """A build of half an hour failed at its end, as two ranks did not start within two minutes."""
     monkeypatch.setattr(os, 'getloadavg', lambda: (1000.0 * os.cpu_count(), 0, 0))
     assert check.finish([slow()]) == 'done\n'
 
