@@ -168,7 +168,7 @@ class Limits:
         granted = (('--memory', memory), ('the Slurm job', slurm_grant(environ)), ('the PBS job', pbs_grant(environ)),
                    ('the address space limit (ulimit -v)', None if soft == resource.RLIM_INFINITY else soft))
         self.granted = [(name, limit) for name, limit in granted if limit]
-        # what other ramgates said they will still take: {pid: (bytes, cgroup path)}
+        # what other ramgates said they will still take: {who: (bytes, cgroup path)}
         self.neighbours = {}
 
     @property

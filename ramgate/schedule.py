@@ -83,7 +83,7 @@ class Schedule:
         self.knowledge, self.cores, self.constraint = knowledge, cores, constraint
         self.jobs, self.own, self.numbers = [], 0, 0
         # ended so far, and how many jobs an earlier build had
-        self.done, self.foreseen = 0, len(knowledge.files)
+        self.done, self.foreseen = 0, knowledge.foreseen
         self.killing, self.decided = {}, []
         # why nothing is started any more
         self.refused = None
@@ -225,7 +225,8 @@ class Schedule:
         estimate = self.knowledge.estimate(job.name, job.language)
         if job.claim > estimate.peak:
             factor = job.claim / estimate.peak
-            estimate = Estimate(estimate.seconds, [memory * factor for memory in estimate.curve], estimate.doubt, False)
+            estimate = Estimate(estimate.seconds * estimate.slowness, [memory * factor for memory in estimate.curve],
+                                estimate.doubt)
         return estimate
 
     def future(self, job, now):
@@ -233,7 +234,7 @@ class Schedule:
         (curve, seconds, age, slowness) of a running job for its forecast: its estimate, corrected by what was measured.
         Age and seconds are on the clock of this build, the curve's spans on that of its measurement.
         """
-        estimate, age, slow = job.estimate, job.age(now), self.slow(job.estimate)
+        estimate, age, slow = job.estimate, job.age(now), job.estimate.slowness
         memory, peak, curve = job.memory / MB, job.recorder.peak / MB, estimate.curve
         at = min(curves.span(age / slow), len(curve) - 1)
         seconds = estimate.seconds * slow
@@ -249,10 +250,6 @@ class Schedule:
         if age >= seconds * OVERDUE:
             return [memory * STAY], max(0.1, age * REMAINS), 0.0, 1.0
         return curve, seconds * HOLD, age, slow
-
-    def slow(self, estimate):
-        """The factor on an estimate's time."""
-        return round(self.knowledge.slowness, 1) if estimate.known else 1.0
 
     def plan(self, now):
         """Let go on and start whoever fits."""
@@ -319,7 +316,7 @@ class Schedule:
             shape = (len(estimate.curve), round(estimate.peak, 1), round(estimate.seconds, 1))
             if shape in refused:
                 continue
-            slow = self.slow(estimate)
+            slow = estimate.slowness
             key = (job.name if estimate.known else shape, shape, slow)
             if key not in cache:
                 cache[key] = forecast.run(estimate.curve, estimate.seconds * slow, slowness=slow)

@@ -16,8 +16,8 @@ class Node:
     def __init__(self, megabytes, cores=4, **known):
         self.now, self.limit = 1000.0, megabytes * MB
         knowledge = Knowledge()
-        for name, (seconds, peak) in known.items():
-            knowledge.files[name] = {'seconds': seconds, 'curve': [peak], 'language': 'CXX'}
+        knowledge.keep({name: {'seconds': seconds, 'curve': [peak], 'language': 'CXX'}
+                        for name, (seconds, peak) in known.items()})
         self.schedule = Schedule(knowledge, cores, Constraint('the node', self.limit, self.limit, '/'))
 
     def ask(self, *names):
@@ -141,12 +141,12 @@ def test_a_peak_between_two_looks_is_in_the_kernel_s_figure():
     node.plan()
     node.look(1, {job: 50})
     node.end(job, resident=500)
-    assert max(node.schedule.knowledge.files['job']['curve']) == 400
+    assert max(node.schedule.knowledge.ended['job']['curve']) == 400
 
 
 def test_what_runs_behind_its_curve_is_expected_to_come_to_its_peak():
     node = Node(1000)
-    node.schedule.knowledge.files['job'] = {'seconds': 10, 'curve': [100] * 10 + [800] * 20, 'language': 'CXX'}
+    node.schedule.knowledge.keep({'job': {'seconds': 10, 'curve': [100] * 10 + [800] * 20, 'language': 'CXX'}})
     job, = node.ask('job')
     node.plan()
     node.look(5, {job: 100})
