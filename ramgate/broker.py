@@ -108,7 +108,7 @@ class Broker:
         self.schedule.constraint = self.limits.tightest(self.schedule.own)
         share = self.schedule.constraint.free / max(1.0, self.schedule.limit)
         tick = next((tick for below, tick in TICKS if share < below and alive), AMPLE)
-        self.carry_out(self.schedule.relieve(tick, now))
+        self.carry_out(self.schedule.relieve(tick, now, self.limits.pressure(now)))
         self.next_look = now + max(tick, min(AMPLE, (time.process_time() - spent) / COST))
         self.notify('looked', None)
 

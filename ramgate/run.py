@@ -108,6 +108,8 @@ class Build:
             slots = self.jobs * 4 if compiled else self.jobs * 2
             for number_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number_, self.stop)
+            for line in self.limits.warnings():
+                sys.stderr.write('ramgate: %s\n' % line)
             self.start_broker(directory)
             return self.run_command(with_slots(self.options.command, slots), environment(directory, slots, os.environ))
         finally:

@@ -16,6 +16,8 @@ START, FREEZE, THAW, KILL, RETRY, REFUSE, DONE = 'started', 'frozen', 'thawed', 
 
 # shares of the limit: what forecasts leave free, what must be free lest jobs are frozen, and lest one is killed
 MARGIN, SCARCE, GONE = 0.02, 0.015, 0.005
+# where all wait for memory for this share of the time, one more job is frozen; for so many seconds nothing is started
+STALLED, PAUSE = 0.2, 2.0
 # memory is measured a little later than planned: growth until then is reckoned with
 LATE = 0.05
 # seconds after which a killed process that still holds memory is not waited for any more
@@ -45,6 +47,9 @@ OVERDUE, STAY, REMAINS = 0.98, 1.02, 0.15
 SEEN = 0.5
 # horizons of forecasts are powers of this, so that the loads of waiting jobs serve for many plans
 HORIZON_STEP = 1.25
+# so many jobs that wait for memory have their place in the forecast; smaller ones start where they delay none of them
+RESERVED = 1
+NOTHING = [0.0] * curves.STEPS
 
 
 class Job:
@@ -87,7 +92,7 @@ class Schedule:
         self.killing, self.decided = {}, []
         # why nothing is started any more
         self.refused = None
-        self.steps_cache = (None, {})
+        self.steps_cache, self.pause = (None, {}), 0.0
 
     def in_state(self, *states):
         """The jobs in those states, oldest first."""
@@ -176,14 +181,20 @@ class Schedule:
 
     # what must be done at once
 
-    def relieve(self, tick, now):
-        """Freeze the newest while memory is about to run out before the next look; kill where that is not enough."""
+    def relieve(self, tick, now, pressure=0.0):
+        """
+        Freeze the newest while memory is about to run out before the next look; kill where that is not enough.
+        `pressure`: the share of the time in which all waited for memory (a cgroup's memory.high, swap).
+        """
         alive, free, limit = self.in_state(RUNNING, FROZEN), self.constraint.free, self.limit
         self.killing = {job: when for job, when in self.killing.items() if now - when <= DYING}
         dying = sum(job.memory for job in self.killing)
         working = [job for job in alive if job.state == RUNNING and job not in self.killing]
         growth = {job: job.growth * (tick + LATE) for job in working}
-        while len(working) > 1 and free + dying - sum(growth[job] for job in working) < SCARCE * limit:
+        short = len(working) > 1 and pressure > STALLED
+        self.pause = now + PAUSE if short else self.pause
+        while len(working) > 1 and (short or free + dying - sum(growth[job] for job in working) < SCARCE * limit):
+            short = False
             job = working.pop()
             job.state, job.frozen_at = FROZEN, now
             self.decided.append((FREEZE, job, ''))
@@ -262,7 +273,7 @@ class Schedule:
         alive = self.in_state(RUNNING, FROZEN)
         frozen = [job for job in alive if job.state == FROZEN]
         working = len(alive) - len(frozen)
-        if not frozen and (not waiting or working >= self.cores):
+        if not frozen and (not waiting or working >= self.cores) or now < self.pause and working:
             return []
         estimates = {job: self.expected(job) for job in waiting}
         room = self.constraint.free / MB + self.own / MB - MARGIN * self.limit / MB
@@ -308,7 +319,7 @@ class Schedule:
     def admit(self, waiting, estimates, forecast, room, doubt, alive, now):
         """Start jobs, the longest first; smaller ones beside a long one that waits, where they do not delay it."""
         working = sum(1 for job in alive if job.state == RUNNING)
-        reserved, cache, refused = None, self.steps_cache[1], set()
+        reserved, cache, refused = 0, self.steps_cache[1], set()
         for job in waiting:
             if working >= self.cores:
                 return
@@ -329,9 +340,9 @@ class Schedule:
                 working += 1
                 continue
             refused.add(shape)
-            if reserved is None:
-                reserved = forecast.earliest(estimate.curve, estimate.seconds * slow, free, slow) or ()
-                forecast.add(reserved or [0.0] * curves.STEPS)
+            if reserved < RESERVED:
+                reserved += 1
+                forecast.add(forecast.earliest(estimate.curve, estimate.seconds * slow, free, slow) or NOTHING)
 
     def start(self, job, estimate, alive, now):
         """Let a job start."""

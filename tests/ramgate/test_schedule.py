@@ -26,13 +26,13 @@ class Node:
     def plan(self):
         return [(what, job.name) for what, job, _ in self.schedule.plan(self.now)]
 
-    def look(self, seconds, memory):
+    def look(self, seconds, memory, pressure=0.0):
         """So much later the jobs occupy so much, in MB."""
         self.now += seconds
         self.schedule.measured({job: amount * MB for job, amount in memory.items()}, self.now)
         used = sum(memory.values()) * MB
         self.schedule.constraint = self.schedule.constraint._replace(free=self.limit - used)
-        return [(what, job.name) for what, job, _ in self.schedule.relieve(0.05, self.now)]
+        return [(what, job.name) for what, job, _ in self.schedule.relieve(0.05, self.now, pressure)]
 
     def end(self, job, status=0, resident=0, starved=False, kernel_killed=False):
         return self.schedule.ended(job, status, resident * MB, starved, kernel_killed, self.now)
@@ -80,6 +80,18 @@ def test_the_newest_is_frozen_and_goes_on_when_there_is_room():
     assert new.age(node.now) == age
     node.end(old)
     assert node.look(1, {new: 492}) == [('thawed', 'new')]
+
+
+def test_where_all_wait_for_memory_one_more_is_frozen_and_nothing_started():
+    """A cgroup's memory.high or swap: memory looks free, and nobody gets on."""
+    node = Node(1000, a=(100, 100), b=(50, 100), c=(40, 100), d=(30, 100))
+    jobs = node.ask('a', 'b', 'c')
+    node.plan()
+    node.ask('d')
+    assert node.look(1, dict.fromkeys(jobs, 100), pressure=0.5) == [('frozen', 'c')]
+    assert node.plan() == []
+    assert node.look(3, dict.fromkeys(jobs, 100)) == []
+    assert node.plan() == [('thawed', 'c'), ('started', 'd')]
 
 
 def test_what_is_not_enough_is_killed_and_claims_no_more_for_it():
