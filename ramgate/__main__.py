@@ -50,7 +50,7 @@ def arguments():
                          help='what earlier builds needed; read before, updated afterwards')
     command.add_argument('--like', metavar='FILE', action='append', default=[],
                          help='a profile of another version or machine, for what --profile does not know')
-    command.add_argument('--report', metavar='DIR', help='write report.json, report.svg and the profile there')
+    command.add_argument('--report', metavar='DIR', help='write report.json, report.html and the profile there')
     command.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND', help=argparse.SUPPRESS)
     command.set_defaults(function=run)
 
