@@ -91,10 +91,13 @@ def check_directories():
 
 
 def keep_umask():
-    """What the user's umask makes private stays so: EasyBuild would open the installation, and not its module."""
+    """
+    What a user's umask makes private is so as a whole: EasyBuild would open the installation, and not its module. What
+    root installs is for all: Lmod hides from root a module of root's that others cannot read.
+    """
     mask = os.umask(0o077)
-    os.umask(mask)
-    if build_option('umask') is None and mask & 0o055:
+    os.umask(mask if os.geteuid() else mask & 0o022)
+    if build_option('umask') is None and os.geteuid() and mask & 0o055:
         update_build_option('umask', '%03o' % mask)
 
 
