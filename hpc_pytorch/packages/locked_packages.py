@@ -8,6 +8,7 @@ Python 3.6; runs inside EasyBuild.
 """
 import glob
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import download_file, mkdir, read_file, remove_dir
+from easybuild.tools.filetools import download_file, mkdir, remove_dir
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.utilities import nub
 
@@ -25,9 +26,14 @@ from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
-from hpc_pytorch.packages.lock_files import normal_name, parse_lock, sha256_of
-from hpc_pytorch.packages.pip import Pip, last_words
-from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
+from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
+from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_not
+
+# no set of wheels is so small
+LEAST_ROOM = 50 * 2 ** 20
+# what a file is called that lay where another was to be kept
+ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
 
 # Easyconfig parameters of every easyblock that has locked packages.
 PARAMETERS = {
@@ -121,8 +127,10 @@ class LockedPackages:
 
     def locked(self, parameter):
         """All entries of the lock files that a parameter names."""
-        files = [self.named_file(name) for name in self.cfg[parameter]]
-        return [entry for path in files for entry in parse_lock(read_file(path))]
+        try:
+            return [entry for name in self.cfg[parameter] for entry in read_lock(self.named_file(name))]
+        except UsersProblem as problem:
+            raise EasyBuildError(str(problem))
 
     def from_source(self, entry):
         """Whether this package is to be built here."""
@@ -157,117 +165,150 @@ class LockedPackages:
     # --- the files --------------------------------------------------------------------------------------------------
 
     def fetch(self):
-        """Where all fetched files are, after this; a dry run names them."""
+        """A directory with links to all files that are needed, fetched if they are in no source path."""
         if self.easyblock.dry_run:
+            versions = {}
             for entry in self.locked('lock_files'):
-                self.easyblock.dry_run_msg("  * %s %s", entry.name, entry.version)
+                versions.setdefault(entry.name, set()).add(entry.version)
+            for name in sorted(versions):
+                self.easyblock.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
             return None
         with self.external_modules():
             self.look_around()
-            return self.complete_store() or self.fetch_all()
+            files = tempfile.mkdtemp(prefix='wheels-')
+            for store in self.stores():
+                self.link(store, files)
+            self.complete(files)
+        return files
 
     def stores(self):
         """Where the fetched files may lie: a directory of this easyconfig's in every source path."""
         name = '%s-%s%s-wheels' % (self.cfg.name, self.cfg.version, self.cfg['versionsuffix'])
         return [os.path.join(path, self.cfg.name[0].lower(), self.cfg.name, name) for path in source_paths()]
 
-    def complete_store(self):
-        """The first directory that has everything, undamaged."""
-        pip = Pip(self.python)
-        for store in filter(os.path.isdir, self.stores()):
-            self.drop_damaged(store)
-            wheels = [self.to_install(), self.locked('build_lock_files')]
-            if not any(pip.missing(part, store) for part in wheels if part) and all(
-                    self.source_file(entry, store) for entry in self.to_build()):
-                self.easyblock.log.info("All %d files are in %s", sum(map(len, wheels)), store)
-                return store
-        return None
-
-    def drop_damaged(self, store):
-        """Remove locked files that are not what the lock says: cut short by a full disk, say. Others are left alone."""
+    def link(self, store, files):
+        """Take what the locks name from a store; what is damaged, or of another lock, is left where it is."""
         locked = {}
-        for parameter in ('lock_files', 'build_lock_files', 'mpi_lock_files'):
-            for entry in self.locked(parameter):
-                locked.setdefault((entry.name, entry.version), set()).update(entry.hashes)
-        for path in glob.glob(os.path.join(store, '*.*')):
-            hashes = locked.get(name_and_version(path)) if os.path.isfile(path) else None
-            if hashes and sha256_of(path) not in hashes:
-                print_msg("%s is not what the lock file names (damaged, or of an older lock): not used", path,
-                          log=self.easyblock.log)
-                if os.access(store, os.W_OK):
-                    os.remove(path)
+        for entry in self.all_locked():
+            locked.setdefault((entry.name, entry.version), set()).update(entry.hashes)
+        for path in sorted(glob.glob(os.path.join(glob.escape(store), '*.*'))):
+            name = ASIDE.sub('', os.path.basename(path))
+            link, hashes = os.path.join(files, name), locked.get(name_and_version(name))
+            if not hashes or os.path.exists(link) or not os.path.isfile(path) or not os.access(path, os.R_OK):
+                continue
+            digest = sha256_of(path)
+            if digest in hashes:
+                os.symlink(path, link)
+            elif name == os.path.basename(path):
+                print_msg("%s is not used: its SHA256 is %s, and the lock file of %s %s says %s. One of the two is "
+                          "damaged or of another version", path, digest, name_and_version(name)[0],
+                          name_and_version(name)[1], ' or '.join(sorted(hashes)), log=self.easyblock.log)
+
+    def all_locked(self):
+        """All entries of all lock files."""
+        return [entry for name in PARAMETERS if name.endswith('lock_files') for entry in self.locked(name)]
 
     @staticmethod
-    def source_file(entry, store):
+    def source_file(entry, files):
         """The fetched source of a package that is built here, if it is there."""
         names = (entry.name, entry.name.replace('-', '_'))
-        for path in [os.path.join(store, '%s-%s.tar.gz' % (name, entry.version)) for name in names]:
-            if os.path.isfile(path) and sha256_of(path) in entry.hashes:
-                return path
-        return None
+        paths = [os.path.join(files, '%s-%s.tar.gz' % (name, entry.version)) for name in names]
+        return next(filter(os.path.isfile, paths), None)
 
-    def fetch_all(self):
-        """Download what is missing; files appear in the store when they are whole and right."""
-        store = self.stores()[0]
+    def complete(self, files):
+        """Download what is not there."""
+        wheels = [self.absent(entries, files) for entries in (self.to_install(), self.locked('build_lock_files'))]
+        sources = [entry for entry in self.to_build() if not self.source_file(entry, files)]
+        absent = sum(wheels, []) + sources
+        if not absent:
+            return
+        store = self.writable_store(absent[0])
+        part = tempfile.mkdtemp(prefix='part-', dir=store)
         try:
-            mkdir(store, parents=True)
-            for left in glob.glob(os.path.join(store, 'part-*')):
-                remove_dir(left)
-            part = tempfile.mkdtemp(prefix='part-', dir=store)
-        except (EasyBuildError, OSError) as err:
-            raise EasyBuildError("The source path cannot be written to: %s. Choose another with --sourcepath.", err)
-        try:
-            build_tools = self.locked('build_lock_files')
-            self.download(self.to_install(), part, store)
-            if build_tools:
-                self.download(build_tools, part, store)
-            if self.to_build():
-                self.download_sources(build_tools, part, store)
+            for entries in filter(None, wheels):
+                self.download(entries, part, store, files)
+            if sources:
+                self.download_sources(sources, part, store, files)
         finally:
             remove_dir(part)
+
+    def absent(self, entries, files):
+        """The entries that no file here is for; whether that matters depends on their markers, which pip knows."""
+        if not entries or not Pip(self.python).missing(entries, files):
+            return []
+        here = {name_and_version(path) for path in os.listdir(files) if not why_not(path, self.python)}
+        return [entry for entry in entries if (entry.name, entry.version) not in here] or entries
+
+    def writable_store(self, absent):
+        """The first store that can be written to; there has to be room in it."""
+        for store in self.stores():
+            try:
+                mkdir(store, parents=True)
+            except EasyBuildError:
+                continue
+            if os.access(store, os.W_OK | os.X_OK):
+                break
+        else:
+            raise EasyBuildError("%s %s, for one, has to be fetched, and the source path cannot be written to. Put a "
+                                 "directory of yours in front of it (NEW:READONLY): "
+                                 "--sourcepath=$HOME/easybuild/sources:%s",
+                                 absent.name, absent.version, ':'.join(source_paths()))
+        for left in glob.glob(os.path.join(glob.escape(store), 'part-*')):
+            remove_dir(left)
+        free = shutil.disk_usage(store).free
+        if free < LEAST_ROOM:
+            raise EasyBuildError("The source path has too little room: %d MB are free in %s. Make room, or put another "
+                                 "directory in front of it: --sourcepath=NEW:%s",
+                                 free // 2 ** 20, store, ':'.join(source_paths()))
         return store
 
-    def download(self, entries, part, store):
+    def download(self, entries, part, store, files):
         """Download wheels: from the user's indexes, and if they do not have them, from the easyconfig's, too."""
         pip = Pip(self.python)
         extra = [word for url in self.cfg['extra_index_urls'] for word in ('--extra-index-url', url)]
-        if not pip.missing(entries, store):
-            return
-        print_msg("fetching %d packages into %s", len(entries), store, log=self.easyblock.log)
+        print_msg("fetching %d packages into %s", len({entry.name for entry in entries}), store,
+                  log=self.easyblock.log)
         for indexes in ([], extra):
-            result = pip.download(entries, part, '--only-binary', ':all:', '--find-links', store, *indexes)
+            result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
             if result.exit_code == 0:
-                return keep(part, store)
-        raise EasyBuildError("Fetching failed: %s%s", last_words(result.output), pip.explain(result.output, store))
+                return keep(part, store, files)
+        raise EasyBuildError("Fetching failed: %s", pip.why_not_fetched(entries, result.output, files, store, *extra))
 
-    def download_sources(self, build_tools, part, store):
+    def download_sources(self, entries, part, store, files):
         """Download sources; pip insists on asking each for its metadata, which needs the build tools."""
-        for entry in self.to_build():
+        for entry in entries:
             if entry.name in self.cfg['package_urls']:
-                self.download_release(entry, part)
-        entries = [entry for entry in self.to_build() if entry.name not in self.cfg['package_urls']]
+                self.download_release(entry, part, store)
+        entries = [entry for entry in entries if entry.name not in self.cfg['package_urls']]
         if entries:
             tools = os.path.join(part, 'tools')
             pip = Pip(self.python)
-            pip.install(build_tools, store, '--target', tools)
+            pip.install(self.locked('build_lock_files'), files, '--target', tools)
             result = pip.download(entries, part, '--no-binary', ':all:', '--no-build-isolation',
                                   environment={'PYTHONPATH': tools})
             if result.exit_code:
-                raise EasyBuildError("Fetching failed: %s", last_words(result.output))
-        keep(part, store)
+                raise EasyBuildError("Fetching failed: %s", pip.why_not_fetched(entries, result.output, files, store))
+        keep(part, store, files)
 
-    def download_release(self, entry, part):
+    def download_release(self, entry, part, store):
         """Download the source of a package from where its authors release it, under the name that pip looks for."""
         name = '%s-%s.tar.gz' % (entry.name, entry.version)
         path, url = os.path.join(part, name), self.cfg['package_urls'][entry.name]
         if not download_file(name, url, path):
-            raise EasyBuildError("Fetching %s failed. Fetch it by hand, and put it as %s into %s", url, name,
-                                 self.stores()[0])
+            raise EasyBuildError("Fetching %s failed. Fetch it by hand, and put it as %s into %s", url, name, store)
         if sha256_of(path) not in entry.hashes:
-            raise EasyBuildError("%s is another file than the one that was locked; do not use it.", url)
+            raise EasyBuildError("%s: its SHA256 is %s, and the lock file of %s %s says %s. Do not use it until you "
+                                 "know which of the two is wrong.", url, sha256_of(path), entry.name, entry.version,
+                                 ' or '.join(sorted(entry.hashes)))
 
 
-def keep(part, store):
-    """Move what was downloaded to where it stays."""
+def keep(part, store, files):
+    """Move what was downloaded to where it stays; what lies there under the same name is another file, and stays."""
     for path in glob.glob(os.path.join(part, '*.*')):
-        os.replace(path, os.path.join(store, os.path.basename(path)))
+        target = os.path.join(store, os.path.basename(path))
+        if os.path.exists(target):
+            os.replace(target, '%s.%s.aside' % (target, sha256_of(target)[:8]))
+        os.replace(path, target)
+        link = os.path.join(files, os.path.basename(path))
+        if not os.path.exists(link):
+            os.symlink(target, link)

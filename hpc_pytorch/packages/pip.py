@@ -1,13 +1,11 @@
 """
-pip for one Python, and its errors in words.
+pip for one Python.
 
 Only downloading sees how the user configured pip; everything else works from the fetched files alone.
 
 Python 3.6; runs inside EasyBuild.
 """
-import glob
 import os
-import re
 import sys
 import tempfile
 from contextlib import contextmanager
@@ -18,10 +16,7 @@ from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.lock_files import normal_name
-from hpc_pytorch.packages.wheel_tags import parse_wheel, why_not
-
-# pip's last word about a requirement that no file fits
-NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
+from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words, other_files
 
 
 @contextmanager
@@ -75,8 +70,9 @@ class Pip:
                           '--require-hashes', '--no-warn-script-location', '--no-cache-dir', *arguments,
                           '-r', lock, **options)
         if result.exit_code:
-            raise EasyBuildError("Installing from %s failed: %s%s", directory, last_words(result.output),
-                                 self.explain(result.output, directory) or known_errors.why_not_built(result.output))
+            raise EasyBuildError("Installing failed: %s%s", last_words(result.output),
+                                 explain(result.output, directory, self.python)
+                                 or known_errors.why_not_built(result.output))
 
     def download(self, entries, directory, *arguments, **options):
         """Download the files of entries, every checksum verified."""
@@ -84,31 +80,13 @@ class Pip:
             return self('download', '--quiet', '--no-deps', '--require-hashes', '--dest', directory, *arguments,
                         '-r', lock, **options)
 
-    def explain(self, output, store):
-        """More than pip says about a package that does not fit: its wheels' tags taken apart."""
-        match = NO_MATCH.search(output)
-        if not match:
-            if re.search('hashes are required|DO NOT MATCH THE HASHES', output, re.I):
-                return "\nThe index served another file than the one that was locked; do not use it."
-            if re.search('connection|resolution|timed out|unreachable|proxy', output, re.I):
-                return ("\nNo index could be reached: check the network, or the mirror and proxy in 'pip config list'; "
-                        "or fetch on a machine with a network (eb --fetch) and bring %s." % store)
-            return ''
-        name, version = normal_name(match.group(1)), match.group(2)
-        lines = []
-        for path in sorted(glob.glob(os.path.join(store, '*.whl'))):
-            wheel = parse_wheel(path)
-            if (wheel.name, wheel.version) == (name, version):
-                lines.append("  %s:" % os.path.basename(path))
-                lines += ["    " + reason for reason in why_not(path, self.python)]
-        if not lines:
-            return ("\nNo index has %s %s for Python %s on %s, or none could be reached."
-                    % (name, version, self.python.version, self.python.machine))
-        return "\nThere is a wheel, and it does not fit:\n" + '\n'.join(lines)
-
-
-def last_words(output):
-    """pip's reason, without its advice."""
-    lines = [line for line in output.splitlines() if line.strip() and not re.match(r'warning|hint', line, re.I)]
-    errors = [line for line in lines if line.startswith('ERROR')]
-    return (errors or lines or ['pip failed without a word'])[-1]
+    def why_not_fetched(self, entries, output, files, store, *indexes):
+        """What went wrong, from what pip printed; about an index that it could not reach pip has to be asked again."""
+        missed = NO_MATCH.search(output)
+        if missed:
+            name = normal_name(missed.group(1))
+            output += self.download([entry for entry in entries if entry.name == name], files, '-vvv', '--retries', '0',
+                                    *indexes).output
+        room = "\nMake room in %s and %s, or choose others: --sourcepath, --tmpdir" % (store, tempfile.gettempdir())
+        return other_files(output) or last_words(output) + (
+            room if FULL.search(output) else explain(output, files, self.python))

@@ -58,7 +58,7 @@ class PythonEnvironment:
         """A virtual environment with the locked wheels and these, then what is built here, scripts and examples."""
         if self.easyblock.dry_run:
             self.easyblock.dry_run_msg("virtual environment with %d packages, %s built here",
-                                       len(self.packages.locked('lock_files')),
+                                       len({entry.name for entry in self.packages.locked('lock_files')}),
                                        ', '.join(self.cfg['build_from_source']) or 'none')
             return
         run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()], use_bash=False)
