@@ -1,4 +1,4 @@
-"""The documents: they build without a warning, the reference is what the code says, and the files that they name exist."""
+"""The documents build without a warning, the reference is what the code says, and files that they name exist."""
 import re
 import subprocess
 import sys
