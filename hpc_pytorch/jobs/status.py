@@ -47,8 +47,8 @@ REASONS = tuple((re.compile(pattern), text) for pattern, text in (
      "starts when that changes; another project: --job-target-resource=account=PROJECT"),
     (r'DependencyNeverSatisfied', "a job that it needs has failed: it never starts; submit again"),
     (r'Dependency', "it starts when the jobs before it have ended well"),
-    (r'ReqNodeNotAvail|Reservation|DRAINED', "the nodes are reserved or down, most often for maintenance: it starts after "
-     "that, or before with less time: --job-target-resource=walltime=HOURS:00:00"),
+    (r'ReqNodeNotAvail|Reservation|DRAINED', "the nodes are reserved or down, most often for maintenance: it "
+     "starts after that, or before with less time: --job-target-resource=walltime=HOURS:00:00"),
     (r'JobHeld', "it is held: scontrol release {job}"),
     (r'BadConstraints|Invalid', "no node fits what it asks for, or it may not ask for it: cancel it (--job-cancel) and "
      "submit again with other words in --job-target-resource"),

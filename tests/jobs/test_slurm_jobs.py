@@ -137,7 +137,7 @@ def is_turn_of(path, node):
         return False
 
 
-# all input variables of sbatch(1), squeue(1), scontrol(1) and scancel(1) of Slurm 22.05 that would change something here
+# input variables of sbatch(1), squeue(1), scontrol(1) and scancel(1) of Slurm 22.05 that would change something here
 AWKWARD = {
     'SBATCH_ACCTG_FREQ': '1', 'SBATCH_ARRAY_INX': '1-3', 'SBATCH_CORE_SPEC': '1', 'SBATCH_CPUS_PER_GPU': '2',
     'SBATCH_DEBUG': '1', 'SBATCH_DELAY_BOOT': '1', 'SBATCH_DISTRIBUTION': 'cyclic', 'SBATCH_ERROR': '/nowhere/e',
@@ -181,8 +181,8 @@ def test_controller_does_not_answer(toys, slurm):
     """sbatch gets no answer, and the job is in the queue later: nobody says that there is none; submitted once."""
     tools = toys.directory / 'tools'
     tools.mkdir()
-    (tools / 'sbatch').write_text('#!/bin/sh\ncase "$*" in *--test-only*) exit 1; esac\n'
-                                  'kill -STOP %d\nexec /usr/bin/sbatch "$@"\n' % slurm.controller.pid)
+    (tools / 'sbatch').write_text('#!/bin/sh\ncase "$*" in\n*--test-only*) exit 1 ;;\n'
+                                  '*--parsable*) kill -STOP %d ;;\nesac\nexec /usr/bin/sbatch "$@"\n' % slurm.controller.pid)
     (tools / 'sbatch').chmod(0o755)
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
     try:
