@@ -24,7 +24,8 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
 
   --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
   --rehearse     try another system's easyconfig here, on its stand-in (tests/stand_ins) instead of its real modules
-  --job-status   how the jobs are that --job has submitted for this prefix
+  --job-status   how the jobs are that --job has submitted for this prefix or easyconfig; with --follow: until they end
+  --job-cancel   cancel them
 
 What follows is EasyBuild's own help.
 """
@@ -69,7 +70,7 @@ MODULES_TOOLS = (
 # Environment Modules before this one lack what our module files use (pushenv).
 OLDEST_ENVIRONMENT_MODULES = (5, 1)
 # What ./eb becomes, by our option.
-PROGRAMS = {'job-status': 'hpc_pytorch.jobs.status'}
+PROGRAMS = {'job-status': 'hpc_pytorch.jobs.status', 'job-cancel': 'hpc_pytorch.jobs.cancel'}
 
 
 def say(text):

@@ -41,10 +41,10 @@ def owners(lock_path):
         yield note, host, int(pid), started, job
 
 
-def is_dead(host, pid, started, job):
+def is_dead(note, host, pid, started, job):
     """Whether an installation has ended without giving its lock back; a job that was started again is its own heir."""
     if job:
-        return job == own_job() or not alive(job)
+        return job == own_job() or not alive(job, age=time.time() - os.path.getmtime(note))
     return host == socket.gethostname() and start_time(pid) != started
 
 
@@ -52,7 +52,7 @@ def release_dead_lock(lock_path):
     """Remove the lock of an installation that is gone; keep one that somebody may still hold."""
     living, dead = [], []
     for note, host, pid, started, job in owners(lock_path):
-        (dead if is_dead(host, pid, started, job) else living).append(note)
+        (dead if is_dead(note, host, pid, started, job) else living).append(note)
     for note in dead:
         os.remove(note)
     if dead and not living and os.path.isdir(lock_path):
