@@ -40,13 +40,13 @@ from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import compute_checksum, convert_name, copy_file, letter_dir_for, mkdir, remove_dir
+from easybuild.tools.filetools import compute_checksum, convert_name, copy_file, mkdir, remove_dir
 from easybuild.tools.filetools import symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import explain, set_by_default, told_by
+from hpc_pytorch.machine.module_files import ask, explain, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages import container_modules, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
@@ -168,7 +168,7 @@ class SingularityContainer(EasyBlock):
         """Fetch an image from a registry, to where EasyBuild keeps sources."""
         if not self.runtime:
             raise EasyBuildError("%s is fetched with singularity or apptainer, and neither is here", self.image_source)
-        target = os.path.join(source_paths()[0], letter_dir_for(self.name), self.name, self.image_name)
+        target = os.path.join(source_paths()[0], self.name[0].lower(), self.name, self.image_name)
         self.checked(images.pull, self.runtime, self.image_source, target)
         return target
 
@@ -330,7 +330,7 @@ class SingularityContainer(EasyBlock):
         for name in ('RUNSCRIPTS', 'RUNSCRIPTS' + self.variable):
             text += module.set_environment(name, 'runscripts', relpath=True)
         # the user's comes back when the module is unloaded
-        text += module.set_environment('PYTHONPATH', {'value': '', 'pushenv': True, 'resolve_env_vars': False})
+        text += ask(module, 'put aside', 'PYTHONPATH')
         text += container_modules.inside(module, self.container_environment)
         text += ''.join(set_by_default(module, setting) for setting in self.settings)
         told = [(name, value) for name, value in told_by(self.system) if name not in self.cfg['modextravars']]
@@ -343,7 +343,7 @@ class SingularityContainer(EasyBlock):
 
     def sanity_check_step(self):
         """The files, and in the container, where something can run it, Python, packages and commands."""
-        files = ['runscripts/' + name for name in sorted(self.scripts)] + ['bin/' + name for name in self.cfg['wrappers']]
+        files = ['runscripts/' + name for name in self.scripts] + ['bin/' + name for name in self.cfg['wrappers']]
         commands = ['run-in-container true'] + [
             "run-in-container bash -c 'type -P %s || { echo the image has no %s; exit 1; }'" % (name, name)
             for name in self.cfg['wrappers']]
@@ -356,4 +356,4 @@ class SingularityContainer(EasyBlock):
             commands = []
             print_warning("neither singularity nor apptainer is here: nothing was checked in the container",
                           log=self.log)
-        super().sanity_check_step(custom_paths={'files': files + ['share/container'], 'dirs': []}, custom_commands=commands)
+        super().sanity_check_step(custom_paths={'files': files, 'dirs': ['bin']}, custom_commands=commands)

@@ -23,6 +23,7 @@ ASKS = {
         'fail': 'LmodError("%s")',
         'family': 'family("%s")\n',
         'conflict': 'conflict("%s")\n',
+        'put aside': 'pushenv("%s", false)\n',
     },
     'Tcl': {
         'loading': 'module-info mode load',
@@ -34,6 +35,8 @@ ASKS = {
         'fail': 'error "%s"',
         'family': 'family %s\n',
         'conflict': 'conflict %s\n',
+        # Lmod 8.6 does not put back what pushenv in a Tcl module has replaced
+        'put aside': 'if { ![info exists ::env(LMOD_VERSION)] } { pushenv %s "" }\n',
     },
 }
 # What EasyBuild does not quote in a value.

@@ -7,7 +7,7 @@ Standard library only, Python 3.6.
 # 'outside': on the path there; 'passed on': what is on the path runs it in the container; 'inside': only there.
 SCRIPTS = {
     'check-packages': ('inside', "whether the image has these Python packages: NAME==VERSION ..."),
-    'conda-python-distributed': ('inside', "one rank of a run that srun has started: singularity {verb} $SIF {name} X.py"),
+    'conda-python-distributed': ('inside', "one rank of a run of srun: singularity {verb} $SIF {name} X.py"),
     'conda-python-simple': ('inside', "Python as one process with all GPUs"),
     'cpu-mask': ('outside', "masks for srun --cpu-bind=mask_cpu:... that put each rank near its GPU"),
     'get-master': ('outside', "the first host of a node list"),

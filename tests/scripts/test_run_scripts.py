@@ -1,7 +1,6 @@
 """The run scripts, outside a container: they need no more than bash and coreutils, so most of them work here too."""
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -317,7 +316,7 @@ def test_values_are_not_run(tmp_path, script, name):
     """What is no number is refused, or left alone; bash's arithmetic would run the command in it."""
     mark = tmp_path / 'ran'
     variables = dict(SRUN, SLURM_STEP_ID='0', HPC_MASTER_PORT='3442', **{'PATH': '/usr/bin:/bin'})
-    variables[name] = 'X[$(touch %s)]' % mark
+    variables[name] = 'PATH[$(touch %s)]' % mark
     done = subprocess.run([SCRIPTS / script, 'x.py'], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=60)
     assert not mark.exists(), done.stdout
