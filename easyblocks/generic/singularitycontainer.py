@@ -307,20 +307,6 @@ class SingularityContainer(EasyBlock):
         return [setting for setting in self.system.settings_for(FEATURES)
                 if setting.name not in self.cfg['modextravars']]
 
-    @property
-    def container_environment(self):
-        """Environment variables inside the container."""
-        # what lies in ~/.local or was meant for another Python would be found before what is in the image
-        path, values = [SCRIPTS_INSIDE], {'PYTHONNOUSERSITE': '1'}
-        if self.cfg['venv']:
-            path.append(os.path.join(self.venv, 'bin'))
-            values.update({
-                'VIRTUAL_ENV': self.venv,
-                'WITH_VENV': 'source %s/bin/activate' % self.venv,
-                'WITH_CONDA_VENV': 'source %s/init-conda-venv' % SCRIPTS_INSIDE,
-            })
-        return dict(values, PREPEND_PATH=':'.join(path), **self.cfg['container_environment'])
-
     def make_module_extra(self, *args, **kwargs):
         """What the module sets, and what it decides when it is loaded."""
         module = self.module_generator
@@ -331,7 +317,7 @@ class SingularityContainer(EasyBlock):
             text += module.set_environment(name, 'runscripts', relpath=True)
         # the user's comes back when the module is unloaded
         text += ask(module, 'put aside', 'PYTHONPATH')
-        text += container_modules.inside(module, self.container_environment)
+        text += container_modules.inside(module, self.cfg['venv'] and self.venv, self.cfg['container_environment'])
         text += ''.join(set_by_default(module, setting) for setting in self.settings)
         told = [(name, value) for name, value in told_by(self.system) if name not in self.cfg['modextravars']]
         text += ''.join(module.set_environment(name, value) for name, value in told)

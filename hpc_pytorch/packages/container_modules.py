@@ -24,8 +24,18 @@ def company(generator, conflicts):
     return ask(generator, 'family', FAMILY) + ''.join(ask(generator, 'conflict', name) for name in conflicts)
 
 
-def inside(generator, variables):
+def inside(generator, venv, more):
     """Set environment variables in the container."""
+    # what lies in ~/.local or was meant for another Python would be found before what is in the image
+    path, variables = [SCRIPTS_INSIDE], {'PYTHONNOUSERSITE': '1'}
+    if venv:
+        path.append(os.path.join(venv, 'bin'))
+        variables.update({
+            'VIRTUAL_ENV': venv,
+            'WITH_VENV': 'source %s/bin/activate' % venv,
+            'WITH_CONDA_VENV': 'source %s/init-conda-venv' % SCRIPTS_INSIDE,
+        })
+    variables.update(more, PREPEND_PATH=':'.join(path))
     return ''.join(set_literally(generator, '%sENV_%s' % (prefix, name), value)
                    for name, value in sorted(variables.items()) for prefix in RUNTIME_PREFIXES)
 
