@@ -170,7 +170,8 @@ SCHEMA = collections.OrderedDict([
     ])),
     ('container', collections.OrderedDict([
         ('runtime_modules', (words, "modules to load for `singularity` to be there")),
-        ('image_search_path', (words, "directories in which the site keeps images, best first")),
+        ('image_search_path', (words, "directories in which the site keeps images, best first, and below them")),
+        ('conflicts', (words, "the site's own modules that bind directories for containers")),
         ('bind_paths', (words, "what of the system a container must see")),
     ])),
 ])

@@ -1,4 +1,4 @@
-"""A small tree with PyTorch's build interface, built by the easyblock (hpc_pytorch/source/wheel_build.py) on ARCHER2's stand-in."""
+"""A small tree with PyTorch's build interface, built by the easyblock (source/wheel_build.py) on ARCHER2's stand-in."""
 import hashlib
 import os
 import re
