@@ -2,6 +2,7 @@
 import argparse
 import sys
 
+from ramgate import VERSION
 from ramgate.limits import Problem, size
 from ramgate.replay import POLICIES, replay
 from ramgate.report import Live, Report
@@ -37,6 +38,7 @@ def arguments():
     """The parser."""
     parser = argparse.ArgumentParser(prog='ramgate',
                                      description='Run a build as fast as memory allows, and never out of it.')
+    parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
     commands = parser.add_subparsers(dest='what', metavar='run | replay')
     command = commands.add_parser('run', help='run a build', usage='ramgate run [options] -- COMMAND ...')
     command.add_argument('--jobs', type=count, metavar='N',

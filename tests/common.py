@@ -4,12 +4,14 @@ What all tests share: the checkout, ./eb as a user calls it, and shells with a m
 EasyBuild is always run as a program. Nothing that the developer has configured gets in.
 """
 import atexit
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,43 @@ CACHE = CHECKOUT / '.local' / 'test-cache'
 TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
 os.chmod(TEMPORARY, 0o1777)
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
+# mpi4py is one file of half a minute, compiled for the same MPI and Python by many installations
+CCACHE = {'CCACHE_DIR': str(CACHE / 'ccache'), 'CCACHE_NOHASHDIR': '1', 'STAND_IN_COMPILER_LAUNCHER': 'ccache'}
 
 # nohup, and a shell that starts the tests in the background, make them and all that they start ignore these; with a
 # handler of their own the tests still do, and what they start does not
 for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+
+
+@contextmanager
+def locked(path):
+    """One process at a time, of this run of the tests and of others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open('%s.lock' % path, 'w') as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def kept(place, make):
+    """What tests keep: made by one process, whole or not at all, by a function that is given another path."""
+    with locked(place):
+        if not place.exists():
+            partial = place.with_name(place.name + '.partial')
+            shutil.rmtree(partial, ignore_errors=True)
+            make(partial)
+            partial.rename(place)
+    return place
+
+
+def unpack_package(name, directory):
+    """The files of one of Debian's packages, which is not installed."""
+    directory.mkdir(parents=True)
+    subprocess.run(['apt-get', '-qq', 'download', name], cwd=directory, check=True)
+    package = next(directory.glob('*.deb'))
+    subprocess.run(['dpkg', '-x', str(package), str(directory)], check=True)
+    package.unlink()
 
 
 def clean_environment():
@@ -56,7 +89,9 @@ class EB:
         options = ['--prefix=%s' % self.prefix, '--sourcepath=%s' % self.sources, '--tmpdir=%s' % TEMPORARY]
         # EasyBuild folds long lines at the terminal's width, which tests do not want to know about; mpi4py is one file,
         # which takes minutes to optimise
-        environment = dict(clean_environment(), COLUMNS='10000', CFLAGS='-O0 -g0', **dict(env))
+        environment = dict(clean_environment(), COLUMNS='10000', CFLAGS='-O0 -g0')
+        environment.update(CCACHE, PATH='/usr/lib/ccache:' + environment['PATH'])
+        environment.update(env)
         return dict(more, args=self.command + [str(word) for word in arguments] + options, env=environment, text=True,
                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                     cwd=cwd or self.prefix.parent)
@@ -68,9 +103,11 @@ class EB:
         assert 'Traceback' not in done.stdout, done.stdout
         return done
 
-    def fetch(self, *arguments):
+    def fetch(self, *arguments, **options):
         """Fetch the sources; skips the test where they are neither in the source path nor can be reached."""
-        done = self('--fetch', *arguments, status=None)
+        # into one place at a time: a second run would take what the first has begun for something left over
+        with locked(CACHE / 'fetching'):
+            done = self('--fetch', *arguments, status=None, **options)
         if done.returncode and "downloading it didn't work" in done.stdout:
             pytest.skip('its source is not in the source path (%s), and github.com cannot be reached' % self.sources)
         assert done.returncode == 0, done.stdout
@@ -87,16 +124,8 @@ class EB:
 
 def unpacked_environment_modules():
     """Environment Modules, which Debian does not install beside Lmod, unpacked for the tests."""
-    place = CACHE / 'environment-modules'
-    program = place / 'usr/lib' / ('%s-linux-gnu' % os.uname().machine) / 'modulecmd.tcl'
-    if not program.exists():
-        partial = place.with_name('environment-modules.%d' % os.getpid())
-        partial.mkdir(parents=True)
-        subprocess.run(['apt-get', '-qq', 'download', 'environment-modules'], cwd=partial, check=True)
-        subprocess.run(['dpkg', '-x', str(next(partial.glob('*.deb'))), str(partial)], check=True)
-        shutil.rmtree(place, ignore_errors=True)
-        partial.rename(place)
-    return program
+    place = kept(CACHE / 'environment-modules', lambda partial: unpack_package('environment-modules', partial))
+    return place / 'usr/lib' / ('%s-linux-gnu' % os.uname().machine) / 'modulecmd.tcl'
 
 
 class ModulesTool:

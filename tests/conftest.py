@@ -1,6 +1,7 @@
 """The fixtures that all tests share; what they are made of is in common.py."""
 import pytest
 from common import CHECKOUT, EB, ModulesTool
+from small_software import Toys
 
 # fixtures of single topics
 pytest_plugins = ['lumi.lumi_site', 'frontier.frontier_site']
@@ -18,6 +19,13 @@ def eb(tmp_path):
     return EB(tmp_path / 'prefix')
 
 
+@pytest.fixture
+def toys(eb, tmp_path):
+    """Toys for ARCHER2, sources of the test's own."""
+    eb.sources = tmp_path / 'sources'
+    return Toys(eb, tmp_path, 'ARCHER2', {})
+
+
 @pytest.fixture(params=['Lmod', 'Environment Modules'])
 def modules_tool(request):
     """Each of the two modules tools."""
@@ -28,3 +36,40 @@ def modules_tool(request):
 def lmod():
     """Lmod alone, where the tool makes no difference."""
     return ModulesTool('Lmod')
+
+
+# Side by side (pytest-xdist) every process makes its own fixtures, so tests that share one which takes long run in the
+# same process. What a fixture listed here makes takes no time, or is kept behind a lock for all processes.
+ANYWHERE = {'stand_ins', 'apptainer', 'small_image', 'on_arm', 'check', 'script', 'python', 'archive'}
+# What takes minutes is begun first, and what takes no time fills the gaps in the end.
+FIRST = ('archer2/test_stack.py', 'frontier/test_frontier.py', 'workstation/', 'lumi/', 'torch_mpi/',
+         'bede/test_bede_wheel.py', 'archer2/', 'easyblocks/test_pytorchhpc.py', 'derecho/',
+         'scripts/test_run_scripts.py', 'jobs/', 'machine/', 'bede/')
+
+
+def shared_fixture(item):
+    """The name of the fixture, and of its parameter, that a test shares with others; None without one."""
+    for name, definitions in item._fixtureinfo.name2fixturedefs.items():
+        definition = definitions[-1]
+        if definition.scope in ('module', 'session') and definition.baseid and name not in ANYWHERE:
+            parameter = item.callspec.params.get(name, '') if hasattr(item, 'callspec') else ''
+            return '%s-%s' % (name, parameter)
+    return None
+
+
+def when(item):
+    """The place of a test in the order."""
+    name = str(item.path.relative_to(CHECKOUT / 'tests'))
+    places = [place for place, begin in enumerate(FIRST) if name.startswith(begin)]
+    return (places + [len(FIRST)])[0] if item.get_closest_marker('slow') else len(FIRST) + 1
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Groups and order for several processes; one process keeps the order of the files."""
+    if hasattr(config, 'workerinput'):
+        for item in items:
+            group = shared_fixture(item)
+            if group:
+                item.add_marker(pytest.mark.xdist_group(group))
+        items.sort(key=when)

@@ -1,6 +1,14 @@
-"""Easyconfigs whose installations take as long, or as much, as a test of jobs wants."""
+"""Small software for tests: wheels, and easyconfigs whose installations take as long, or as much, as a test wants."""
+import base64
+import hashlib
+import os
 import re
+import sys
 import time
+import zipfile
+from pathlib import Path
+
+VERSION = '%d.%d' % sys.version_info[:2]
 
 TOY = """easyblock = 'Toolchain'
 name = {name!r}
@@ -76,3 +84,78 @@ class Toys:
     def module(self, name):
         """The module file of a toy."""
         return self.eb.modules / name / ('1.0-%s.lua' % self.suffix)
+
+
+def sha256(path):
+    """The SHA256 of a file."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def make_wheel(folder, name, version='1.0', tag='py3-none-any', text='here = __file__\n'):
+    """A real wheel of one module."""
+    path = folder / ('%s-%s-%s.whl' % (name, version, tag))
+    info = '%s-%s.dist-info' % (name, version)
+    files = {
+        '%s.py' % name: text,
+        info + '/METADATA': 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' % (name, version),
+        info + '/WHEEL': 'Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: %s\n' % tag,
+    }
+    record = ''
+    for key, value in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(value.encode()).digest()).rstrip(b'=').decode()
+        record += '%s,sha256=%s,%d\n' % (key, digest, len(value))
+    files[info + '/RECORD'] = record + info + '/RECORD,,\n'
+    with zipfile.ZipFile(path, 'w') as archive:
+        for key, value in files.items():
+            archive.writestr(key, value)
+    return path
+
+
+LOCKED = """easyblock = 'LockedWheels'
+name = 'toy'
+version = '1.0'
+homepage = 'https://example.org'
+description = 'a toy'
+toolchain = SYSTEM
+lock_files = ['toy.lock']
+python_versions = [%r]
+sanity_check_commands = ['python -c "import toy, other"']
+moduleclass = 'ai'
+"""
+
+
+class Toy:
+    """A software of two packages, its lock, and an index that is only a directory."""
+
+    def __init__(self, folder):
+        self.index = folder / 'index'
+        self.index.mkdir()
+        self.folder = folder
+        self.easyconfig = folder / 'toy-1.0.eb'
+        self.wheels = [make_wheel(self.index, 'toy'), make_wheel(self.index, 'other', '2.0')]
+        self.write()
+
+    def write(self, python=VERSION):
+        """Write the lock as the wheels are now, and the easyconfig."""
+        lines = ['%s==%s --hash=sha256:%s\n' % (*path.name.split('-')[:2], sha256(path)) for path in self.wheels]
+        (self.folder / 'toy.lock').write_text('# made by the test\n' + ''.join(lines))
+        self.easyconfig.write_text(LOCKED % python)
+
+    @property
+    def online(self):
+        """The user's configuration of pip: a mirror that has everything."""
+        return {'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(self.index),
+                'PIP_EXTRA_INDEX_URL': ''}
+
+    @property
+    def offline(self):
+        """No index at all, as on a compute node."""
+        return {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0',
+                'PIP_FIND_LINKS': '', 'PIP_EXTRA_INDEX_URL': ''}
+
+
+def site(directory, text):
+    """The environment that names a site's own file."""
+    path = directory / 'site.cfg'
+    path.write_text(text)
+    return {'HPC_SITE_CONFIG': str(path)}

@@ -14,7 +14,7 @@ from easybuild.tools.config import install_path
 
 from hpc_pytorch.jobs.records import directory, first_line, read_record, record_path
 from hpc_pytorch.machine.batch_systems import CANCELLED, DONE, FAILED, MIB, RUNNING, SCHEDULERS, WAITING, Look, NoAnswer
-from hpc_pytorch.source import known_errors
+from hpc_pytorch.packages import known_errors
 
 # The batch system's word for how a job ended -> (cause, what to do).
 ENDS = tuple((re.compile(pattern), cause, remedy) for pattern, cause, remedy in (

@@ -1,6 +1,9 @@
 """
 What PyTorch's own build is told, by version: tables, and the few functions that read them.
 
+The tables are made by hand, from setup.py and CMakeLists.txt of PyTorch 1.13.1, 2.6.0, 2.9 and 2.14 (November 2026).
+Flags for Arm are those of Bede's page (systems/bede/system.cfg).
+
 Standard library only, Python 3.6: used by the PyTorchHPC easyblock.
 """
 import difflib

@@ -10,7 +10,7 @@ import subprocess
 import tarfile
 
 import pytest
-from common import CACHE, CHECKOUT
+from common import CACHE, CHECKOUT, kept
 
 pytestmark = pytest.mark.slow
 
@@ -36,11 +36,8 @@ OPTIONS = """
 @pytest.fixture(scope='module')
 def archive():
     """The tree with what CMake wants of the submodules, as a tarball."""
-    kept = CACHE / 'archives' / ARCHIVE
-    if not kept.exists():
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        subprocess.run([CHECKOUT / 'tests/source/fetch-debian-source', PACKAGE, ARCHIVE, kept], check=True)
-    return kept
+    return kept(CACHE / 'archives' / ARCHIVE, lambda partial: subprocess.run(
+        [CHECKOUT / 'tests/source/fetch-debian-source', PACKAGE, ARCHIVE, partial], check=True))
 
 
 @pytest.fixture

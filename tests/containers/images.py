@@ -3,15 +3,15 @@ Real containers for tests: Apptainer, images, and a user who is not root.
 
 `./test` installs what tests/debian-packages.txt lists; Apptainer, which not every Debian has, is installed here.
 """
-import fcntl
 import os
 import pwd
 import shutil
 import stat
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
+
+from common import locked
 
 HERE = Path(__file__).resolve().parent
 # Root in a virtual machine or container may lack this capability, and then Apptainer does not start.
@@ -20,15 +20,6 @@ USER = 'hpc-tests'
 # What a container has at least in which the run scripts have to work.
 COREUTILS = ('bash', 'cat', 'cksum', 'dirname', 'env', 'ls', 'mktemp', 'printf', 'readlink', 'rm', 'sleep', 'sort',
              'touch', 'true')
-
-
-@contextmanager
-def locked(path):
-    """One process at a time, here and in other runs of the tests."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open('%s.lock' % path, 'w') as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def install_apptainer(cache):

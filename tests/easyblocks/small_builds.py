@@ -1,15 +1,36 @@
 """Easyconfigs of the collection whose sources are replaced by small ones, and what they are installed from."""
 import ast
 import hashlib
+import os
 import re
 import shutil
 import tarfile
 from pathlib import Path
 
-from common import CHECKOUT
+from common import CACHE, CHECKOUT
 
 HERE = Path(__file__).parent
 SMALL_TORCH = CHECKOUT / 'tests' / 'easyblocks' / 'small_torch'
+SMALL = """
+easyblock = 'EB_PyTorchHPC'
+name = 'PyTorch'
+version = '1.13.1'
+versionsuffix = '-small-ARCHER2'
+homepage = 'https://example.org/'
+description = 'small'
+toolchain = SYSTEM
+sources = ['small-torch.tar.gz']
+checksums = ['{checksum}']
+builddependencies = [('cmake/3.21.3', EXTERNAL_MODULE)]
+dependencies = [('PrgEnv-gnu', EXTERNAL_MODULE), ('cray-python', EXTERNAL_MODULE), ('mkl/2023.0.0', EXTERNAL_MODULE)]
+custom_opts = {options}
+python_versions = ['3.9', '3.11']
+lock_files = ['small.lock']
+build_lock_files = ['PyTorch-1.13.1-build.lock']
+sanity_check_commands = []
+moduleclass = 'ai'
+"""
+OPTIONS = ['USE_MPI=1', 'MKL_THREADING=SEQ']
 LOCK = """# one small package, so that there is something to lock
 toml==0.10.2 --hash=sha256:806143ae5bfb6a3c6e736a764057db0e6a0e05e338b5630894a5f779cabb4f9b
 """
@@ -60,3 +81,47 @@ class SmallTorch:
             text = text.replace(old, new)
         self.path.write_text(text)
         return self.path
+
+
+class Small:
+    """The easyconfig of a small tree, in a directory of the test's own."""
+
+    def __init__(self, eb, directory):
+        self.eb = eb
+        # built wheels are found in the first source path, so it is the test's own; downloads come from the cache
+        eb.sources = '%s:%s' % (directory / 'sources', CACHE / 'small-torch')
+        self.tree = directory / 'small-torch'
+        shutil.copytree(SMALL_TORCH, self.tree)
+        self.easyconfig = directory / 'PyTorch-1.13.1-small-ARCHER2.eb'
+        (directory / 'small.lock').write_text(LOCK)
+        self.sources = directory / 'sources' / 'p' / 'PyTorch'
+        self.sources.mkdir(parents=True)
+        self.installation = eb.prefix / 'software' / 'PyTorch' / '1.13.1-small-ARCHER2'
+
+    def write(self, options=OPTIONS, checksum=None, edit=None):
+        """Pack the tree and write its easyconfig."""
+        tarball = self.sources / 'small-torch.tar.gz'
+        with tarfile.open(tarball, 'w:gz') as packed:
+            packed.add(self.tree, 'small-torch')
+        checksum = checksum or hashlib.sha256(tarball.read_bytes()).hexdigest()
+        text = SMALL.format(checksum=checksum, options=options)
+        self.easyconfig.write_text(edit(text) if edit else text)
+
+    def __call__(self, *arguments, **options):
+        """./eb with this easyconfig; messages in one line."""
+        return self.eb('--rehearse', self.easyconfig, *arguments, **options).stdout
+
+    def compiled(self):
+        """Whether the last installation compiled something, from its log."""
+        log = max(self.installation.glob('easybuild/easybuild-*.log*'), key=os.path.getmtime)
+        return 'Building CXX object' in log.read_text()
+
+    def refused(self, *arguments, **options):
+        """It stops with an error, and nothing is installed."""
+        # EasyBuild's exit status tells which kind of error it was
+        done = self.eb('--rehearse', self.easyconfig, *arguments, status=None, **options)
+        assert done.returncode, done.stdout
+        # EasyBuild makes the empty directory before anything else
+        assert not list(self.installation.glob('*'))
+        assert not list(self.eb.modules.glob('PyTorch/*'))
+        return done.stdout

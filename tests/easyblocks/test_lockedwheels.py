@@ -1,88 +1,14 @@
 """LockedWheels through ./eb, with small packages that the test makes: what is installed, and what is refused."""
-import base64
-import hashlib
 import os
 import random
 import signal
 import subprocess
-import sys
 import time
-import zipfile
 from pathlib import Path
 
 import pytest
 from common import CHECKOUT, EB, clean_environment
-
-VERSION = '%d.%d' % sys.version_info[:2]
-LOCK_HEADER = '# made by the test\n'
-
-
-def sha256(path):
-    """The SHA256 of a file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-def make_wheel(folder, name, version='1.0', tag='py3-none-any', text='here = __file__\n'):
-    """A real wheel of one module."""
-    path = folder / ('%s-%s-%s.whl' % (name, version, tag))
-    info = '%s-%s.dist-info' % (name, version)
-    files = {
-        '%s.py' % name: text,
-        info + '/METADATA': 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' % (name, version),
-        info + '/WHEEL': 'Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: %s\n' % tag,
-    }
-    record = ''
-    for key, value in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(value.encode()).digest()).rstrip(b'=').decode()
-        record += '%s,sha256=%s,%d\n' % (key, digest, len(value))
-    files[info + '/RECORD'] = record + info + '/RECORD,,\n'
-    with zipfile.ZipFile(path, 'w') as archive:
-        for key, value in files.items():
-            archive.writestr(key, value)
-    return path
-
-
-EASYCONFIG = """easyblock = 'LockedWheels'
-name = 'toy'
-version = '1.0'
-homepage = 'https://example.org'
-description = 'a toy'
-toolchain = SYSTEM
-lock_files = ['toy.lock']
-python_versions = [%r]
-sanity_check_commands = ['python -c "import toy, other"']
-moduleclass = 'ai'
-"""
-
-
-class Toy:
-    """A software of two packages, its lock, and an index that is only a directory."""
-
-    def __init__(self, folder):
-        self.index = folder / 'index'
-        self.index.mkdir()
-        self.folder = folder
-        self.easyconfig = folder / 'toy-1.0.eb'
-        self.wheels = [make_wheel(self.index, 'toy'), make_wheel(self.index, 'other', '2.0')]
-        self.write()
-
-    def write(self, python=VERSION):
-        """Write the lock as the wheels are now, and the easyconfig."""
-        lines = ['%s==%s --hash=sha256:%s\n' % (*path.name.split('-')[:2], sha256(path)) for path in self.wheels]
-        (self.folder / 'toy.lock').write_text(LOCK_HEADER + ''.join(lines))
-        self.easyconfig.write_text(EASYCONFIG % python)
-
-    @property
-    def online(self):
-        """The user's configuration of pip: a mirror that has everything."""
-        return {'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(self.index),
-                'PIP_EXTRA_INDEX_URL': ''}
-
-    @property
-    def offline(self):
-        """No index at all, as on a compute node."""
-        return {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0',
-                'PIP_FIND_LINKS': '', 'PIP_EXTRA_INDEX_URL': ''}
+from small_software import VERSION, Toy, make_wheel, sha256
 
 
 @pytest.fixture
@@ -235,6 +161,7 @@ def test_lock_of_another_version(eb):
     assert 'The lock file has torch 2.13.0+cpu, the easyconfig says 2.14.0' in output.stdout
 
 
+@pytest.mark.slow
 def test_no_lock_for_another_version(eb):
     """Before gigabytes of source are fetched: nobody has locked what goes with this version."""
     output = eb('--rehearse', 'PyTorch-1.13.1-ARCHER2.eb', '--try-software-version=2.6.0', '--fetch', status=None)

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 from common import EB
-from easyblocks.test_lockedwheels import make_wheel, sha256
+from small_software import make_wheel, sha256
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from common import CHECKOUT, EB, clean_environment
-from easyblocks.test_lockedwheels import make_wheel
+from small_software import make_wheel
 from small_software import OCCUPY, WAIT, Toys
 from batch_systems.pbs_stand_in import Pbs
 
@@ -209,7 +209,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
     output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT=''), status=None).stdout
     assert 'export PBS_ACCOUNT=PROJECT' in output
     output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT='NCAR0001')).stdout
-    assert '== toy/1.0-Derecho is job 1.pbs' in output and 'python3 -m hpc_pytorch.jobs.submission' in output
+    assert '== toy/1.0-Derecho is job 1.pbs' in output and 'python3 -m hpc_pytorch.jobs.status' in output
     deadline = time.monotonic() + 120
     while pbs.job('1')['job_state'] != 'F':
         assert time.monotonic() < deadline

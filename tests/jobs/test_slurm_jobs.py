@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from easyblocks.test_pytorchhpc import Small
+from easyblocks.small_builds import Small
 from common import CHECKOUT, EB
 from small_software import OCCUPY, WAIT, Toys
 from lumi.lumi_site import needs_root

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from common import EB
-from easyblocks.test_lockedwheels import Toy, sha256
+from small_software import Toy, sha256
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 

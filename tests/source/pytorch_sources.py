@@ -9,7 +9,7 @@ import subprocess
 import tarfile
 import urllib.request
 
-from common import CACHE
+from common import CACHE, kept, unpack_package
 
 PLACE = CACHE / 'pytorch-sources'
 # version -> SHA256 of Debian's tarball, which lacks only what Debian may not distribute
@@ -39,10 +39,7 @@ def fetch(version, path):
 
 def tree(version):
     """A directory with the wanted files of this version."""
-    place = PLACE / version
-    if not place.exists():
-        partial = PLACE / ('partial-' + version)
-        shutil.rmtree(partial, ignore_errors=True)
+    def make(partial):
         partial.mkdir(parents=True)
         tarball = partial / 'tarball'
         fetch(version, tarball)
@@ -54,20 +51,10 @@ def tree(version):
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(packed.extractfile(member).read())
         tarball.unlink()
-        partial.rename(place)
-    return place
+    return kept(PLACE / version, make)
 
 
 def headers():
     """The directory with the headers of PyTorch 1.13.1, from Debian's package libtorch-dev."""
-    place = PLACE / 'libtorch-dev'
-    if not place.exists():
-        partial = PLACE / 'partial-libtorch-dev'
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        subprocess.run(['apt-get', '-qq', 'download', 'libtorch-dev'], cwd=partial, check=True)
-        package = next(partial.glob('*.deb'))
-        subprocess.run(['dpkg', '-x', str(package), str(partial)], check=True)
-        package.unlink()
-        partial.rename(place)
+    place = kept(PLACE / 'libtorch-dev', lambda partial: unpack_package('libtorch-dev', partial))
     return place / 'usr' / 'include'
