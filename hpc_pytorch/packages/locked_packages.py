@@ -107,8 +107,9 @@ class LockedPackages:
             if python.version in versions:
                 return python
         found = ', '.join("%s (%s)" % (python.version, python.path) for python in pythons)
-        raise EasyBuildError("%s %s needs Python %s; found: %s. Install one of them, or load its module, so that python3.x "
-                             "is found%s.", self.cfg.name, self.cfg.version, ' or '.join(versions), found or 'none',
+        raise EasyBuildError("%s %s needs Python %s; found: %s. Install one of them, or load its module, so that "
+                             "python3.x is found%s.",
+                             self.cfg.name, self.cfg.version, ' or '.join(versions), found or 'none',
                              "; or add to the dependencies the one that the collection has: %s" % (OWN_PYTHON,)
                              if '.'.join(OWN_PYTHON[1].split('.')[:2]) in versions else '')
 

@@ -122,8 +122,8 @@ class Change:
         """The .in file from which a lock is made."""
         path = named_file(self.easyconfig, os.path.splitext(lock)[0] + '.in')
         if path is None:
-            raise UsersProblem("%s has no .in file, so it cannot be made anew: write one beside it, with the command in a "
-                               "comment as in the others" % lock)
+            raise UsersProblem("%s has no .in file, so it cannot be made anew: write one beside it, with the command "
+                               "in a comment as in the others" % lock)
         return path
 
     def python(self):
@@ -138,7 +138,8 @@ class Change:
         """What uv makes of a few requirements: {name: version}."""
         with open(os.path.join(self.work, 'question.in'), 'w', encoding='utf-8') as handle:
             handle.write('\n'.join(requirements) + '\n')
-        said = uv(['pip', 'compile', '--quiet', '--universal', '--python-version', self.python(), 'question.in'], self.work)
+        said = uv(['pip', 'compile', '--quiet', '--universal', '--python-version', self.python(), 'question.in'],
+                  self.work)
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', said, re.M))
 
     def check_pairs(self, text):
@@ -212,7 +213,8 @@ def show(change, made):
     """What is new, in a few lines: the easyconfig's difference, and versions that changed in the locks."""
     for path, text in sorted(made.items()):
         if path.endswith('.eb'):
-            print(''.join(difflib.unified_diff(change.text.splitlines(True), text.splitlines(True), change.easyconfig, path)))
+            before, after = change.text.splitlines(True), text.splitlines(True)
+            print(''.join(difflib.unified_diff(before, after, change.easyconfig, path)))
         else:
             lines = difference(path, text).splitlines()
             print('\n'.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)

@@ -121,8 +121,8 @@ class PythonEnvironment:
         """With the module loaded: every package imports, and those that were compiled for PyTorch find its symbols."""
         if 'pytorch-check' not in self.cfg['scripts']:
             return []
-        done = run_shell_cmd([self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages'], use_bash=False,
-                             fail_on_error=False, hidden=True)
+        command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
+        done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
         return [done.output.strip()] if done.exit_code else []
 
     # --- the module -------------------------------------------------------------------------------------------------

@@ -56,11 +56,12 @@ def describe(rows):
 
 
 def why_none(version, rocm):
-    """Why there are no wheels of this PyTorch for this ROCm; None if there are, or where the table knows no such PyTorch."""
+    """Why there are no wheels of this PyTorch for this ROCm; None if there are, or where the table does not know."""
     rows = [row for row in TABLE if row.pytorch == release(version)]
     if not rows or any(row.rocm == release(rocm) for row in rows):
         return None
-    return "PyTorch %s has no wheels for ROCm %s; it has them for: %s" % (version, rocm, ', '.join(row.rocm for row in rows))
+    return "PyTorch %s has no wheels for ROCm %s; it has them for: %s" % (
+        version, rocm, ', '.join(row.rocm for row in rows))
 
 
 def why_not(torch, rocm, python, gpu):

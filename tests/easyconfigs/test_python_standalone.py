@@ -1,4 +1,4 @@
-"""The easyconfig of a Python that needs nothing of the machine: installed from a tarball of the same layout, and used."""
+"""A Python that needs nothing of the machine: its easyconfig, with a tarball of the same layout, and what uses it."""
 import hashlib
 import re
 import sys
@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 from common import CHECKOUT
-from easyblocks.test_lockedwheels import make_wheel, sha256
+from small_software import make_wheel, sha256
 
 pytestmark = pytest.mark.slow
 
@@ -37,9 +37,9 @@ def test_installed_and_used(eb, lmod, tmp_path):
     tarball = tmp_path / re.search(r"'(cpython-\S*?)'", ORIGINAL.read_text()).group(1).replace(
         '%(version)s', '3.12.14').format('x86_64')
     with tarfile.open(tarball, 'w:gz', compresslevel=1) as packed:
-        for path, name in (('/usr/bin/python' + VERSION, 'bin/python3'), ('/usr/lib/python' + VERSION, 'lib/python' + VERSION),
-                           ('/usr/include/python' + VERSION, 'include/python' + VERSION)):
-            packed.add(path, 'python/' + name, filter=unimportant)
+        for path, name in (('/usr/bin/python', 'bin/python3'), ('/usr/lib/python', 'lib/python' + VERSION),
+                           ('/usr/include/python', 'include/python' + VERSION)):
+            packed.add(path + VERSION, 'python/' + name, filter=unimportant)
     easyconfig = tmp_path / ORIGINAL.name
     digest = hashlib.sha256(tarball.read_bytes()).hexdigest()
     text = re.sub(r"'[0-9a-f]{64}'", repr(digest), ORIGINAL.read_text())
