@@ -20,7 +20,7 @@ VERSION = '%d.%d' % sys.version_info[:2]
 
 def fetched_cpu_wheel(eb):
     """PyTorch's CPU wheel, which the workstation's easyconfig names, in the source path."""
-    eb(WORKSTATION, '--fetch')
+    eb.fetch(WORKSTATION)
     found = glob.glob('%s/p/PyTorch/PyTorch-2.13.0-workstation-wheels/torch-*.whl' % eb.sources)
     wheel = eb.sources / 'p' / 'PyTorch' / Path(found[0]).name
     if not wheel.exists():

@@ -10,7 +10,6 @@ import subprocess
 import time
 
 import pytest
-from common import ModulesTool
 from batch_systems.real_slurm import wait_for
 
 from frontier.frontier_site import MODULE
@@ -61,27 +60,6 @@ def test_module(frontier):
                   'plugin   FAILS', 'PyTorch sees no GPU here'):
         assert words in output, words + '\n' + output
     assert re.search(r'libmpich?\.so', output)
-
-
-@pytest.mark.parametrize('name, syntax', [('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
-def test_settings_as_modules(frontier, name, syntax, tmp_path):
-    """The proxy and the caches: off unless loaded."""
-    modules = tmp_path / 'modules'
-    frontier.eb('proxy-1.0-Frontier.eb', 'caches-1.0-Frontier.eb', '--rehearse', '--module-syntax=%s' % syntax,
-                '--installpath-modules=%s' % modules, '--force', cwd=frontier.directory)
-    output = ModulesTool(name).run("""
-        module use %s/all
-        module load proxy; echo "loaded $https_proxy $no_proxy"
-        module unload proxy; echo "unloaded $https_proxy"
-        module load caches; echo "without $HF_DATASETS_CACHE."
-        export HPC_CACHES=/orion/me
-        module load caches; echo "with $HF_DATASETS_CACHE $TORCH_HOME"
-        module unload caches; echo "after $HF_DATASETS_CACHE."
-    """ % modules)
-    for line in ('loaded http://proxy.ccs.ornl.gov:3128/ localhost,127.0.0.0/8,*.ccs.ornl.gov', 'unloaded ',
-                 'without .', 'with /orion/me/huggingface/datasets /orion/me/torch', 'after .'):
-        assert line in output.splitlines(), output
-    assert 'set HPC_CACHES to a directory first' in output
 
 
 def test_two_nodes(frontier, tmp_path):

@@ -1,4 +1,8 @@
-"""./eb --job on PBS Pro, of which the tests have a stand-in that runs jobs for real and without a network."""
+"""
+./eb --job on PBS Pro, of which the tests have a stand-in that runs jobs for real and without a network.
+
+Of job_backends/pbspro.py; which code is behind that is said in test_slurm_jobs.py.
+"""
 import hashlib
 import os
 import re
@@ -11,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from common import CHECKOUT, EB, clean_environment
-from small_software import make_wheel
-from small_software import OCCUPY, WAIT, Toys
+from small_software import OCCUPY, WAIT, Toys, make_wheel
 from batch_systems.pbs_stand_in import Pbs
 
 pytestmark = pytest.mark.slow

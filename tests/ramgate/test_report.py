@@ -15,8 +15,7 @@ Command = namedtuple('Command', 'name language partial')
 def some_build(*watchers):
     """Two jobs, one of which was run again."""
     knowledge = Knowledge()
-    for name in ('a&b.cpp.o', 'c.cpp.o'):
-        knowledge.files[name] = {'seconds': 9, 'curve': [100], 'language': 'CXX'}
+    knowledge.keep({name: {'seconds': 9, 'curve': [100], 'language': 'CXX'} for name in ('a&b.cpp.o', 'c.cpp.o')})
     schedule = Schedule(knowledge, 2, Constraint('the <node>', 1000 * MB, 900 * MB, '/'))
     now = watchers[0].begin
 

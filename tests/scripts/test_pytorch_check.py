@@ -1,9 +1,12 @@
-"""`pytorch-check packages` on a small site-packages: a library for another C++ ABI, and packages that do not import."""
+"""pytorch-check without a real PyTorch: what it finds in a small site-packages, and how long it waits."""
+import importlib.machinery
+import importlib.util
+import os
 import subprocess
 import sys
 
 import pytest
-from common import SCRIPTS, clean_environment
+from common import CHECKOUT, SCRIPTS, clean_environment
 
 # c10::Error's constructor with GCC's new std::string, and with the old one that torchtext 0.14.1's wheel was made for
 NEW, OLD = '_ZN3c105ErrorC1ENSt7__cxx1112basic_stringIcEE', '_ZN3c105ErrorC1ESs'
@@ -80,3 +83,34 @@ def test_unknown_way():
     done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packagse'], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 2 and 'no way called packagse; choose from: import, packages, gloo' in done.stdout
+
+
+# --- how long it waits ----------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def check(monkeypatch):
+    """The script as a module, which waits for a fraction of a second on an idle machine."""
+    loader = importlib.machinery.SourceFileLoader('pytorch_check', str(CHECKOUT / 'scripts' / 'pytorch-check'))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader('pytorch_check', loader))
+    monkeypatch.setattr('sys.dont_write_bytecode', True)
+    loader.exec_module(module)
+    monkeypatch.setattr(module, 'SECONDS', 0.2)
+    return module
+
+
+def slow():
+    """A process that takes its time."""
+    return subprocess.Popen(['sh', '-c', 'sleep 2; echo done'], stdout=subprocess.PIPE)
+
+
+def test_busy_machine(check, monkeypatch):
+    """A build of half an hour failed at its end, as two ranks did not start within two minutes."""
+    monkeypatch.setattr(os, 'getloadavg', lambda: (1000.0 * os.cpu_count(), 0, 0))
+    assert check.finish([slow()]) == 'done\n'
+
+
+def test_idle_machine(check, monkeypatch):
+    """What hangs is ended."""
+    monkeypatch.setattr(os, 'getloadavg', lambda: (0.0, 0, 0))
+    with pytest.raises(check.Failed, match='no end after'):
+        check.finish([slow()])

@@ -53,6 +53,7 @@ dist.destroy_process_group()
 def installed(tmp_path_factory):
     """The installation, and what ./eb said."""
     eb = EB(tmp_path_factory.mktemp('workstation') / 'prefix')
+    eb.fetch(EASYCONFIG)
     return eb, eb(EASYCONFIG, '--robot').stdout
 
 
@@ -114,6 +115,7 @@ def test_no_mpi_on_the_machine(tmp_path, lmod):
                 if not name.startswith(('mpi', 'ompi', 'orte', 'prte', 'hydra')) and not (tools / name).exists():
                     (tools / name).symlink_to(os.path.join(folder, name))
     eb = EB(tmp_path / 'prefix')
+    eb.fetch(tmp_path / EASYCONFIG, env={'PATH': str(tools)})
     eb(tmp_path / EASYCONFIG, env={'PATH': str(tools)})
     output = lmod.run("module use %s; module load PyTorch; which mpiexec; pytorch-check mpi4py" % eb.modules,
                       env={'PATH': str(tools)})

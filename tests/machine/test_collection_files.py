@@ -1,0 +1,19 @@
+"""Files that easyconfigs name: beside the easyconfig first, else in the collection."""
+from common import CHECKOUT
+
+from hpc_pytorch.machine.collection_files import ROOMS, named_file
+
+
+def test_beside_it_comes_first(tmp_path):
+    """A copy of an easyconfig with a lock file of its own uses that."""
+    easyconfig = tmp_path / 'toy.eb'
+    assert named_file(str(easyconfig), 'pytorch-check') == str(CHECKOUT / 'scripts' / 'pytorch-check')
+    (tmp_path / 'pytorch-check').touch()
+    assert named_file(str(easyconfig), 'pytorch-check') == str(tmp_path / 'pytorch-check')
+    assert named_file(str(easyconfig), 'no-such-file') is None
+
+
+def test_names_are_unique():
+    """No name is in two rooms: which one is meant would depend on their order."""
+    names = [path.name for room in ROOMS for path in (CHECKOUT / room).iterdir() if path.is_file()]
+    assert len(names) == len(set(names))
