@@ -39,7 +39,7 @@ def site(tmp_path):
     return tmp_path
 
 
-def check(site, status):
+def packages_of(site, status):
     """What the command prints."""
     done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packages'], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, env=dict(clean_environment(), PYTHONPATH=str(site)))
@@ -51,7 +51,7 @@ def test_all_is_well(site):
     """Packages that another one brought along are not imported for themselves."""
     package(site, 'inner', 'raise OSError("nobody imports it")')
     package(site, 'outer', requires=['inner>=1.0'])
-    assert check(site, 0) == 'packages works: 2 packages import, and find their symbols\n'
+    assert packages_of(site, 0) == 'packages works: 2 packages import, and find their symbols\n'
 
 
 def test_another_abi(site):
@@ -59,14 +59,14 @@ def test_another_abi(site):
     package(site, 'torchtext')
     compiled(site / 'torchtext/lib/libtorchtext.so', 'void %s(void); void f(void) { %s(); }' % (OLD, OLD))
     assert 'torchtext/lib/libtorchtext.so was compiled for another PyTorch, or another C++ ABI: this one has no %s' % (
-        OLD) in check(site, 1)
+        OLD) in packages_of(site, 1)
 
 
 def test_import_fails(site):
     """Every package that cannot be imported is named, with the reason."""
     package(site, 'one', 'import no_such_module')
     package(site, 'two', 'raise OSError("libx.so: cannot open")')
-    output = check(site, 1)
+    output = packages_of(site, 1)
     assert "one cannot be imported: ModuleNotFoundError: No module named 'no_such_module'" in output
     assert 'two cannot be imported: OSError: libx.so: cannot open' in output
 
@@ -74,7 +74,7 @@ def test_import_fails(site):
 def test_import_ends_the_process(site):
     """The package whose import crashes is the last one that is named."""
     package(site, 'crashing', 'import os; os.abort()')
-    output = check(site, 1)
+    output = packages_of(site, 1)
     assert 'exit status -6' in output and output.splitlines()[-1] == 'importing crashing'
 
 
