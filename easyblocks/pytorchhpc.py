@@ -131,7 +131,7 @@ class EB_PyTorchHPC(EB_PyTorch):
 
     def find_wheel(self):
         """Look for a wheel that was built from the same, for the Python that it is going to be installed for."""
-        with self.packages.external_modules():
+        with self.packages.modules():
             self.packages.look_around()
             self.facts = self.building.identity()
         self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
@@ -296,6 +296,7 @@ class EB_PyTorchHPC(EB_PyTorch):
                 self.check_installed_contract()
             except UsersProblem as problem:
                 self.sanity_check_fail_msgs.append(str(problem))
+            self.sanity_check_fail_msgs += self.environment.check_packages()
         return loaded
 
     def check_installed_contract(self):

@@ -48,9 +48,10 @@ class LockedWheels(EasyBlock):
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""
         self.packages.check_locks()
-        if self.source_wheels() and not self.dry_run:
-            with self.packages.external_modules():
+        if not self.dry_run:
+            with self.packages.modules():
                 self.packages.look_around()
+                self.check_rocm()
                 self.check_source_wheels()
         super().fetch_step(*args, **kwargs)
         self.wheels = self.packages.fetch()
@@ -60,16 +61,19 @@ class LockedWheels(EasyBlock):
         names = [source if isinstance(source, str) else source['filename'] for source in self.cfg['sources']]
         return [name for name in names if name.endswith('.whl')]
 
+    def check_rocm(self):
+        """Refuse, before gigabytes are fetched, a PyTorch that was not made for this system's ROCm or GPU."""
+        wheels = filter(None, map(parse_wheel, self.source_wheels()))
+        for package in list(wheels) + self.packages.locked('lock_files'):
+            problem = rocm_pairs.why_not(package.version, self.version_of_module('ROCm'), self.packages.python.version,
+                                         self.packages.system.node['gpu_architecture'])
+            if package.name == 'torch' and problem:
+                raise EasyBuildError("torch %s does not fit:\n  %s", package.version, problem)
+
     def check_source_wheels(self):
-        """Refuse, before gigabytes are fetched, wheels that do not fit this Python, ROCm or GPU."""
-        python = self.packages.python
+        """Refuse, before gigabytes are fetched, wheels that do not fit this Python or processor."""
         for name in self.source_wheels():
-            wheel = parse_wheel(name)
-            problem = None
-            if wheel and wheel.name == 'torch':
-                problem = rocm_pairs.why_not(wheel.version, self.version_of_module('ROCm'), python.version,
-                                             self.packages.system.node['gpu_architecture'])
-            reasons = [problem] if problem else why_not(name, python)
+            reasons = why_not(name, self.packages.python)
             if reasons:
                 raise EasyBuildError("%s does not fit:\n  %s", name, '\n  '.join(reasons))
 
@@ -124,6 +128,13 @@ class LockedWheels(EasyBlock):
     def sanity_check_step(self, *args, **kwargs):
         """The environment is there, and its packages agree with each other."""
         super().sanity_check_step(*args, custom_paths=self.environment.sanity_check_paths(), **kwargs)
+
+    def sanity_check_load_module(self, *args, **kwargs):
+        """With the module loaded, look whether everything in it works together."""
+        loaded = super().sanity_check_load_module(*args, **kwargs)
+        if self.sanity_check_module_loaded and not self.dry_run:
+            self.sanity_check_fail_msgs += self.environment.check_packages()
+        return loaded
 
     def sanity_check_rpath(self, *args, **kwargs):
         """Wheels were linked elsewhere and bring their libraries along: nothing of EasyBuild's RPATH is in them."""

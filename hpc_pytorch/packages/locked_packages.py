@@ -45,6 +45,8 @@ PARAMETERS = {
     'package_urls': [{}, "Where the sources of packages are that no index has, by name", CUSTOM],
     'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
 }
+# The collection's easyconfig of a Python that needs nothing of the machine, as a dependency.
+OWN_PYTHON = ('Python', '3.12.14', '-standalone')
 
 
 class LockedPackages:
@@ -68,9 +70,11 @@ class LockedPackages:
             raise EasyBuildError(str(problem))
 
     @contextmanager
-    def external_modules(self):
-        """The system's modules that this depends on are loaded: fetching must know the Python that will be used."""
-        names = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['external_module']]
+    def modules(self):
+        """What this depends on is loaded, as far as it is there: fetching must know the Python that will be used."""
+        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
+        there = self.easyblock.modules_tool.exist(names) if names else []
+        names = [name for name, exists in zip(names, there) if exists]
         environment = os.environ.copy()
         if names:
             self.easyblock.modules_tool.load(names)
@@ -109,9 +113,11 @@ class LockedPackages:
             if python.version in versions:
                 return python
         found = ', '.join("%s (%s)" % (python.version, python.path) for python in pythons)
-        raise EasyBuildError("%s %s needs Python %s; found: %s. Install one of them, or load its module, "
-                             "so that python3.x is found.",
-                             self.cfg.name, self.cfg.version, ' or '.join(versions), found or 'none')
+        raise EasyBuildError("%s %s needs Python %s; found: %s. Install one of them, or load its module, so that "
+                             "python3.x is found%s.",
+                             self.cfg.name, self.cfg.version, ' or '.join(versions), found or 'none',
+                             "; or add to the dependencies the one that the collection has: %s" % (OWN_PYTHON,)
+                             if '.'.join(OWN_PYTHON[1].split('.')[:2]) in versions else '')
 
     def find_mpi_compilers(self):
         """The system's MPI compilers for C and C++, or None."""
@@ -173,7 +179,7 @@ class LockedPackages:
             for name in sorted(versions):
                 self.easyblock.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
             return None
-        with self.external_modules():
+        with self.modules():
             self.look_around()
             files = tempfile.mkdtemp(prefix='wheels-')
             for store in self.stores():

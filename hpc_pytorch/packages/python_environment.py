@@ -117,6 +117,14 @@ class PythonEnvironment:
             copy_file(self.packages.named_file(name), target)
             adjust_permissions(target, permissions, relative=False)
 
+    def check_packages(self):
+        """With the module loaded: every package imports, and those that were compiled for PyTorch find its symbols."""
+        if 'pytorch-check' not in self.cfg['scripts']:
+            return []
+        command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
+        done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
+        return [done.output.strip()] if done.exit_code else []
+
     # --- the module -------------------------------------------------------------------------------------------------
 
     def site_packages(self):

@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 from common import locked

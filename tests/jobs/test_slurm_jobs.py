@@ -188,7 +188,7 @@ def test_controller_does_not_answer(toys, slurm):
     tools.mkdir()
     (tools / 'sbatch').write_text('#!/bin/sh\ncase "$*" in\n*--test-only*) exit 1 ;;\n'
                                   '*--parsable*) kill -STOP %d ;;\nesac\nexec /usr/bin/sbatch "$@"\n'
-                                 % slurm.controller.pid)
+                                  % slurm.controller.pid)
     (tools / 'sbatch').chmod(0o755)
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
     try:
