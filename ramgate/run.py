@@ -106,7 +106,7 @@ class Build:
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             for number_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number_, self.stop)
-            for line in self.limits.warnings():
+            for line in self.limits.warnings() + self.knowledge.warnings:
                 sys.stderr.write('ramgate: %s\n' % line)
             if self.options.jobserver:
                 tokens = jobserver.Tokens(directory)
