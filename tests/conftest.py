@@ -64,18 +64,20 @@ def when(item):
     return (places + [len(FIRST)])[0] if item.get_closest_marker('slow') else len(FIRST) + 1
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Groups and order for several processes; one process keeps the order of the files."""
     if hasattr(config, 'workerinput'):
         for item in items:
             group = shared_fixture(item)
             if group:
-                item.add_marker(pytest.mark.xdist_group(group))
+                name_with_group(item, group)
         items.sort(key=when)
 
 
-def pytest_collection_finish(session):
-    open('/tmp/tests-ids.txt', 'w').write('\n'.join(item.nodeid for item in session.items))
-    if hasattr(session.config, 'workerinput'):
-        session.items[:] = []
+def name_with_group(item, group):
+    """As xdist_group does it, which since pytest 9.1 quietly does nothing (pytest-xdist 3.8.0)."""
+    name = '%s@%s' % (item.nodeid, group)
+    if hasattr(item, '_nodeid'):
+        item._nodeid = name
+    else:
+        item._id = type(item._id).parse(name)

@@ -4,6 +4,7 @@ Who imports and who names whom; and which tests a change can break, as `./test -
 Run as a program it prints those tests: of everything that is not in main, committed or not.
 """
 import ast
+import functools
 import re
 import subprocess
 from pathlib import Path
@@ -39,8 +40,14 @@ def imports(path):
             yield from ('.'.join(filter(None, [package, node.module, alias.name])) for alias in node.names)
 
 
+@functools.lru_cache(maxsize=None)
 def imported_files(path):
     """The files of the checkout that a file imports."""
+    return frozenset(files_of(path))
+
+
+def files_of(path):
+    """They may be listed more than once."""
     for name in imports(path):
         parts = name.replace('easybuild.easyblocks', 'easyblocks').split('.')
         for top in (CHECKOUT, CHECKOUT / 'tests', path.parent):
@@ -58,7 +65,7 @@ def users(path):
     while new:
         found |= new
         leading = {file for file in new if file == path or not place(file).startswith(EVERYWHERE)}
-        new = {file for file in everything if leading & set(imported_files(file))} - found
+        new = {file for file in everything if leading & imported_files(file)} - found
     return found
 
 
@@ -67,7 +74,7 @@ def place(path):
     return str(path.relative_to(CHECKOUT))
 
 
-def tests_of(path):
+def covering(path):
     """Tests that have a file's name in theirs, import it, or name it."""
     name, stem = place(path), 'test_' + path.stem.replace('-', '_')
     word = r'(?<![\w-])%s(?![\w-])' % re.escape(path.name if name.startswith(('scripts', 'easyconfigs')) else name)
@@ -82,7 +89,7 @@ def broken_by(name):
              for test in (text.format(**re.match(pattern, name).groupdict()) for text in tests)}
     if path.is_file():
         files = users(path) if path.suffix == '.py' and not name.startswith(EVERYWHERE) else {path}
-        found |= {place(test) for file in files for test in ([file] if file in TESTS else tests_of(file))}
+        found |= {place(test) for file in files for test in ([file] if file in TESTS else covering(file))}
     return {test for test in found if (CHECKOUT / test).exists()}
 
 
