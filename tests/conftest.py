@@ -51,7 +51,8 @@ def shared_fixture(item):
     """The name of the fixture, and of its parameter, that a test shares with others; None without one."""
     for name, definitions in item._fixtureinfo.name2fixturedefs.items():
         definition = definitions[-1]
-        if definition.scope in ('module', 'session') and definition.baseid and name not in ANYWHERE:
+        own = not definition.func.__module__.startswith(('_pytest', 'xdist'))
+        if definition.scope in ('module', 'session') and own and name not in ANYWHERE:
             parameter = item.callspec.params.get(name, '') if hasattr(item, 'callspec') else ''
             return '%s-%s' % (name, parameter)
     return None
