@@ -28,6 +28,7 @@ RULES = {
     'start_hook': (
         ("the site's own hooks", lambda: check_site_hooks()),
         ('directories can be written to', early_checks.check_directories),
+        ("the user's umask", early_checks.keep_umask),
     ),
     'parse_hook': (
         ("the site's rules", site_rules.apply),

@@ -30,7 +30,7 @@ def run(options):
     if not options.command:
         raise Problem('what is to be built? For instance: ramgate run -- cmake --build .')
     # only replays say otherwise
-    options.scale, options.groups = (1.0, 1.0), None
+    options.scale, options.groups, options.shipped = (1.0, 1.0), None, True
     return Build(options, [Live()] + ([Report(options.report)] if options.report else [])).run()
 
 
@@ -48,12 +48,15 @@ def arguments():
                          'what cgroups, Slurm, PBS and the host allow)')
     command.add_argument('--profile', metavar='FILE',
                          help='what earlier builds needed; read before, updated afterwards')
-    command.add_argument('--report', metavar='DIR', help='write report.json, report.svg and the profile there')
+    command.add_argument('--like', metavar='FILE', action='append', default=[],
+                         help='a profile of another version or machine, for what --profile does not know')
+    command.add_argument('--report', metavar='DIR', help='write report.json, report.html and the profile there')
     command.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND', help=argparse.SUPPRESS)
     command.set_defaults(function=run)
 
     command = commands.add_parser('replay', help='replay a measured build under several policies')
-    command.add_argument('trace', metavar='TRACE', help='CSV file: user_s, sys_s, peak_mb, file, perhaps curve')
+    command.add_argument('trace', nargs='+', metavar='TRACE[:K]',
+                         help='CSV file: user_s, sys_s, peak_mb, file, perhaps curve; of it, every K-th job')
     command.add_argument('--cores', type=count, required=True, metavar='N', help='cores of the machine that is studied')
     memory = command.add_mutually_exclusive_group(required=True)
     memory.add_argument('--memory', type=amount, metavar='SIZE', help='memory of the machine that is studied')
@@ -62,7 +65,6 @@ def arguments():
     command.add_argument('--policy', nargs='+', choices=sorted(POLICIES), default=['ramgate', 'ramgate+profile'])
     command.add_argument('--shrink-memory', type=count, default=15, metavar='FACTOR', help='default: %(default)s')
     command.add_argument('--shrink-time', type=count, default=10, metavar='FACTOR', help='default: %(default)s')
-    command.add_argument('--every', type=count, default=1, metavar='K', help='only every K-th job')
     command.add_argument('--neighbour', type=float, default=0, metavar='SHARE',
                          help='a neighbour takes this share midway')
     command.add_argument('--report', metavar='DIR', help="keep ramgate's reports there")

@@ -8,7 +8,7 @@ import struct
 import time
 
 from ramgate.jobs import Command, out_of_memory
-from ramgate.neighbours import Neighbours
+from ramgate.neighbours import CREDENTIALS, Neighbours
 from ramgate.processes import Groups
 from ramgate.schedule import DONE, ENDED, FREEZE, FROZEN, KILL, REFUSE, RETRY, RUNNING, START, THAW
 
@@ -108,7 +108,7 @@ class Broker:
         self.schedule.constraint = self.limits.tightest(self.schedule.own)
         share = self.schedule.constraint.free / max(1.0, self.schedule.limit)
         tick = next((tick for below, tick in TICKS if share < below and alive), AMPLE)
-        self.carry_out(self.schedule.relieve(tick, now))
+        self.carry_out(self.schedule.relieve(tick, now, self.limits.pressure(now)))
         self.next_look = now + max(tick, min(AMPLE, (time.process_time() - spent) / COST))
         self.notify('looked', None)
 
@@ -136,7 +136,11 @@ class Broker:
         """A launcher connects."""
         try:
             connected = listener.accept()[0]
+            who = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         except OSError:
+            return
+        if CREDENTIALS.unpack(who)[1] not in (0, os.getuid()):
+            connected.close()
             return
         connected.settimeout(10)
         connection = Connection(connected)
@@ -196,9 +200,10 @@ class Broker:
         self.notify(DONE, job)
 
 
-def listen(path):
-    """The socket that launchers connect to."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
+def listen(directory):
+    """The socket that launchers connect to; its path may be longer than an address."""
+    listener, place = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), os.open(directory, os.O_PATH)
+    listener.bind('/proc/self/fd/%d/socket' % place)
+    os.close(place)
     listener.listen(1024)
     return listener

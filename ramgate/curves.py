@@ -14,13 +14,14 @@ LOG_GROWTH = math.log(GROWTH)
 STEPS = 64
 STEP_GROWTH = 1.04
 EDGES = [(STEP_GROWTH ** k - 1) / (STEP_GROWTH ** STEPS - 1) for k in range(STEPS + 1)]
-# a job may be this much earlier or later than its curve
-JITTER = 1.02
+SPAN_RATE = (GROWTH - 1) / FIRST_SPAN
+# a job may be so many spans (2 % of its age) earlier or later than its curve
+JITTER = math.log(1.02) / LOG_GROWTH
 
 
 def span(age):
     """The number of the span of a job's life at an age in seconds."""
-    return int(math.log1p(age * (GROWTH - 1) / FIRST_SPAN) / LOG_GROWTH) if age > 0 else 0
+    return int(math.log1p(age * SPAN_RATE) / LOG_GROWTH) if age > 0 else 0
 
 
 def age_of(number):
@@ -74,8 +75,9 @@ class Forecast:
         if key in self.spans:
             return self.spans[key]
         ages = [(edge - start) / slowness + age for edge in self.edges]
-        found = [(since * slowness, span(since / JITTER), span(until * JITTER) + 1 if until > 0 else 0)
-                 for since, until in zip(ages, ages[1:])]
+        spans = [math.log1p(max(0.0, at) * SPAN_RATE) / LOG_GROWTH for at in ages]
+        found = [(ages[at] * slowness, max(0, int(spans[at] - JITTER)),
+                  int(spans[at + 1] + JITTER) + 1 if ages[at + 1] > 0 else 0) for at in range(STEPS)]
         if key:
             self.spans[key] = found
         return found

@@ -32,6 +32,11 @@ REAL_ERROR = re.compile(r'^[^\s:][^:\n]*(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal )?e
 KILLED = (137, -9)
 
 
+def language_of(path):
+    """By a source's or an object's extension (x.cu, x.cu.o); C++ where it says nothing."""
+    return LANGUAGES.get(os.path.splitext(re.sub(r'\.o$', '', path))[1], 'CXX')
+
+
 def out_of_memory(status, output, kernel_killed):
     """Whether a job that ended so ended for lack of memory."""
     if status in KILLED:

@@ -93,13 +93,18 @@ static char hear_interruptibly(char **data)
 static int connect_to(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    strncpy(address.sun_path, path, sizeof address.sun_path - 1);
-    if (fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0)
-        return fd;
-    if (fd >= 0)
+    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    char directory[4096];
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), place, done;
+    /* an address is short, a path is not */
+    snprintf(directory, sizeof directory, "%.*s", (int)(name - path), path);
+    place = open(directory, O_PATH | O_CLOEXEC);
+    snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", place, name);
+    done = connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    close(place);
+    if (fd >= 0 && !done)
         close(fd);
-    return -1;
+    return done ? fd : -1;
 }
 
 /* without a broker: one at a time */

@@ -20,7 +20,10 @@ class Line:
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self.socket.connect(path)
+            # an address is short, a path is not
+            place = os.open(os.path.dirname(path), os.O_PATH)
+            self.socket.connect('/proc/self/fd/%d/%s' % (place, os.path.basename(path)))
+            os.close(place)
         except OSError:
             self.lose()
 

@@ -17,6 +17,9 @@ UNLIMITED = 2 ** 60
 # what stays free on the host for everybody else: a share of the memory, within bounds
 RESERVE_SHARE, RESERVE_LEAST, RESERVE_MOST = 0.02, 256 * 2 ** 20, 4 * 2 ** 30
 
+# what stays free in a cgroup whose processes the kernel kills all together: a share of its limit
+FATAL_RESERVE = 0.03
+
 # name: for the user; limit: bytes; free: bytes that can still be taken; scope: cgroup path, '' for the host, None for
 # the build
 Constraint = namedtuple('Constraint', 'name limit free scope')
@@ -89,7 +92,18 @@ class Cgroup:
             return None
         stat = fields(self.file('memory.stat'))
         cache = stat.get(self.prefix + 'inactive_file', 0) + stat.get(self.prefix + 'active_file', 0)
-        return Constraint('the memory cgroup %s' % self.directory, limit, limit - max(0, used - cache), self.path)
+        spare = limit * FATAL_RESERVE if self.kills_all() else 0
+        free = limit - max(0, used - cache) - spare
+        return Constraint('the memory cgroup %s' % self.directory, limit, free, self.path)
+
+    def kills_all(self):
+        """Whether the kernel ends everything in it at once where memory runs out; a build tool has no second try."""
+        return self.version == 2 and number(self.file('memory.oom.group')) == 1
+
+    def stalled(self):
+        """Seconds so far in which everybody in it waited for memory (PSI); None where the kernel does not say."""
+        match = re.search(r'^full .*total=(\d+)', read(self.file('memory.pressure')) or '', re.M)
+        return int(match.group(1)) / 1e6 if match else None
 
     def oom_kills(self):
         """How many processes the kernel has killed in it."""
@@ -168,8 +182,8 @@ class Limits:
         granted = (('--memory', memory), ('the Slurm job', slurm_grant(environ)), ('the PBS job', pbs_grant(environ)),
                    ('the address space limit (ulimit -v)', None if soft == resource.RLIM_INFINITY else soft))
         self.granted = [(name, limit) for name, limit in granted if limit]
-        # what other ramgates said they will still take: {pid: (bytes, cgroup path)}
-        self.neighbours = {}
+        # what other ramgates said they will still take: {who: (bytes, cgroup path)}
+        self.neighbours, self.last_stall = {}, None
 
     @property
     def scope(self):
@@ -194,6 +208,20 @@ class Limits:
         inside = sum(claim for claim, path in self.neighbours.values()
                      if constraint.scope == '' or (path + '/').startswith(constraint.scope.rstrip('/') + '/'))
         return constraint._replace(free=constraint.free - inside)
+
+    def warnings(self):
+        """What the user should know before the build starts."""
+        return ['the kernel kills everything in %s together when its memory runs out (memory.oom.group): ramgate '
+                'leaves %d %% of it free, as it could not run such jobs again' % (group.directory, FATAL_RESERVE * 100)
+                for group in self.cgroups if group.kills_all() and group.limit()]
+
+    def pressure(self, now):
+        """The share of the time since the last call in which everything in the build's cgroup waited for memory."""
+        stalled = self.cgroups[0].stalled() if self.cgroups else None
+        before, self.last_stall = self.last_stall, (now, stalled)
+        if stalled is None or before is None or before[1] is None or now <= before[0]:
+            return 0.0
+        return (stalled - before[1]) / (now - before[0])
 
     def tightest(self, own):
         """The constraint that leaves least."""

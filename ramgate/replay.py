@@ -1,13 +1,10 @@
 """
 Replays a measured build with real processes that occupy memory and wait, in a memory cgroup where the kernel kills.
 
-A trace is a CSV file with the columns user_s, sys_s, peak_mb, file, and perhaps curve: the name of a CSV file
-(seconds,mb) beside it that says how the memory of that job, or of one like it, ran over its time. Only jobs enter the
-cgroup: ninja and ramgate themselves cannot be made smaller as the jobs are. `--neighbour SHARE` takes that share of
-the memory after a third of the bound.
+Only jobs enter the cgroup: ninja and ramgate themselves cannot be made smaller as the jobs are. `--neighbour SHARE`
+takes that share of the memory after a third of the bound.
 """
 import contextlib
-import csv
 import glob
 import json
 import os
@@ -19,91 +16,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections import namedtuple
 
 from ramgate.limits import Cgroup, Problem, mounts
 from ramgate.report import Report
 from ramgate.run import HERE, Build
+from ramgate.traces import bound, read_traces, wanted
 
-# Name, seconds, course [(share of its time, MB)] of a job
-Work = namedtuple('Work', 'name seconds course')
-# compilations without a curve of their own run like g++ was measured to: share of time, share of peak
-GCC = ((0.03, 0.2), (0.1, 0.4), (0.25, 0.63), (0.4, 0.75), (0.7, 0.9), (1.0, 1.0))
 # what flash-attention takes a heavy job to need, in MB
 HEAVY = 5 * 1024
 # steve's floor: a share of the memory that must be available when a job starts
 FLOOR = 0.1
 # a policy that takes this many times the bound is stopped
 PATIENCE = 12
-POINTS = 40
-
-
-def course_of(path):
-    """[(share of time, share of peak)] of a measured curve, in few points."""
-    with open(path) as file:
-        rows = [(float(row['seconds']), float(row['mb'])) for row in csv.DictReader(file)]
-    length, peak = rows[-1][0], max(row[1] for row in rows)
-    course = []
-    for at in range(POINTS):
-        part = [mb for seconds, mb in rows if length * at / POINTS <= seconds <= length * (at + 1) / POINTS]
-        course.append(((at + 1.0) / POINTS, max(part) / peak))
-    return course
-
-
-def read_trace(path):
-    """The jobs of a trace."""
-    curves, found = {'': GCC}, []
-    try:
-        with open(path) as file:
-            for row in csv.DictReader(file):
-                curve = row.get('curve') or ''
-                if curve not in curves:
-                    curves[curve] = course_of(os.path.join(os.path.dirname(path), curve))
-                seconds, peak = float(row['user_s']) + float(row['sys_s']), float(row['peak_mb'])
-                found.append(Work(row['file'], max(0.01, seconds), [(at, share * peak) for at, share in curves[curve]]))
-    except (OSError, KeyError, ValueError) as error:
-        raise Problem('%s is no trace: %s' % (path, error))
-    return found
-
-
-def area(work):
-    """MB · seconds of a job."""
-    total, before, memory = 0.0, 0.0, 0.0
-    for at, value in work.course:
-        total += (at - before) * (memory + value) / 2
-        before, memory = at, value
-    return total * work.seconds
-
-
-def memory_at(work, age):
-    """MB of a job at an age."""
-    share, before, memory = age / work.seconds, 0.0, 0.0
-    for at, value in work.course:
-        if share <= at:
-            return memory + (value - memory) * (share - before) / max(1e-9, at - before)
-        before, memory = at, value
-    return 0.0
-
-
-def wanted(works, cores):
-    """MB that so many jobs at a time would like: the most at any moment, in the trace's order."""
-    running, todo, now, most = [], list(works), 0.0, 0.0
-    while running or todo:
-        while todo and len(running) < cores:
-            work = todo.pop(0)
-            running.append((now + work.seconds, now, work))
-        most = max(most, sum(memory_at(work, now - begun) for _, begun, work in running))
-        most = max(most, sum(memory_at(work, min(end, now + 5) - begun) for end, begun, work in running))
-        now = max(now + 0.01, min(end for end, _, _ in running))
-        running = [entry for entry in running if entry[0] > now]
-    return most
-
-
-def bound(works, cores, megabytes):
-    """Seconds that nothing can beat, and why: the longest job, the cores, the memory."""
-    return max((max(work.seconds for work in works), 'the longest job'),
-               (sum(work.seconds for work in works) / cores, 'the cores'),
-               (sum(area(work) for work in works) / megabytes, 'memory'))
 
 
 class Room:
@@ -247,8 +171,8 @@ def by_hand(slots, launcher=''):
     return policy
 
 
-def ramgate(profiled):
-    """ramgate itself; with a profile from a run before."""
+def ramgate(profiled=False, knows_pytorch=False):
+    """ramgate itself; with a profile from a run before, or with the measurements it has."""
     def policy(stage, until):
         options = stage.options
         stage.write('ramgate-cc')
@@ -257,7 +181,7 @@ def ramgate(profiled):
         class Run:
             """As the command line gives it."""
             jobs, memory, command = options.cores, None, ['ninja', '-C', stage.directory]
-            scale = (1.0 / options.shrink_memory, 1.0 / options.shrink_time)
+            scale, like, shipped = (1.0 / options.shrink_memory, 1.0 / options.shrink_time), [], knows_pytorch
         Run.groups = [stage.room.cgroup]
         if not profiled and os.path.exists(profile):
             os.unlink(profile)
@@ -286,8 +210,9 @@ POLICIES = {
     'halving': by_hand(lambda stage, attempt: stage.options.cores >> attempt),
     'fixed': by_hand(lambda stage, attempt: min(stage.options.cores, int(stage.megabytes / HEAVY)) >> attempt),
     'avail': by_hand(lambda stage, attempt: stage.options.cores, '%s -m ramgate.replay' % sys.executable),
-    'ramgate': ramgate(False),
-    'ramgate+profile': ramgate(True),
+    'ramgate': ramgate(),
+    'ramgate+shipped': ramgate(knows_pytorch=True),
+    'ramgate+profile': ramgate(profiled=True),
 }
 
 
@@ -312,7 +237,7 @@ def avail(command):
 
 def replay(options):
     """ramgate replay."""
-    works = read_trace(options.trace)[::options.every]
+    works = read_traces(options.trace)
     if options.share:
         options.memory = int(wanted(works, options.cores) * options.share / 100 * 2 ** 20)
     # so that the cgroup and the jobs go, too
@@ -348,7 +273,7 @@ def replay(options):
         stage.close()
     if options.json:
         with open(options.json, 'w') as file:
-            json.dump({'trace': os.path.basename(options.trace), 'bound': stage.bound, 'results': results}, file,
+            json.dump({'trace': options.trace, 'bound': stage.bound, 'results': results}, file,
                       indent=1)
     return 0 if all(result['complete'] for result in results if result['policy'].startswith('ramgate')) else 1
 

@@ -1,4 +1,4 @@
-"""What a build did: a live line while it runs; report.json and report.svg afterwards."""
+"""What a build did: a live line while it runs; report.json and a page to look at afterwards."""
 import json
 import os
 import shutil
@@ -14,10 +14,7 @@ LIVE, LOG = 0.5, 60.0
 PROGRESS, NOTE = 'RAMGATE_PROGRESS', 5.0
 # memory is kept for so many moments at most
 MOMENTS = 2000
-# drawn size, in pixels
-WIDTH, LANES, MEMORY, LEFT, TOP = 1200, 420, 260, 70, 40
-COLOURS = {'C': '#7a9', 'CXX': '#48a', 'CUDA': '#7a3', 'HIP': '#c63', 'LINK': '#85a'}
-OTHER_COLOUR = '#888'
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
 
 
 def duration(seconds):
@@ -123,76 +120,20 @@ class Report:
             self.moments, self.every = self.moments[::2], self.every * 2
 
     def write(self, schedule):
-        """report.json and report.svg."""
+        """report.json, report.html and the profile."""
         os.makedirs(self.directory, exist_ok=True)
         seconds = round(time.monotonic() - self.begin, 2)
         data = {'seconds': seconds, 'cores': schedule.cores, 'limit_mb': round(schedule.limit / MB), 'limited_by':
                 schedule.constraint.name, 'jobs': self.jobs, 'events': self.events,
                 'memory': {'columns': ['seconds', 'jobs_mb', 'used_mb', 'limit_mb', 'running', 'frozen', 'waiting'],
                            'rows': self.moments}}
-        for name, text in (('report.json', json.dumps(data, indent=None, separators=(',', ':')) + '\n'),
-                           ('report.svg', self.picture(seconds, data))):
+        text = json.dumps(data, indent=None, separators=(',', ':'))
+        with open(PAGE) as file:
+            # no name of a file can end the script that holds the data
+            page = file.read().replace('@DATA@', text.replace('<', '\\u003c'))
+        for name, text in (('report.json', text + '\n'), ('report.html', page)):
             partial = os.path.join(self.directory, '.%s.%d' % (name, os.getpid()))
             with open(partial, 'w') as file:
                 file.write(text)
             os.replace(partial, os.path.join(self.directory, name))
         schedule.knowledge.save(os.path.join(self.directory, 'profile.json'))
-
-    def picture(self, seconds, data):
-        """The jobs as a timeline above, memory against the limit below."""
-        attempts = sorted([(job['start'], job['end'], job, False) for job in self.jobs] +
-                          [(retry['start'], retry['end'], job, True) for job in self.jobs for retry in job['retries']],
-                          key=lambda entry: entry[:2])
-        lanes, placed = [], []
-        for start, end, job, failed in attempts:
-            lane = next((at for at, free in enumerate(lanes) if free <= start + 1e-6), len(lanes))
-            lanes[lane:lane + 1] = [end]
-            placed.append((lane, start, end, job, failed))
-        across, height = WIDTH / max(seconds, 0.01), LANES / max(1.0, float(len(lanes)))
-        most = max([row[3] for row in self.moments] + [row[2] for row in self.moments] + [1.0])
-        bottom = TOP + LANES + 40 + MEMORY
-
-        def x(moment):
-            return LEFT + moment * across
-
-        def y(megabytes):
-            return bottom - MEMORY * megabytes / most
-
-        retried, largest = sum(len(job['retries']) for job in self.jobs), max([row[1] for row in self.moments] + [0])
-        title = '%d jobs in %s on %d cores, %d run again; at most %s of %s (%s)' % (
-            len(self.jobs), duration(seconds), data['cores'], retried, human(largest * MB), human(most * MB),
-            escape(data['limited_by']))
-        out = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">'
-               % (LEFT + WIDTH + 20, bottom + 50), '<rect width="100%" height="100%" fill="white"/>',
-               '<text x="%d" y="22" font-size="15">%s</text>' % (LEFT, title)]
-        for lane, start, end, job, failed in placed:
-            colour = '#d22' if failed else COLOURS.get(job['language'], OTHER_COLOUR)
-            out.append('<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %.1f s, %.0f MB%s'
-                       '</title></rect>'
-                       % (x(start), TOP + lane * height, max(0.3, (end - start) * across - 0.2), height * 0.92, colour,
-                          escape(job['file']), end - start, job['peak_mb'], ', run again' if failed else ''))
-        rows = self.moments or [[0, 0, 0, most]]
-        line = ' '.join('%.1f,%.1f' % (x(row[0]), y(row[1])) for row in rows)
-        out.append('<polygon points="%.1f,%d %s %.1f,%d" fill="#48a" fill-opacity="0.5"/>' % (
-            x(rows[0][0]), bottom, line, x(rows[-1][0]), bottom))
-        out.append('<polyline points="%s" fill="none" stroke="#555" stroke-dasharray="3 2"/>'
-                   % ' '.join('%.1f,%.1f' % (x(row[0]), y(row[2])) for row in rows))
-        out.append('<polyline points="%s" fill="none" stroke="#d22" stroke-width="1.5"/>'
-                   % ' '.join('%.1f,%.1f' % (x(row[0]), y(row[3])) for row in rows))
-        for share in (0, 0.5, 1):
-            out.append('<text x="%d" y="%.1f" text-anchor="end">%s</text>' % (LEFT - 6, y(most * share) + 4,
-                                                                              human(most * share * MB)))
-            out.append('<text x="%.1f" y="%d" text-anchor="middle">%s</text>' % (x(seconds * share), bottom + 18,
-                                                                                 duration(seconds * share)))
-        names = [name for name in COLOURS if any(job['language'] == name for job in self.jobs)]
-        legend = [(COLOURS[name], name) for name in names] + [('#d22', 'run again'), ('#48a', 'memory of the jobs'),
-                                                              ('#555', 'memory in use'), ('#d22', 'limit')]
-        for at, (colour, text) in enumerate(legend):
-            out.append('<rect x="%d" y="%d" width="10" height="10" fill="%s"/><text x="%d" y="%d">%s</text>' % (
-                LEFT + at * 140, bottom + 32, colour, LEFT + at * 140 + 14, bottom + 41, text))
-        return '\n'.join(out + ['</svg>', ''])
-
-
-def escape(text):
-    """For XML."""
-    return text.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')

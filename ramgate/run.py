@@ -94,7 +94,7 @@ class Build:
         self.jobs = options.jobs or cores()
         # everything that can be wrong with what the user gave is found out before anything starts
         self.limits = Limits(options.memory, groups=options.groups)
-        self.knowledge = Knowledge(options.profile, options.scale)
+        self.knowledge = Knowledge(options.profile, options.scale, options.like, options.shipped)
         self.broker = self.command = self.control = None
         self.stopped = None
 
@@ -108,6 +108,8 @@ class Build:
             slots = self.jobs * 4 if compiled else self.jobs * 2
             for number_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number_, self.stop)
+            for line in self.limits.warnings():
+                sys.stderr.write('ramgate: %s\n' % line)
             self.start_broker(directory)
             return self.run_command(with_slots(self.options.command, slots), environment(directory, slots, os.environ))
         finally:
@@ -116,7 +118,7 @@ class Build:
 
     def start_broker(self, directory):
         """The broker in a process of its own: should it die, the build's exit status still arrives."""
-        listener = listen(os.path.join(directory, 'socket'))
+        listener = listen(directory)
         reader, self.control = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()

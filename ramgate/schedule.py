@@ -16,6 +16,8 @@ START, FREEZE, THAW, KILL, RETRY, REFUSE, DONE = 'started', 'frozen', 'thawed', 
 
 # shares of the limit: what forecasts leave free, what must be free lest jobs are frozen, and lest one is killed
 MARGIN, SCARCE, GONE = 0.02, 0.015, 0.005
+# where all wait for memory for this share of the time, one more job is frozen; for so many seconds nothing is started
+STALLED, PAUSE = 0.2, 2.0
 # memory is measured a little later than planned: growth until then is reckoned with
 LATE = 0.05
 # seconds after which a killed process that still holds memory is not waited for any more
@@ -45,6 +47,9 @@ OVERDUE, STAY, REMAINS = 0.98, 1.02, 0.15
 SEEN = 0.5
 # horizons of forecasts are powers of this, so that the loads of waiting jobs serve for many plans
 HORIZON_STEP = 1.25
+# so many jobs that wait for memory have their place in the forecast; smaller ones start where they delay none of them
+RESERVED = 1
+NOTHING = [0.0] * curves.STEPS
 
 
 class Job:
@@ -83,11 +88,11 @@ class Schedule:
         self.knowledge, self.cores, self.constraint = knowledge, cores, constraint
         self.jobs, self.own, self.numbers = [], 0, 0
         # ended so far, and how many jobs an earlier build had
-        self.done, self.foreseen = 0, len(knowledge.files)
+        self.done, self.foreseen = 0, knowledge.foreseen
         self.killing, self.decided = {}, []
         # why nothing is started any more
         self.refused = None
-        self.steps_cache = (None, {})
+        self.steps_cache, self.pause = (None, {}), 0.0
 
     def in_state(self, *states):
         """The jobs in those states, oldest first."""
@@ -176,14 +181,20 @@ class Schedule:
 
     # what must be done at once
 
-    def relieve(self, tick, now):
-        """Freeze the newest while memory is about to run out before the next look; kill where that is not enough."""
+    def relieve(self, tick, now, pressure=0.0):
+        """
+        Freeze the newest while memory is about to run out before the next look; kill where that is not enough.
+        `pressure`: the share of the time in which all waited for memory (a cgroup's memory.high, swap).
+        """
         alive, free, limit = self.in_state(RUNNING, FROZEN), self.constraint.free, self.limit
         self.killing = {job: when for job, when in self.killing.items() if now - when <= DYING}
         dying = sum(job.memory for job in self.killing)
         working = [job for job in alive if job.state == RUNNING and job not in self.killing]
         growth = {job: job.growth * (tick + LATE) for job in working}
-        while len(working) > 1 and free + dying - sum(growth[job] for job in working) < SCARCE * limit:
+        short = len(working) > 1 and pressure > STALLED
+        self.pause = now + PAUSE if short else self.pause
+        while len(working) > 1 and (short or free + dying - sum(growth[job] for job in working) < SCARCE * limit):
+            short = False
             job = working.pop()
             job.state, job.frozen_at = FROZEN, now
             self.decided.append((FREEZE, job, ''))
@@ -225,7 +236,8 @@ class Schedule:
         estimate = self.knowledge.estimate(job.name, job.language)
         if job.claim > estimate.peak:
             factor = job.claim / estimate.peak
-            estimate = Estimate(estimate.seconds, [memory * factor for memory in estimate.curve], estimate.doubt, False)
+            estimate = Estimate(estimate.seconds * estimate.slowness, [memory * factor for memory in estimate.curve],
+                                estimate.doubt)
         return estimate
 
     def future(self, job, now):
@@ -233,7 +245,7 @@ class Schedule:
         (curve, seconds, age, slowness) of a running job for its forecast: its estimate, corrected by what was measured.
         Age and seconds are on the clock of this build, the curve's spans on that of its measurement.
         """
-        estimate, age, slow = job.estimate, job.age(now), self.slow(job.estimate)
+        estimate, age, slow = job.estimate, job.age(now), job.estimate.slowness
         memory, peak, curve = job.memory / MB, job.recorder.peak / MB, estimate.curve
         at = min(curves.span(age / slow), len(curve) - 1)
         seconds = estimate.seconds * slow
@@ -250,10 +262,6 @@ class Schedule:
             return [memory * STAY], max(0.1, age * REMAINS), 0.0, 1.0
         return curve, seconds * HOLD, age, slow
 
-    def slow(self, estimate):
-        """The factor on an estimate's time."""
-        return round(self.knowledge.slowness, 1) if estimate.known else 1.0
-
     def plan(self, now):
         """Let go on and start whoever fits."""
         waiting = self.in_state(WAITING)
@@ -265,7 +273,7 @@ class Schedule:
         alive = self.in_state(RUNNING, FROZEN)
         frozen = [job for job in alive if job.state == FROZEN]
         working = len(alive) - len(frozen)
-        if not frozen and (not waiting or working >= self.cores):
+        if not frozen and (not waiting or working >= self.cores) or now < self.pause and working:
             return []
         estimates = {job: self.expected(job) for job in waiting}
         room = self.constraint.free / MB + self.own / MB - MARGIN * self.limit / MB
@@ -311,7 +319,7 @@ class Schedule:
     def admit(self, waiting, estimates, forecast, room, doubt, alive, now):
         """Start jobs, the longest first; smaller ones beside a long one that waits, where they do not delay it."""
         working = sum(1 for job in alive if job.state == RUNNING)
-        reserved, cache, refused = None, self.steps_cache[1], set()
+        reserved, cache, refused = 0, self.steps_cache[1], set()
         for job in waiting:
             if working >= self.cores:
                 return
@@ -319,7 +327,7 @@ class Schedule:
             shape = (len(estimate.curve), round(estimate.peak, 1), round(estimate.seconds, 1))
             if shape in refused:
                 continue
-            slow = self.slow(estimate)
+            slow = estimate.slowness
             key = (job.name if estimate.known else shape, shape, slow)
             if key not in cache:
                 cache[key] = forecast.run(estimate.curve, estimate.seconds * slow, slowness=slow)
@@ -332,9 +340,9 @@ class Schedule:
                 working += 1
                 continue
             refused.add(shape)
-            if reserved is None:
-                reserved = forecast.earliest(estimate.curve, estimate.seconds * slow, free, slow) or ()
-                forecast.add(reserved or [0.0] * curves.STEPS)
+            if reserved < RESERVED:
+                reserved += 1
+                forecast.add(forecast.earliest(estimate.curve, estimate.seconds * slow, free, slow) or NOTHING)
 
     def start(self, job, estimate, alive, now):
         """Let a job start."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+SCRIPTS = CHECKOUT / 'scripts'
 # what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
 CACHE = CHECKOUT / '.local' / 'test-cache'
 # EasyBuild keeps its temporary directory when it fails, which tests make it do; the name is short because sockets of

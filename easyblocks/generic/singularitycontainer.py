@@ -1,177 +1,64 @@
+##
+# Copyright 2024-2026 the hpc-pytorch team
+#
+# This file is an extension of EasyBuild,
+# originally created by the HPC team of Ghent University (http://ugent.be/hpc/en),
+# with support of Ghent University (http://ugent.be/hpc),
+# the Flemish Supercomputer Centre (VSC) (https://www.vscentrum.be),
+# Flemish Research Foundation (FWO) (http://www.fwo.be/en)
+# and the Department of Economy, Science and Innovation (EWI) (http://www.ewi-vlaanderen.be/en).
+#
+# https://github.com/easybuilders/easybuild
+#
+# EasyBuild is free software: you can redistribute it and/or modify
+# it under the terms of the GNU General Public License as published by
+# the Free Software Foundation v2.
+#
+# EasyBuild is distributed in the hope that it will be useful,
+# but WITHOUT ANY WARRANTY; without even the implied warranty of
+# MERCHANTABILITY or FITNESS FOR A PARTICULAR PURPOSE.  See the
+# GNU General Public License for more details.
+#
+# You should have received a copy of the GNU General Public License
+# along with EasyBuild.  If not, see <http://www.gnu.org/licenses/>.
+##
 """
-A container image as a module: the image in the prefix, run scripts, commands that work outside the container, and a
-module that decides when it is loaded which image and which bind mounts there are.
+EasyBuild support for a container image as a module, implemented as an easyblock: the image in the prefix, scripts for
+use in the container, commands that work outside, and a module that decides when it is loaded what is mounted.
 
 Needed because: EasyBuild has nothing that makes a module of an image, so sites write shell and Lua into easyconfigs.
 Differs from upstream in: there is nothing upstream.
 Can go when: EasyBuild can do this itself.
+
+@author: the hpc-pytorch team
 """
-import difflib
-import errno
-import fcntl
 import os
 import re
 import shutil
-import struct
 
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import compute_checksum, convert_name, copy_file, mkdir, remove_dir, remove_file
+from easybuild.tools.filetools import compute_checksum, convert_name, copy_file, mkdir, remove_dir
 from easybuild.tools.filetools import symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.module_files import ask, explain, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages import container_modules, images
+from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
 
-# In the prefix, where all of them lie: True for those that have a use outside the container and are put on the path, or
-# what is on the path in its place.
-SCRIPTS = {
-    'conda-python-distributed': False,
-    'conda-python-simple': False,
-    'cpu-mask': True,
-    'get-master': True,
-    'init-conda-venv': False,
-    'list-packages': True,
-    'make-squashfs': True,
-    'pytorch-srun': 'run-in-container',
-    'run-in-container': True,
-    'start-shell': True,
-    'torchrun': False,
-    'unmake-squashfs': True,
-    'with-environment': False,
-}
 # What the scripts themselves call outside; a wrapper of that name would call itself for ever.
 NO_WRAPPERS = ('bash', 'dirname', 'env', 'readlink', 'sh')
-SCRIPTS_INSIDE = '/runscripts'
-USER_SOFTWARE = 'user-software'
 # What the settings of a system (`when` in its system.cfg) may count on in a container for accelerators.
 FEATURES = ('container', 'gpu', 'nccl')
-# Singularity reads the first prefix. Apptainer reads both, and wants the second.
-RUNTIME_PREFIXES = ('SINGULARITY', 'APPTAINER')
 # Environment variable with the directories to search for images, instead of the system's own.
 STORE_VARIABLE = 'HPC_IMAGE_SEARCH_PATH'
-
-# For `module help`.
-USAGE = """Environment variables:
- - $SIF and $SIF{variable}: the image. To give its space back, type: rm $SIF; after loading the module again they name
-   the site's own copy, for as long as the site has it.
- - $CONTAINERROOT: where all of this is; installing it again replaces what is there.
- - $RUNSCRIPTS and $RUNSCRIPTS{variable}: scripts, in the container on the path and in {inside}: conda-python-simple,
-   conda-python-distributed (one rank of a distributed run), with-environment (any command), get-master.
- - $SINGULARITY_BINDPATH, $SINGULARITY_BIND: what the container sees of this host.
-In the container, $WITH_CONDA (if the image has it) activates the Python of the image.
-
-Commands outside the container: {commands}.
-"""
-USAGE_OF_VENV = """
-Packages that pip installs go to $CONTAINERROOT/{venv}. Packing them into one file with make-squashfs makes
-their import fast on a parallel file system; unmake-squashfs unpacks them again. Load the module again afterwards.
-"""
-
-# What a module file asks and says while it is loaded, in each syntax.
-MODULE_SYNTAX = {
-    'Lua': {
-        'loading': 'mode() == "load"',
-        'unloading': 'mode() == "unload"',
-        'file': 'isFile("%s")',
-        'exists': '(isFile("%s") or isDir("%s"))',
-        'fail': 'LmodError("%s")',
-        'special': r'\\',
-    },
-    'Tcl': {
-        'loading': 'module-info mode load',
-        'unloading': 'module-info mode remove',
-        'file': 'file isfile "%s"',
-        'exists': 'file exists "%s"',
-        'fail': 'error "%s"',
-        'special': r'[\\$\[]',
-    },
-}
-
-SIF_MAGIC = (32, b'SIF_MAGIC\0')
-SQUASHFS_MAGIC = (0, b'hsqs')
-# ioctl that makes a file share the blocks of another one, from linux/fs.h
-FICLONE = 0x40049409
-
-
-def image_size(path):
-    """The size that the header of an image promises, or None when this is neither a SIF nor a squashfs image."""
-    with open(path, 'rb') as handle:
-        header = handle.read(128)
-
-    def has(magic):
-        return header[magic[0]:magic[0] + len(magic[1])] == magic[1]
-
-    if has(SIF_MAGIC) and len(header) == 128:
-        # where the data objects start, and their length
-        return sum(struct.unpack_from('<QQ', header, 112))
-    if has(SQUASHFS_MAGIC) and len(header) >= 48:
-        return struct.unpack_from('<Q', header, 40)[0]
-    return None
-
-
-def check_image(path):
-    """Stop unless this is a whole image."""
-    promised, size = image_size(path), os.path.getsize(path)
-    if promised is None:
-        raise EasyBuildError("%s is no container image: its header is neither that of a SIF nor of a squashfs file. "
-                             "Was a web page or a pointer to the file downloaded instead?", path)
-    if size < promised:
-        raise EasyBuildError("the image %s is cut off: it has %d bytes, and its header speaks of %d. Fetch it again.",
-                             path, size, promised)
-
-
-def place_image(source, target):
-    """Make the image appear at `target`, whole or not at all: blocks shared, a hard link, or a copy. Says which."""
-    partial = target + '.partial'
-    try:
-        with open(source, 'rb') as original, open(partial, 'wb') as copy:
-            try:
-                fcntl.ioctl(copy.fileno(), FICLONE, original.fileno())
-                how = 'reflink'
-            except OSError:
-                how = None
-        if how is None and os.stat(source).st_uid == os.geteuid():
-            # a link to somebody else's file would not be ours to give permissions to
-            remove_file(partial)
-            try:
-                os.link(source, partial)
-                how = 'hard link'
-            except OSError:
-                how = None
-        if how is None:
-            shutil.copyfile(source, partial)
-            how = 'copy'
-        os.rename(partial, target)
-    except OSError as error:
-        remove_file(partial)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise no_room(source, os.path.dirname(target))
-        raise EasyBuildError("the image %s could not be copied to %s: %s", source, target, error.strerror)
-    return how
-
-
-def no_room(source, directory):
-    """The error for an image that does not fit."""
-    return EasyBuildError("no room for the image: it has %d MiB, and %s has %d MiB left, or your quota has less. "
-                          "Free space there, choose another --prefix, or leave the image where it is with "
-                          "`copy_image = False`", os.path.getsize(source) >> 20, directory, free_space(directory) >> 20)
-
-
-def free_space(directory):
-    """Bytes that can be written below a directory that need not exist yet."""
-    found = os.statvfs(existing(directory))
-    return found.f_bavail * found.f_frsize
-
-
-def existing(directory):
-    """This directory, or the nearest one above that exists."""
-    while not os.path.isdir(directory):
-        directory = os.path.dirname(directory)
-    return directory
+# What an image that brings its own bill of materials calls it.
+BILL = '/.sbom.json'
 
 
 class SingularityContainer(EasyBlock):
@@ -181,49 +68,72 @@ class SingularityContainer(EasyBlock):
     def extra_options():
         """What an easyconfig can say."""
         return EasyBlock.extra_options({
-            'bind_paths': [[], "What the container must see of the host, besides the system's own bind_paths", CUSTOM],
+            'bind_paths': [[], "What the container must see of the host, besides the system's own bind_paths; with - "
+                               "before it what it must not see of those", CUSTOM],
             'container_environment': [{}, "Environment variables to set in the container", CUSTOM],
             'copy_image': [True, "Copy the image into the prefix, so that it stays when the site removes its own",
                            CUSTOM],
             'import_name': [None, "Python package that the sanity check imports in the container", CUSTOM],
+            'packages': [{}, "Python packages that the image must have, with their versions", CUSTOM],
+            'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
             'venv': [False, "Make a virtual environment on top of the container's, outside the image", CUSTOM],
+            'venv_lock_files': [[], "Lock files of packages to install into it", CUSTOM],
             'verify_signature': [False, "Refuse an image that `singularity verify` does not accept", CUSTOM],
             'wrappers': [[], "Commands of the container to have outside too", CUSTOM],
         })
 
     def __init__(self, *args, **kwargs):
-        """Look up the system and check what the easyconfig says."""
+        """Look up the system."""
         super().__init__(*args, **kwargs)
         try:
             self.system = current(self.cfg.path or '')
         except UsersProblem as problem:
             raise EasyBuildError("%s", problem)
-        sources = self.cfg['sources']
-        if not sources:
-            raise EasyBuildError("`sources` of %s names no image", self.cfg.path)
-        self.image_name = os.path.basename(sources[0] if isinstance(sources[0], str) else sources[0]['filename'])
+        self.image_source = next((source if isinstance(source, str) else source['filename']
+                                  for source in self.cfg['sources'] or []), '')
         self.variable = convert_name(self.name, upper=True)
+        self.verb = 'run' if self.cfg['run_image'] else 'exec'
         # like a conda environment for it would be called
         self.venv = os.path.join('/', USER_SOFTWARE, 'venv', self.name.lower())
+        self.scripts = scripts_for(self.cfg['import_name'])
         self.module_load_environment.replace({'PATH': ['bin']})
-        if not self.cfg['usage']:
-            self.cfg['usage'] = (USAGE + (USAGE_OF_VENV if self.cfg['venv'] else '')).format(
-                variable=self.variable, inside=SCRIPTS_INSIDE, venv=self.venv[1:],
-                commands=', '.join(sorted([name for name in SCRIPTS if SCRIPTS[name]] + self.cfg['wrappers'])))
+        self.cfg['usage'] = self.cfg['usage'] or usage(
+            self.variable, self.verb, self.system.launcher['command'], self.scripts, self.cfg['wrappers'],
+            self.cfg['venv'] and self.venv) + explain(self.settings, self.system.advice)
+
+    def check_readiness_step(self):
+        """Besides what EasyBuild looks at, stop at data that cannot be meant so."""
+        super().check_readiness_step()
+        if not self.image_source:
+            raise EasyBuildError("`sources` of %s names no image", self.cfg.path)
         for path in self.bind_paths:
-            # a comma separates them in $SINGULARITY_BIND, the others mean something in a module file
+            # a comma separates them in $SINGULARITY_BINDPATH, the others mean something in a module file
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
                 raise EasyBuildError("%r in bind_paths is no absolute path that can be bound", path)
+        for path in self.cfg['bind_paths']:
+            if path.startswith('-') and path[1:] not in self.system.container['bind_paths']:
+                raise EasyBuildError("%r in bind_paths takes away what %s does not bind anyway: it binds %s", path,
+                                     self.system.name, ' '.join(self.system.container['bind_paths']) or "nothing")
         for name in self.cfg['wrappers']:
-            if SCRIPTS.get(name) or name in NO_WRAPPERS or not re.match(r'[\w.+-]+$', name):
+            taken = self.scripts.get(name, ('inside', ''))[0] != 'inside'
+            if taken or name in NO_WRAPPERS or not re.match(r'[\w.+-]+$', name):
                 raise EasyBuildError("%r in `wrappers` cannot be the name of a command outside the container", name)
 
     # -- where the image is
 
     @property
+    def image_name(self):
+        """What the file of the image is called."""
+        if self.image_source.startswith('docker://'):
+            return self.checked(images.file_of, self.image_source)
+        return os.path.basename(self.image_source)
+
+    @property
     def bind_paths(self):
         """What the container is to see of the host, if it is there."""
-        return self.system.container['bind_paths'] + self.cfg['bind_paths']
+        own = self.cfg['bind_paths']
+        return [path for path in self.system.container['bind_paths'] if '-' + path not in own] + [
+            path for path in own if not path.startswith('-')]
 
     @property
     def image_stores(self):
@@ -231,41 +141,36 @@ class SingularityContainer(EasyBlock):
         given = os.environ.get(STORE_VARIABLE)
         return [path for path in given.split(':') if path] if given else self.system.container['image_search_path']
 
-    def stored_image(self, name):
-        """The path of an image in the first store that has it, or None."""
-        paths = [os.path.join(store, name) for store in self.image_stores]
-        return next((path for path in paths if os.path.isfile(path)), None)
+    @staticmethod
+    def checked(function, *arguments):
+        """Call a function, and stop at what a user or the site can mend."""
+        try:
+            return function(*arguments)
+        except UsersProblem as problem:
+            raise EasyBuildError("%s", problem)
 
     def obtain_file(self, filename, **kwargs):
-        """Images may also be in a store of the site: it comes after the source path, and before anything is fetched."""
-        if filename != self.image_name or self.dry_run:
+        """Images may also be in a store of the site, which comes after the source path, or in a registry."""
+        if filename != self.image_source or self.dry_run or kwargs.get('force_download'):
             return super().obtain_file(filename, **kwargs)
-        if kwargs.get('force_download'):
-            return super().obtain_file(filename, **kwargs)
-        local = super().obtain_file(filename, **dict(kwargs, no_download=True, warning_only=True))
-        found = local or self.stored_image(filename)
+        local = super().obtain_file(self.image_name, **dict(kwargs, no_download=True, warning_only=True))
+        found = local or images.find_image(self.image_stores, self.image_name)
         if found:
             return found
+        if filename.startswith('docker://'):
+            return self.pull_image()
         if kwargs.get('urls') or self.cfg['source_urls']:
             return super().obtain_file(filename, **kwargs)
-        raise EasyBuildError(self.image_not_found())
+        raise EasyBuildError("%s Set $%s to where it is, or copy it to the source path.", images.not_found(
+            self.image_name, source_paths(), self.image_stores), STORE_VARIABLE)
 
-    def image_not_found(self):
-        """One message for an image that is nowhere."""
-        places, near = [], []
-        for store in self.image_stores:
-            try:
-                names = os.listdir(store)
-                places.append(store)
-            except OSError as error:
-                names = []
-                places.append("%s (%s)" % (store, error.strerror.lower()))
-            near += [os.path.join(store, name) for name in difflib.get_close_matches(self.image_name, names)]
-        message = "the image %s is neither in the source path (%s) nor in an image store (%s)." % (
-            self.image_name, ':'.join(source_paths()), ', '.join(places) or "none is known for %s" % self.system.name)
-        if near:
-            message += " The nearest: %s." % ', '.join(near)
-        return message + " Set $%s to where it is, or copy it to the source path." % STORE_VARIABLE
+    def pull_image(self):
+        """Fetch an image from a registry, to where EasyBuild keeps sources."""
+        if not self.runtime:
+            raise EasyBuildError("%s is fetched with singularity or apptainer, and neither is here", self.image_source)
+        target = os.path.join(source_paths()[0], self.name[0].lower(), self.name, self.image_name)
+        self.checked(images.pull, self.runtime, self.image_source, target)
+        return target
 
     @property
     def candidates(self):
@@ -277,7 +182,8 @@ class SingularityContainer(EasyBlock):
         else:
             # --module-only fetches nothing
             own = super().obtain_file(self.image_name, no_download=True, warning_only=True)
-        found = [own] + [os.path.join(store, self.image_name) for store in self.image_stores]
+        found = [own] + [images.find_image([store], self.image_name) or os.path.join(store, self.image_name)
+                         for store in self.image_stores]
         return [path for index, path in enumerate(found) if path and path not in found[:index]]
 
     # -- steps
@@ -288,7 +194,7 @@ class SingularityContainer(EasyBlock):
         if self.dry_run or not self.src:
             return
         image = self.src[0]['path']
-        check_image(image)
+        self.checked(images.check_image, image)
         if self.cfg['verify_signature']:
             self.verify_signature(image)
 
@@ -312,10 +218,8 @@ class SingularityContainer(EasyBlock):
         if self.cfg['venv'] and not self.runtime:
             raise EasyBuildError("a virtual environment is made with the Python of the container, and there is neither "
                                  "singularity nor apptainer here: install on a node that has one of them")
-        image, here = self.src[0]['path'], existing(self.installdir)
-        same_disk = os.stat(here).st_dev == os.stat(image).st_dev
-        if self.cfg['copy_image'] and not same_disk and free_space(here) < os.path.getsize(image):
-            raise no_room(image, here)
+        if self.cfg['copy_image']:
+            self.checked(images.check_room, self.src[0]['path'], self.installdir)
 
     def configure_step(self):
         """Nothing to configure."""
@@ -324,25 +228,29 @@ class SingularityContainer(EasyBlock):
         """Nothing to build."""
 
     def install_step(self):
-        """The image, the run scripts, the wrappers, the Docker definition files and the virtual environment."""
+        """The image, the scripts, the wrappers, the Docker definition files and the virtual environment."""
         if self.cfg['copy_image'] and not self.dry_run:
             self.install_image()
         self.install_scripts()
         for source in self.src[1:]:
             copy_file(source['path'], os.path.join(self.installdir, 'share', 'docker-defs', source['name']))
-        # for the wrappers: where they find the image, and what to load when it is not there
-        write_file(os.path.join(self.installdir, 'share', 'container'), 'SIF%s %s\n' % (
-            self.variable, self.short_mod_name))
+        # for the wrappers: where they find the image, how it is started, and what to load when it is not there
+        write_file(os.path.join(self.installdir, 'share', 'container'), 'SIF%s %s %s\n' % (
+            self.variable, self.verb, self.short_mod_name))
+        # for pytorch-jobscript
+        copy_file(os.path.join(self.system.directory, 'system.cfg'),
+                  os.path.join(self.installdir, 'share', 'system.cfg'))
         if self.cfg['venv']:
             self.install_venv()
+        if self.runtime and not self.dry_run:
+            self.install_bill()
 
     def install_image(self):
         """Copy the image into the prefix and look whether it arrived."""
         source, target = self.src[0], os.path.join(self.installdir, self.image_name)
         try:
-            how = place_image(source['path'], target)
-            self.log.info("image %s placed at %s: %s", source['path'], target, how)
-            if how != 'hard link' and compute_checksum(target, 'sha256') != source.get('sha256'):
+            self.checked(images.place_image, source['path'], target)
+            if compute_checksum(target, 'sha256') != source.get('sha256'):
                 raise EasyBuildError("the copy %s differs from %s: is a disk broken?", target, source['path'])
         except EasyBuildError:
             # half an installation is none
@@ -353,122 +261,85 @@ class SingularityContainer(EasyBlock):
         """The scripts for use in and around the container, and links for what is wanted on the path outside."""
         scripts, commands = [os.path.join(self.installdir, name) for name in ('runscripts', 'bin')]
         mkdir(commands, parents=True)
-        for name, outside in sorted(SCRIPTS.items()):
+        for name, (where, _) in sorted(self.scripts.items()):
             copy_file(named_file(self.cfg.path, name), os.path.join(scripts, name))
-            if outside:
-                symlink(os.path.join('..', 'runscripts', name if outside is True else outside),
+            if where != 'inside':
+                symlink(os.path.join('..', 'runscripts', name if where == 'outside' else 'run-in-container'),
                         os.path.join(commands, name), use_abspath_source=False)
         for name in self.cfg['wrappers']:
             symlink(os.path.join('..', 'runscripts', 'run-in-container'), os.path.join(commands, name),
                     use_abspath_source=False)
 
+    def run_inside(self, *command, **options):
+        """Run a command in the image, with the directories that belong to this installation."""
+        places = [('runscripts', SCRIPTS_INSIDE), (USER_SOFTWARE, '/' + USER_SOFTWARE)]
+        mounts = [os.path.join(self.installdir, outside) + ':' + inside for outside, inside in places
+                  if os.path.isdir(os.path.join(self.installdir, outside))]
+        mounts += [path + ':/locks/' + os.path.basename(path) for path in self.venv_locks]
+        return run_shell_cmd([self.runtime, self.verb, '--bind', ','.join(mounts), self.candidates[0]] + list(command),
+                             use_bash=False, **options)
+
+    @property
+    def venv_locks(self):
+        """The paths of the lock files for the virtual environment."""
+        return [named_file(self.cfg.path, name) for name in self.cfg['venv_lock_files']]
+
     def install_venv(self):
         """A virtual environment over the container's Python, in a directory that is bound to the same place inside."""
         mkdir(os.path.join(self.installdir, USER_SOFTWARE, 'venv'), parents=True)
-        mounts = [':'.join([os.path.join(self.installdir, outside), inside])
-                  for outside, inside in (('runscripts', SCRIPTS_INSIDE), (USER_SOFTWARE, '/' + USER_SOFTWARE))]
-        run_shell_cmd([self.runtime, 'exec', '--bind', ','.join(mounts), self.candidates[0],
-                       os.path.join(SCRIPTS_INSIDE, 'with-environment'), 'python', '-m', 'venv',
-                       '--system-site-packages', self.venv], use_bash=False)
+        with_environment = os.path.join(SCRIPTS_INSIDE, 'with-environment')
+        self.run_inside(with_environment, 'python', os.path.join(SCRIPTS_INSIDE, 'make-container-venv'), self.venv)
+        for path in self.venv_locks:
+            self.run_inside(with_environment, os.path.join(self.venv, 'bin', 'python'), '-m', 'pip', 'install',
+                            '--quiet', '--no-deps', '--require-hashes', '-r', '/locks/' + os.path.basename(path))
+
+    def install_bill(self):
+        """Keep the image's own bill of materials with the provenance, if it brings one."""
+        bill = self.run_inside('cat', BILL, fail_on_error=False, hidden=True, split_stderr=True)
+        if not bill.exit_code:
+            write_file(os.path.join(self.installdir, 'easybuild', 'provenance', 'image-sbom.json'), bill.output)
 
     # -- the module
+
+    @property
+    def settings(self):
+        """The settings of the system that apply; what the easyconfig sets itself is better."""
+        return [setting for setting in self.system.settings_for(FEATURES)
+                if setting.name not in self.cfg['modextravars']]
 
     def make_module_extra(self, *args, **kwargs):
         """What the module sets, and what it decides when it is loaded."""
         module = self.module_generator
         text = super().make_module_extra(*args, **kwargs)
+        text += container_modules.company(module, self.system.container['conflicts'])
         text += module.set_environment('CONTAINERROOT', '', relpath=True)
         for name in ('RUNSCRIPTS', 'RUNSCRIPTS' + self.variable):
             text += module.set_environment(name, 'runscripts', relpath=True)
-        for name, value in sorted(self.container_environment.items()):
-            for prefix in RUNTIME_PREFIXES:
-                text += self.set_literally('%sENV_%s' % (prefix, name), value)
-        for setting in self.system.settings_for(FEATURES):
-            text += module.comment(setting.reason)
-            text += module.set_environment(setting.name, setting.value)
-        if self.system.node['gpu_cores']:
-            text += module.set_environment('GPU_CORES', ' '.join(
-                ','.join(map(str, cores)) for cores in self.system.node['gpu_cores']))
-        return '\n'.join([text, self.image_text(), self.bind_text()])
-
-    @property
-    def container_environment(self):
-        """Environment variables inside the container."""
-        path, values = [SCRIPTS_INSIDE], {}
-        if self.cfg['venv']:
-            path.append(os.path.join(self.venv, 'bin'))
-            values = {
-                'VIRTUAL_ENV': self.venv,
-                'WITH_VENV': 'source %s/bin/activate' % self.venv,
-                'WITH_CONDA_VENV': 'source %s/init-conda-venv' % SCRIPTS_INSIDE,
-            }
-        return dict(values, PREPEND_PATH=':'.join(path), **self.cfg['container_environment'])
-
-    def set_literally(self, name, value):
-        """A statement that sets a variable to exactly this; EasyBuild leaves to Tcl what means something to Tcl."""
-        value = re.sub(MODULE_SYNTAX[self.module_generator.SYNTAX]['special'], r'\\\g<0>', value)
-        return self.module_generator.set_environment(name, {'value': value, 'resolve_env_vars': False})
-
-    def asks(self, name, path=''):
-        """A condition in the syntax of the module file."""
-        condition = MODULE_SYNTAX[self.module_generator.SYNTAX][name]
-        return condition % ((path,) * condition.count('%s'))
-
-    def image_text(self):
-        """
-        $SIF and $SIF<NAME>: the first image that is there. Without any, loading fails; unloading never looks.
-        """
-        module = self.module_generator
-        text = module.conditional_statement(self.asks('loading'), self.asks('fail', (
-            "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (
-                self.short_mod_name, self.image_name, ' and '.join(map(os.path.dirname, self.candidates)),
-                os.path.basename(self.cfg.path)))))
-        for position, path in reversed(list(enumerate(self.candidates))):
-            conditions = [self.asks('file', path)] + ([self.asks('unloading')] if position == 0 else [])
-            sets = ''.join(self.set_literally(name, path) for name in ('SIF', 'SIF' + self.variable))
-            text = module.conditional_statement(conditions, sets.rstrip(), else_body=text.rstrip(), cond_or=True)
-        return text
-
-    def bind_text(self):
-        """
-        Bind mounts: of the system's directories those that are there, and what belongs to this installation.
-
-        The runtimes read $SINGULARITY_BINDPATH and $SINGULARITY_BIND alike, add them up and warn of each mount that is
-        in both: the system's directories go to the first, the installation's own to the second.
-        """
-        module, text = self.module_generator, ''
-        for path in self.bind_paths:
-            text += module.conditional_statement([self.asks('exists', path.split(':')[0]), self.asks('unloading')],
-                                                 self.bind('BINDPATH', path), cond_or=True)
-        text += self.bind('BIND', os.path.join(self.installdir, 'runscripts') + ':' + SCRIPTS_INSIDE) + '\n'
-        directory, inside = os.path.join(self.installdir, USER_SOFTWARE), '/' + USER_SOFTWARE
-        unpacked = self.bind('BIND', '%s:%s' % (directory, inside))
-        # make-squashfs packs the directory as the only entry: Lmod would cut the last character of image-src=/
-        packed = self.bind('BIND', '%s.squashfs:%s:image-src=%s' % (directory, inside, inside))
-        what_is_there = module.conditional_statement(
-            self.asks('file', directory + '.squashfs'), packed,
-            else_body=module.conditional_statement(self.asks('exists', directory), unpacked).rstrip())
-        return text + module.conditional_statement(self.asks('unloading'), packed + '\n' + unpacked,
-                                                   else_body=what_is_there.rstrip())
-
-    def bind(self, variable, mount):
-        """Statements that add a bind mount for each runtime."""
-        return ''.join(self.module_generator.update_paths('%s_%s' % (prefix, variable), [mount], prepend=False,
-                                                          allow_abs=True, delim=',')
-                       for prefix in RUNTIME_PREFIXES).rstrip()
+        # the user's comes back when the module is unloaded
+        text += ask(module, 'put aside', 'PYTHONPATH')
+        text += container_modules.inside(module, self.cfg['venv'] and self.venv, self.cfg['container_environment'])
+        text += ''.join(set_by_default(module, setting) for setting in self.settings)
+        told = [(name, value) for name, value in told_by(self.system) if name not in self.cfg['modextravars']]
+        text += ''.join(module.set_environment(name, value) for name, value in told)
+        gone = "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (
+            self.short_mod_name, self.image_name, ' and '.join(map(os.path.dirname, self.candidates)),
+            os.path.basename(self.cfg.path))
+        return '\n'.join([text, container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, gone),
+                          container_modules.binds(module, self.installdir, self.bind_paths)])
 
     def sanity_check_step(self):
-        """The files, and in the container, where something can run it, Python."""
-        paths = {
-            'files': [os.path.join('runscripts', name) for name in sorted(SCRIPTS)] +
-                     [os.path.join('bin', name) for name in self.cfg['wrappers']] + ['share/container'],
-            'dirs': ['bin'],
-        }
-        commands = []
-        if self.runtime:
-            name = self.cfg['import_name']
-            commands.append("run-in-container " + ("python -c 'import %s'" % name if name else "true"))
-        else:
+        """The files, and in the container, where something can run it, Python, packages and commands."""
+        files = ['runscripts/' + name for name in self.scripts] + ['bin/' + name for name in self.cfg['wrappers']]
+        commands = ['run-in-container true'] + [
+            "run-in-container bash -c 'type -P %s || { echo the image has no %s; exit 1; }'" % (name, name)
+            for name in self.cfg['wrappers']]
+        if self.cfg['import_name']:
+            commands.append("run-in-container python -c 'import %s'" % self.cfg['import_name'])
+        if self.cfg['packages']:
+            commands.append("run-in-container python %s/check-packages %s" % (SCRIPTS_INSIDE, ' '.join(
+                '%s==%s' % package for package in sorted(self.cfg['packages'].items()))))
+        if not self.runtime:
+            commands = []
             print_warning("neither singularity nor apptainer is here: nothing was checked in the container",
                           log=self.log)
-        super().sanity_check_step(custom_paths=paths, custom_commands=commands)
+        super().sanity_check_step(custom_paths={'files': files, 'dirs': ['bin']}, custom_commands=commands)

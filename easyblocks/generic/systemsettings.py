@@ -1,8 +1,21 @@
+##
+# Copyright 2026 the hpc-pytorch team
+#
+# This file is part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io). It is free software: you can
+# redistribute it and/or modify it under the terms of the GNU General Public License as published by the Free Software
+# Foundation v2. It comes without any warranty; see the file LICENSE.
+##
 """
-A module of settings alone: what a system's data (`systems/<name>/system.cfg`) say for those who ask for it, such as the
-way to the internet from compute nodes. Nothing is installed besides the module file.
+EasyBuild support for modules of settings alone, implemented as an easyblock
+
+They set what a system's data (`systems/<name>/system.cfg`) say for those who ask for it, such as the way to the
+internet from compute nodes. Nothing is installed besides the module file.
 
 Needed because: EasyBuild's own easyblocks take what a module sets from the easyconfig, and here it is known already.
+Differs from upstream's Bundle in: settings instead of components.
+Can go when: the collection has no such data any more.
+
+@author: the hpc-pytorch team
 """
 import re
 

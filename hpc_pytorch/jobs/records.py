@@ -1,12 +1,18 @@
 """
 The files of a job: its script, a record, and while it runs how far it is.
 
-They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. Python 3.6.
+They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. There is one record for each module; what jobs
+write has the token of their submission in its name, so that it is never taken for another job's. Python 3.6.
 """
+import getpass
+import glob
+import hashlib
 import json
 import os
 import re
 import shlex
+import time
+import uuid
 
 from easybuild.tools.config import build_option, install_path
 
@@ -31,13 +37,28 @@ def directory():
 
 
 def record_path(name):
-    """The files of a job begin with this."""
-    return os.path.join(directory(), re.sub(r'[^\w.+-]', '_', name))
+    """The record of the last job for a module."""
+    return os.path.join(directory(), re.sub(r'[^\w.+-]', '_', name) + '.json')
+
+
+def mark_of(name):
+    """What the batch system shows of every job for this module and prefix, whoever has submitted it."""
+    return 'hpc_pytorch_%s' % hashlib.sha256(record_path(name).encode()).hexdigest()[:16]
+
+
+def new_record(name, **facts):
+    """The record of a job that is going to be submitted."""
+    return dict(facts, name=name, job=None, token=uuid.uuid4().hex[:12], user=getpass.getuser(), time=int(time.time()))
+
+
+def files_of(record):
+    """What belongs to one job begins with this."""
+    return '%s.%s' % (record_path(record['name'])[:-len('.json')], record['token'])
 
 
 def write_record(record):
     """Write what is known of a job, never half."""
-    path = record_path(record['name']) + '.json'
+    path = record_path(record['name'])
     partial = '%s.%d' % (path, os.getpid())
     with open(partial, 'w') as handle:
         json.dump(record, handle, indent=2, sort_keys=True)
@@ -49,9 +70,31 @@ def read_record(path):
     """What is known of a job; None if there is nothing."""
     try:
         with open(path) as handle:
-            return json.load(handle)
+            record = json.load(handle)
+        return record if 'token' in record else None
     except (OSError, ValueError):
         return None
+
+
+def read_records():
+    """All records of this prefix, the oldest first."""
+    records = filter(None, map(read_record, glob.glob(os.path.join(glob.escape(directory()), '*.json'))))
+    return sorted(records, key=lambda record: (record['time'], number_of(record['job'])))
+
+
+def number_of(job):
+    """The number in a job's id: 9 comes before 10."""
+    return int(re.match(r'\d*', job or '').group() or 0)
+
+
+def remove_record(record):
+    """Forget a job, and what it has left behind beside its log."""
+    for path in glob.glob(glob.escape(files_of(record)) + '.*') + [record_path(record['name'])]:
+        try:
+            os.remove(path)
+        except OSError:
+            # somebody else's, who shares the prefix
+            continue
 
 
 def first_line(path):
@@ -63,20 +106,22 @@ def first_line(path):
         return None
 
 
-def write_script(name, command, log):
+def write_script(record, command, log):
     """The script of a job: what belongs to this one, then what all have in common."""
-    record = record_path(name)
-    lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % name]
+    lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % record['name']]
     lines += ['export %s=%s' % (variable, shlex.quote(os.environ[variable]))
               for variable, _ in CARRIED if os.environ.get(variable)]
     if build_option('job_eb_cmd') == 'eb' and os.environ.get('EB_SCRIPT_PATH'):
         # the eb that is called here is found in the job, too
         here = os.path.dirname(os.path.abspath(os.environ['EB_SCRIPT_PATH']))
         lines.append('export PATH=%s:"$PATH"' % shlex.quote(here))
-    lines += ['record=%s' % shlex.quote(record), 'log=%s' % shlex.quote(log), 'build() {', command, '}', '']
+    lines += ['%s=%s' % (name, shlex.quote(value)) for name, value in (
+        ('record', record_path(record['name'])), ('token', record['token']), ('files', files_of(record)),
+        ('log', log))]
+    lines += ['build() {', command, '}', '']
     with open(os.path.join(os.path.dirname(os.path.realpath(__file__)), 'job-script')) as handle:
         text = '\n'.join(lines) + handle.read()
-    path = record + '.sh'
+    path = files_of(record) + '.sh'
     with open(path, 'w') as handle:
         handle.write(text)
     os.chmod(path, 0o755)

@@ -9,13 +9,25 @@ import re
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option
 
-from hpc_pytorch.machine.batch_systems import Request
+from hpc_pytorch.machine.batch_systems import EXTRAS, Request
 from hpc_pytorch.rules.resource_needs import fitted
 
 # where a system.cfg has no default
 DEFAULT_WALLTIME = '04:00:00'
 # What --job-target-resource can say.
-ASKABLE = ('account', 'partition', 'qos', 'walltime', 'memory', 'gpus')
+ASKABLE = ('account', 'partition', 'qos', 'walltime', 'memory', 'gpus') + EXTRAS
+# What they have to look like, where the batch system would misunderstand something else.
+FORMS = {
+    'gpus': (r'\d+$', "a number"),
+    'begin': (r'\d{4}-\d\d-\d\dT\d\d:\d\d$', "a time such as 2026-12-24T18:00"),
+    'nice': (r'\d+$', "a number: the higher, the later the jobs start"),
+    'mail': (r'\S+@\S+$', "an address"),
+    'after': (r'\d[\w.:\[\]-]*$', "the id of a job, or several with colons between them"),
+}
+# Slurm's other ways to write a time (sbatch(1), --time): the minutes that each part of it counts for.
+SLURM_TIMES = ((r'(\d+)$', (1,)), (r'(\d+):(\d+)$', (1, 0)), (r'(\d+):(\d+):(\d+)$', (60, 1, 0)),
+               (r'(\d+)-(\d+)$', (1440, 60)), (r'(\d+)-(\d+):(\d+)$', (1440, 60, 1)),
+               (r'(\d+)-(\d+):(\d+):(\d+)$', (1440, 60, 1, 0)))
 
 
 def said(text):
@@ -26,6 +38,9 @@ def said(text):
         if name not in ASKABLE or not equals or not value:
             raise EasyBuildError("--job-target-resource: expected NAME=VALUE with names among %s, separated by commas, "
                                  "found %r", ', '.join(ASKABLE), part)
+        form, expected = FORMS.get(name, ('', ''))
+        if not re.match(form, value):
+            raise EasyBuildError("--job-target-resource=%s: expected %s, found %r", name, expected, value)
         words[name] = value
     return words
 
@@ -37,6 +52,15 @@ def minutes_of(text, where):
         raise EasyBuildError("%s: expected hours:minutes:seconds, such as 4:00:00, found %r", where, text)
     hours, minutes, seconds = (int(part or 0) for part in found.groups())
     return hours * 60 + minutes + (1 if seconds else 0)
+
+
+def slurm_minutes(text):
+    """Minutes of $SBATCH_TIMELIMIT."""
+    for pattern, weights in SLURM_TIMES:
+        found = re.match(pattern, text)
+        if found:
+            return sum(int(part) * weight for part, weight in zip(found.groups(), weights)) or 1
+    raise EasyBuildError("$SBATCH_TIMELIMIT: expected a time as sbatch takes it, such as 4:00:00, found %r", text)
 
 
 def memory_of(text):
@@ -60,9 +84,11 @@ def request_for(system, scheduler, needs, hours=None):
     minutes = max(minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime'), 60 * (hours or 0))
     if 'walltime' in words:
         minutes = minutes_of(words['walltime'], '--job-target-resource=walltime')
-    minutes = min(minutes, 60 * build_option('job_max_walltime'))
     environment = {name: None if name in words else os.environ.get(variable)
                    for name, variable in scheduler.variables.items()}
+    if environment.get('walltime'):
+        minutes = slurm_minutes(environment['walltime'])
+    minutes = min(minutes, 60 * build_option('job_max_walltime'))
     return Request(
         account=account(system, words),
         partition=words.get('partition') or environment.get('partition') or settings['build_partition']
@@ -71,7 +97,8 @@ def request_for(system, scheduler, needs, hours=None):
         cores=build_option('job_cores') or cores,
         memory=memory_of(words['memory']) if 'memory' in words else memory,
         minutes=minutes, gpus=int(words.get('gpus', needs.gpus)), gpus_option=settings['gpus_option'],
-        exclusive=not shared, options=settings['options'])
+        exclusive=not shared, extra={name: words[name] for name in EXTRAS if name in words},
+        options=settings['options'])
 
 
 def account(system, words):

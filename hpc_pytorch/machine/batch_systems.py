@@ -1,11 +1,12 @@
 """
-Slurm and PBS Pro behind the same few words: submit, release, cancel, look.
+Slurm and PBS Pro behind the same few words: submit, find, look, cancel.
 
 What is asked for is data (Request); how each batch system wants to be asked is one class each. Standard library only,
 Python 3.6.
 """
 import os
 import re
+import socket
 import subprocess
 import time
 from collections import namedtuple
@@ -18,11 +19,14 @@ PATIENCE = 20
 # seconds to wait before a submission that met no server is tried again
 TRY_AGAIN = (1, 5)
 
-# minutes; memory in bytes or None: all that the node has; options: more words for the command that submits
-Request = namedtuple('Request', 'account partition qos cores memory minutes gpus gpus_option exclusive options')
-# state is one of WAITING, RUNNING, DONE, FAILED, CANCELLED; word: the batch system's own; about: more, for people
+# minutes; memory in bytes or None: all that the node has; extra: what is asked for besides, by EXTRAS' names; options:
+# more words for the command that submits
+Request = namedtuple('Request', 'account partition qos cores memory minutes gpus gpus_option exclusive extra options')
+EXTRAS = ('reservation', 'begin', 'nice', 'mail', 'after')
+# state is one of those below; word: the batch system's own; about: more, for people. UNKNOWN: nobody may act on it
 Look = namedtuple('Look', 'state word about')
 WAITING, RUNNING, DONE, FAILED, CANCELLED = 'waiting', 'running', 'done', 'failed', 'cancelled'
+UNKNOWN = 'unknown'
 ALIVE = (WAITING, RUNNING)
 
 
@@ -34,16 +38,8 @@ class NoAnswer(UsersProblem):
     """The batch system cannot be asked; one message."""
 
 
-def ask(command, seconds=PATIENCE):
-    """Run one of the batch system's commands: (exit status, what it printed)."""
-    try:
-        done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              stdin=subprocess.DEVNULL, universal_newlines=True, timeout=seconds)
-    except OSError as error:
-        raise NoAnswer("%s could not be run (%s): is this a host of the cluster?" % (command[0], error.strerror))
-    except subprocess.TimeoutExpired:
-        raise NoAnswer("%s has not answered for %d seconds" % (command[0], seconds))
-    return done.returncode, done.stdout.strip()
+class Uncertain(NoAnswer):
+    """A submission without an answer: the job may be in the queue or not."""
 
 
 # What batch systems say when they refuse a job -> what to do; {variable}: where users keep their project.
@@ -68,144 +64,264 @@ def why_refused(text, variable):
     return "the words are the batch system's own"
 
 
-class Slurm(object):
+class BatchSystem(object):
+    """What both have in common."""
+
+    # the user's environment would change what the commands do or print: variables that are kept from them, those of
+    # these that they get all the same, and what they get besides
+    cleared, kept, added = None, (), {}
+    # for so many seconds, that it does not know a job may mean that it does not know it yet
+    forgets_after = 0
+    # nothing was submitted: the server was not reached; and: the connection broke, so nobody knows
+    not_reached = uncertain = None
+
+    def ask(self, command, seconds=PATIENCE):
+        """Run one of the batch system's commands: (exit status, what it printed)."""
+        environment = {name: value for name, value in os.environ.items()
+                       if name in self.kept or not self.cleared.match(name)}
+        environment.update(self.added)
+        try:
+            done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  stdin=subprocess.DEVNULL, universal_newlines=True, timeout=seconds, env=environment)
+        except OSError as error:
+            raise NoAnswer("%s could not be run (%s): is this a host of the cluster?" % (command[0], error.strerror))
+        except subprocess.TimeoutExpired:
+            raise NoAnswer("%s has not answered for %d seconds" % (command[0], seconds))
+        return done.returncode, done.stdout.strip()
+
+    def submit(self, command, script):
+        """Submit a script; returns the job's id."""
+        for delay in TRY_AGAIN + (None,):
+            try:
+                status, output = self.ask(command + [script], seconds=120)
+            except NoAnswer as problem:
+                raise Uncertain(str(problem))
+            found = self.job_id.match(output.split('\n')[-1])
+            if status == 0 and found:
+                return found.group()
+            if status == 0 or self.uncertain.search(output):
+                raise Uncertain("%s: %s" % (command[0], output.replace('\n', ' ')))
+            if delay is None or not self.not_reached.search(output):
+                raise Refused(output or "%s ended with exit status %d" % (command[0], status))
+            time.sleep(delay)
+
+    def wait_for_end(self, job, seconds=120):
+        """Until a job that was cancelled has ended: its processes may take a while."""
+        deadline = time.time() + seconds
+        while True:
+            look = self.look(job)
+            if look is None or look.state not in ALIVE + (UNKNOWN,):
+                return
+            if time.time() > deadline:
+                raise NoAnswer("job %s was cancelled %d seconds ago and has not ended" % (job, seconds))
+            time.sleep(0.5)
+
+
+class Slurm(BatchSystem):
     """Slurm's commands."""
 
     kind = 'slurm'
     # Slurm opens a job's log itself, and writes into it why it killed something
     opens_log = True
     job_variable = 'SLURM_JOB_ID'
+    job_id = re.compile(r'\d+(;\S+)?$')
     # the user's own choice in Slurm's own words; stands behind the command line only
     variables = {'partition': 'SBATCH_PARTITION', 'qos': 'SBATCH_QOS', 'walltime': 'SBATCH_TIMELIMIT'}
+    # the input variables in the manual pages of sbatch, squeue, scontrol, scancel and sacct (22.05): SBATCH_ARRAY_INX
+    # would make several jobs of one, SBATCH_WAIT would wait for its end, SCANCEL_INTERACTIVE would ask, SQUEUE_FORMAT
+    # would print something else; of the others most ask for what the job has been given already
+    cleared = re.compile('(SBATCH|SLURM|SQUEUE|SCANCEL|SCONTROL|SACCT|SINFO)_')
+    kept = (
+        # where Slurm is, and who asks
+        'SLURM_CONF', 'SLURM_CONF_SERVER', 'SLURM_JWT', 'SLURM_CLUSTERS', 'SBATCH_CLUSTERS',
+        # what users may have to say at their site, and is not given otherwise
+        'SBATCH_RESERVATION', 'SBATCH_CONSTRAINT', 'SBATCH_WCKEY', 'SBATCH_NETWORK')
+    not_reached = re.compile('connect failure|Unable to contact|Connection refused|temporarily unable to accept', re.I)
+    uncertain = re.compile('timed out|Zero Bytes|Unexpected message|Communication|Transport endpoint', re.I)
     states = {
         'PENDING': WAITING, 'CONFIGURING': WAITING, 'REQUEUED': WAITING, 'REQUEUE_HOLD': WAITING,
-        'SPECIAL_EXIT': WAITING, 'SUSPENDED': RUNNING, 'RUNNING': RUNNING, 'COMPLETING': RUNNING, 'STOPPED': RUNNING,
+        'RESV_DEL_HOLD': WAITING, 'SPECIAL_EXIT': WAITING, 'SUSPENDED': RUNNING, 'RUNNING': RUNNING,
+        'COMPLETING': RUNNING, 'STOPPED': RUNNING,
         'SIGNALING': RUNNING, 'STAGE_OUT': RUNNING, 'RESIZING': RUNNING, 'COMPLETED': DONE, 'CANCELLED': CANCELLED,
+        # a federation has given it to another cluster
+        'REVOKED': UNKNOWN,
     }
+    words = {'reservation': '--reservation=%s', 'begin': '--begin=%s', 'nice': '--nice=%s',
+             'mail': '--mail-type=END,FAIL --mail-user=%s'}
 
-    def command(self, request, name, log, after):
+    def command(self, request, name, mark, log, after):
         """sbatch with everything but the script."""
-        command = ['sbatch', '--parsable', '--hold', '--export=NONE', '--requeue', '--open-mode=truncate',
-                   '--job-name=%s' % name, '--output=%s' % log.replace('%', '%%').replace('{job}', '%j'),
+        command = ['sbatch', '--parsable', '--export=NONE', '--propagate=NONE', '--requeue', '--open-mode=truncate',
+                   '--job-name=%s' % name, '--comment=%s' % mark,
+                   '--output=%s' % log.replace('%', '%%').replace('{job}', '%j'), '--input=/dev/null',
                    '--nodes=1', '--ntasks=1', '--cpus-per-task=%d' % request.cores, '--time=%d' % request.minutes,
                    '--mem=%d' % (request.memory / MIB if request.memory else 0)]
         command += ['--%s=%s' % (option, value) for option, value in (
             ('account', request.account), ('partition', request.partition), ('qos', request.qos)) if value]
         if request.gpus:
             command.append('%s%d' % (request.gpus_option or '--gpus-per-node=', request.gpus))
-        if after:
-            command += ['--dependency=afterok:%s' % ':'.join(after), '--kill-on-invalid-dep=yes']
+        for extra, value in sorted(request.extra.items()):
+            command += [word.replace('%s', value) for word in self.words.get(extra, '').split()]
+        dependencies = ['afterok:%s' % ':'.join(job.split(';')[0] for job in after)] if after else []
+        dependencies += ['afterany:%s' % request.extra['after']] if 'after' in request.extra else []
+        if dependencies:
+            command += ['--dependency=%s' % ','.join(dependencies), '--kill-on-invalid-dep=yes']
         return command + [word for word in request.options if not word.startswith('--export')]
 
-    def submit(self, command, script):
-        """Submit, held; returns the job's id."""
-        status, output = ask(command + [script], seconds=120)
-        found = re.search(r'^(\d+)(;\S+)?$', output, re.M)
-        if status or not found:
-            raise Refused(output or "sbatch ended with exit status %d" % status)
-        return found.group(1)
+    def expected_start(self, command, script):
+        """When a job would start if it was submitted now, in Slurm's words; None if that is not known."""
+        try:
+            output = self.ask(command + ['--test-only', script])[1]
+        except NoAnswer:
+            return None
+        found = re.search(r'to start at (\S+)', output)
+        return found and found.group(1)
 
-    def release(self, jobs):
-        """Let them start."""
-        status, output = ask(['scontrol', 'release', ','.join(jobs)])
-        if status:
-            raise Refused(output)
+    @staticmethod
+    def of_cluster(tool, job):
+        """A command for a job, which may be another cluster's (as id;cluster)."""
+        number, _, cluster = job.partition(';')
+        return [tool] + (['--clusters=%s' % cluster] if cluster else []), number
 
     def cancel(self, jobs):
         """Take them back."""
-        ask(['scancel', '--quiet'] + list(jobs))
+        for job in jobs:
+            command, number = self.of_cluster('scancel', job)
+            self.ask(command + ['--quiet', number])
+
+    def find(self, name, mark):
+        """The living jobs of this name that carry this mark: [(id, the mark with its token)]."""
+        status, output = self.ask(['squeue', '--noheader', '--name=%s' % name, '--format=%A|%k'])
+        if status:
+            raise NoAnswer("squeue: %s" % output.replace('\n', ' '))
+        found = [line.strip().split('|', 1) for line in output.splitlines() if '|' in line]
+        return [(job, comment) for job, comment in found if comment.startswith(mark)]
 
     def look(self, job):
         """What Slurm says of a job; None if it has forgotten it."""
-        status, output = ask(['scontrol', '--oneliner', 'show', 'job', job])
+        command, number = self.of_cluster('scontrol', job)
+        status, output = self.ask(command + ['--oneliner', 'show', 'job', number])
         facts = dict(re.findall(r'(\w+)=(\S*)', output)) if status == 0 else self.accounted(job)
         if not facts and not re.search('invalid job id', output, re.I):
             raise NoAnswer("scontrol: %s" % output.replace('\n', ' '))
         if not facts:
             return None
         word = facts['JobState']
-        about = [facts.get('Reason', 'None')] if word == 'PENDING' else [facts.get('NodeList', '')]
+        state = self.states.get(word, FAILED)
+        reason = facts.get('Reason', 'None')
+        about = [reason] if state in (WAITING, FAILED) and reason not in (word.title(), 'NonZeroExitCode') else []
+        about += [facts.get('NodeList', '')] if state != WAITING else []
         if int(facts.get('Restarts') or 0):
             about.append("started again %s time(s)" % facts['Restarts'])
-        return Look(self.states.get(word, FAILED), word,
-                    ', '.join(part for part in about if part not in ('', 'None', '(null)')))
+        return Look(state, word, ', '.join(part for part in about if part not in ('', 'None', '(null)')))
 
-    @staticmethod
-    def accounted(job):
+    def accounted(self, job):
         """What the accounting database says, where there is one."""
+        command, number = self.of_cluster('sacct', job)
         try:
-            status, output = ask(['sacct', '--noheader', '--parsable2', '--allocations', '--format=State',
-                                  '--jobs=%s' % job])
+            status, output = self.ask(command + ['--noheader', '--parsable2', '--allocations', '--format=State',
+                                                 '--jobs=%s' % number])
         except NoAnswer:
             return {}
         return {'JobState': output.split()[0].rstrip('+')} if status == 0 and re.match('[A-Z_]+', output) else {}
 
 
-class Pbs(object):
+class Pbs(BatchSystem):
     """PBS Pro's commands (also OpenPBS)."""
 
     kind = 'pbs'
     # PBS brings the output at the end: the script writes the log, and PBS's own words go elsewhere
     opens_log = False
     job_variable = 'PBS_JOBID'
+    job_id = re.compile(r'\d+[\w.\[\]-]*$')
     variables = {}
-    states = {'Q': WAITING, 'H': WAITING, 'W': WAITING, 'T': WAITING, 'M': WAITING, 'R': RUNNING, 'E': RUNNING,
-              'S': RUNNING, 'U': RUNNING, 'B': RUNNING}
-    # the server was not there: nothing was submitted
-    transient = re.compile(r'cannot connect to server|connection (refused|timed out)|server.*not.*(up|running)|'
-                           r'premature end of message|no permission to connect|try again', re.I)
+    # of the variables in qsub(1B) and qstat(1B) only those that change what is submitted or shown
+    cleared = re.compile('PBS_(DPREFIX|QSTAT_EXECONLY|O_)')
+    # qstat may be NCAR's qstat-cache, which knows nothing of what is younger than a minute unless it is asked this
+    # way; an older one, or another site's, may not listen
+    added = {'QSCACHE_BYPASS': 'true'}
+    forgets_after = 300
+    # M: it was moved to another server, which is asked elsewhere
+    states = {'Q': WAITING, 'H': WAITING, 'W': WAITING, 'T': WAITING, 'R': RUNNING, 'E': RUNNING, 'S': RUNNING,
+              'U': RUNNING, 'B': RUNNING, 'M': UNKNOWN}
+    not_reached = re.compile(r'cannot connect to server|connection (refused|timed out)|no permission to connect|'
+                             r'server.*not.*(up|running)|try again', re.I)
+    uncertain = re.compile(r'premature end of message|end of file|protocol|connection reset|broken pipe', re.I)
 
-    def command(self, request, name, log, after):
+    def command(self, request, name, mark, log, after):
         """qsub with everything but the script."""
         chunk = 'select=1:ncpus=%d' % request.cores
         if request.memory:
             chunk += ':mem=%dmb' % (request.memory / MIB)
         if request.gpus:
             chunk += ':ngpus=%d' % request.gpus
-        command = ['qsub', '-h', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', log, '-l', chunk, '-l',
-                   'walltime=%d:%02d:00' % divmod(request.minutes, 60)]
+        # what stands before the first colon would be taken for a host
+        place = '%s:%s' % (socket.gethostname(), log) if ':' in log else log
+        command = ['qsub', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', place, '-v',
+                   'HPC_JOB_MARK=%s' % mark, '-l', chunk, '-l', 'walltime=%d:%02d:00' % divmod(request.minutes, 60)]
         if request.account:
             command += ['-A', request.account]
-        if request.partition:
-            command += ['-q', request.partition]
+        # a reservation is a queue of its own
+        if request.extra.get('reservation') or request.partition:
+            command += ['-q', request.extra.get('reservation') or request.partition]
         if request.exclusive:
             command += ['-l', 'place=excl']
-        if after:
-            command += ['-W', 'depend=afterok:%s' % ':'.join(after)]
+        if 'begin' in request.extra:
+            command += ['-a', re.sub(r'\D', '', request.extra['begin'])[:12]]
+        if 'nice' in request.extra:
+            command += ['-p', '-%s' % request.extra['nice']]
+        if 'mail' in request.extra:
+            command += ['-m', 'ae', '-M', request.extra['mail']]
+        dependencies = ['afterok:%s' % ':'.join(after)] if after else []
+        dependencies += ['afterany:%s' % request.extra['after']] if 'after' in request.extra else []
+        if dependencies:
+            command += ['-W', 'depend=%s' % ','.join(dependencies)]
         return command + list(request.options)
 
-    def submit(self, command, script):
-        """Submit, held; returns the job's id."""
-        for delay in TRY_AGAIN + (None,):
-            status, output = ask(command + [script], seconds=120)
-            if status == 0 and re.match(r'\d+[\w.\[\]-]*$', output.split('\n')[-1]):
-                return output.split('\n')[-1]
-            if delay is None or not self.transient.search(output):
-                raise Refused(output or "qsub ended with exit status %d" % status)
-            time.sleep(delay)
-
-    def release(self, jobs):
-        """Let them start."""
-        status, output = ask(['qrls'] + list(jobs))
-        if status:
-            raise Refused(output)
+    def expected_start(self, command, script):
+        """PBS estimates only what is in the queue."""
+        return None
 
     def cancel(self, jobs):
         """Take them back; the last first, so that none becomes ready in between."""
-        ask(['qdel'] + list(jobs)[::-1])
+        self.ask(['qdel'] + list(jobs)[::-1])
+
+    def find(self, name, mark):
+        """The living jobs of this name that carry this mark: [(id, the mark with its token)]."""
+        status, output = self.ask(['qselect', '-N', name])
+        if status:
+            raise NoAnswer("qselect: %s" % output.replace('\n', ' '))
+        found = []
+        for job in output.split():
+            facts = self.facts(job)
+            carried = re.search(r'HPC_JOB_MARK=(%s\w*)' % mark, (facts or {}).get('Variable_List', ''))
+            if carried and facts['job_state'] not in 'FX':
+                found.append((job, carried.group(1)))
+        return found
+
+    def facts(self, job):
+        """All that PBS says of a job; None if it does not know it."""
+        for history in ([], ['-x']):
+            status, output = self.ask(['qstat'] + history + ['-f', job])
+            # long values go on in lines that begin with a tab
+            facts = dict(re.findall(r'^    ([\w.]+) = (.*)$', output.replace('\n\t', ''), re.M))
+            if 'job_state' in facts:
+                return facts
+        if re.search('unknown job', output, re.I):
+            return None
+        raise NoAnswer("qstat: %s" % output.replace('\n', ' '))
 
     def look(self, job):
         """What PBS says of a job, with its history; None if it has forgotten it."""
-        status, output = ask(['qstat', '-x', '-f', job])
-        if status and re.search('unknown job|has finished', output, re.I):
+        facts = self.facts(job)
+        if facts is None:
             return None
-        facts = dict(re.findall(r'^\s+([\w.]+) = (.*)$', output, re.M))
-        if status or 'job_state' not in facts:
-            raise NoAnswer("qstat: %s" % output.replace('\n', ' '))
         word, exit_status = facts['job_state'], facts.get('Exit_status')
         about = facts.get('comment', '')
         if word == 'R':
             about = facts.get('exec_host', '').split('/')[0]
+        if word == 'M':
+            about = "moved to another server, and not known here"
         if word in self.states:
             return Look(self.states[word], word, about)
         if exit_status is None:
@@ -225,11 +341,13 @@ def own_job(environ=os.environ):
     return None
 
 
-def alive(job):
-    """Whether a job, as kind:id, is waiting or running; True where that cannot be found out."""
+def alive(job, age):
+    """Whether a job, as kind:id, that is so many seconds old waits or runs; True where that cannot be found out."""
     kind, _, number = job.partition(':')
     try:
         look = SCHEDULERS[kind].look(number)
     except (KeyError, NoAnswer):
         return True
-    return look is not None and look.state in ALIVE
+    if look is None:
+        return age < SCHEDULERS[kind].forgets_after
+    return look.state in ALIVE + (UNKNOWN,)

@@ -24,7 +24,12 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
 
   --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
   --rehearse     try another system's easyconfig here, on its stand-in (tests/stand_ins) instead of its real modules
-  --job-status   how the jobs are that --job has submitted for this prefix
+  --job-status   how the jobs are that --job has submitted for this prefix or easyconfig; with --follow: until they end
+  --job-cancel   cancel them
+  --new-version X EASYCONFIG
+                 write the same for another version, with its lock files; X may be: latest
+  --renew EASYCONFIG
+                 make the lock files of an easyconfig anew, with what the package indexes have today
 
 What follows is EasyBuild's own help.
 """
@@ -69,7 +74,14 @@ MODULES_TOOLS = (
 # Environment Modules before this one lack what our module files use (pushenv).
 OLDEST_ENVIRONMENT_MODULES = (5, 1)
 # What ./eb becomes, by our option.
-PROGRAMS = {'job-status': 'hpc_pytorch.jobs.status'}
+PROGRAMS = {
+    'job-status': 'hpc_pytorch.jobs.status',
+    'job-cancel': 'hpc_pytorch.jobs.cancel',
+    'new-version': 'hpc_pytorch.packages.new_version',
+    'renew': 'hpc_pytorch.packages.new_version',
+}
+# Those that read the option themselves.
+THEIR_OWN = ('new-version', 'renew')
 
 
 def say(text):
@@ -78,12 +90,15 @@ def say(text):
 
 
 def own_options(arguments):
-    """Take our options out of the arguments: (system or None, set of 'rehearse' and 'job-status', the others)."""
+    """Take our options out of the arguments: (system or None, set of 'rehearse' and names of programs, the others)."""
     system, wishes, others = None, set(), []
     arguments = iter(arguments)
     for argument in arguments:
-        if argument[2:] in PROGRAMS or argument == '--rehearse':
-            wishes.add(argument[2:])
+        name = argument[2:].split('=')[0] if argument.startswith('--') else None
+        if name in PROGRAMS or name == 'rehearse':
+            wishes.add(name)
+            if name in THEIR_OWN:
+                others.append(argument)
         elif argument == '--system':
             system = next(arguments, None)
             if system is None:

@@ -3,6 +3,7 @@ Pieces of modules that EasyBuild's module generators do not have, for both of th
 
 Standard library only, Python 3.6.
 """
+import re
 
 # Whether a variable is not set by the user. What this module has set itself counts as not set, so that it is unset
 # again when the module is unloaded.
@@ -10,6 +11,36 @@ NOT_THE_USERS = {
     'Lua': '(os.getenv("%(name)s") or "%(value)s") == "%(value)s"',
     'Tcl': 'expr { ![info exists ::env(%(name)s)] || $::env(%(name)s) eq "%(value)s" }',
 }
+# What a module file asks while it is loaded, and says.
+ASKS = {
+    'Lua': {
+        'loading': 'mode() == "load"',
+        'unloading': 'mode() == "unload"',
+        'file': 'isFile("%s")',
+        'exists': '(isFile("%s") or isDir("%s"))',
+        'set': 'os.getenv("%s")',
+        'not set': 'not os.getenv("%s")',
+        'fail': 'LmodError("%s")',
+        'family': 'family("%s")\n',
+        'conflict': 'conflict("%s")\n',
+        'put aside': 'pushenv("%s", false)\n',
+    },
+    'Tcl': {
+        'loading': 'module-info mode load',
+        'unloading': 'module-info mode remove',
+        'file': 'file isfile "%s"',
+        'exists': 'file exists "%s"',
+        'set': 'info exists ::env(%s)',
+        'not set': 'expr { ![info exists ::env(%s)] }',
+        'fail': 'error "%s"',
+        'family': 'family %s\n',
+        'conflict': 'conflict %s\n',
+        # Lmod 8.6 does not put back what pushenv in a Tcl module has replaced
+        'put aside': 'if { ![info exists ::env(LMOD_VERSION)] } { pushenv %s "" }\n',
+    },
+}
+# What EasyBuild does not quote in a value.
+SPECIAL = {'Lua': r'\\', 'Tcl': r'[\\$\[]'}
 
 
 def set_by_default(generator, setting):
@@ -17,3 +48,36 @@ def set_by_default(generator, setting):
     condition = NOT_THE_USERS[generator.SYNTAX] % {'name': setting.name, 'value': setting.value}
     return generator.comment(setting.reason) + generator.conditional_statement(
         [condition], generator.set_environment(setting.name, setting.value).rstrip())
+
+
+def ask(generator, name, argument=''):
+    """One of ASKS in the language of the module file."""
+    text = ASKS[generator.SYNTAX][name]
+    return text % ((argument,) * text.count('%s'))
+
+
+def set_literally(generator, name, value):
+    """Set a variable to exactly this; EasyBuild leaves to Tcl what means something to Tcl."""
+    value = re.sub(SPECIAL[generator.SYNTAX], r'\\\g<0>', value)
+    return generator.set_environment(name, {'value': value, 'resolve_env_vars': False})
+
+
+def explain(settings, advice):
+    """For `module help`: what the module sets for this system, and what the site advises to try."""
+    lines = []
+    for title, variables in (("Set by this module, unless you have:", settings),
+                             ("Worth trying on this system:", advice)):
+        if variables:
+            lines += ['', title]
+            lines += ["  %s=%s: %s" % (variable.name, variable.value, variable.reason) for variable in variables]
+    return '\n'.join(lines)
+
+
+def told_by(system):
+    """What pytorch-srun and cpu-mask want to know of a system: pairs of an environment variable and its value."""
+    told = {
+        'HPC_MASTER_PORT': system.network['master_port'],
+        'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
+        'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in system.node['gpu_cores']),
+    }
+    return [(name, str(value)) for name, value in told.items() if value]

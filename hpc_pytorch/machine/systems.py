@@ -162,6 +162,7 @@ SCHEMA = collections.OrderedDict([
         ('local_storage', (text, "directory on the compute node's own disk; may be there only in jobs that ask")),
         ('local_storage_option', (words, "what a job asks for to get it")),
         ('temporary_directory', (text, "directory for temporary files on compute nodes")),
+        ('not_mounted', (words, "directories of login nodes that compute nodes do not have: /home")),
     ])),
     ('network', collections.OrderedDict([
         ('interfaces', (words, "high-speed interfaces, best first: hsn0")),
@@ -169,7 +170,8 @@ SCHEMA = collections.OrderedDict([
     ])),
     ('container', collections.OrderedDict([
         ('runtime_modules', (words, "modules to load for `singularity` to be there")),
-        ('image_search_path', (words, "directories in which the site keeps images, best first")),
+        ('image_search_path', (words, "directories in which the site keeps images, best first, and below them")),
+        ('conflicts', (words, "the site's own modules that bind directories for containers")),
         ('bind_paths', (words, "what of the system a container must see")),
     ])),
 ])

@@ -1,1 +1,1 @@
-"""Packages and their files: lock files, wheels' tags, which ROCm goes with which PyTorch, an index of one's own."""
+"""Packages: lock files, wheels' tags, pip, Python environments, an index of one's own, errors that many have met."""

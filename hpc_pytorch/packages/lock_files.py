@@ -7,6 +7,8 @@ import hashlib
 import re
 from collections import namedtuple
 
+from hpc_pytorch import UsersProblem
+
 # One entry of a lock file; `text` is the entry as pip reads it.
 Locked = namedtuple('Locked', 'name version hashes text')
 
@@ -17,15 +19,28 @@ def normal_name(name):
 
 
 def parse_lock(text):
-    """The entries of a lock file in pip's format, as uv and pip-tools write it."""
+    """The entries of a lock file in pip's format, as uv and pip-tools write it; options for pip are left out."""
     entries = []
     for entry in re.sub(r'\\\n', ' ', text).splitlines():
         entry = re.sub(r'(^|\s)#.*', '', entry).strip()
+        if not entry or entry.startswith('-'):
+            continue
         match = re.match(r'([A-Za-z0-9._-]+)==([^\s;]+)', entry)
-        if match:
-            hashes = frozenset(re.findall(r'--hash=sha256:([0-9a-f]{64})', entry))
-            entries.append(Locked(normal_name(match.group(1)), match.group(2), hashes, entry))
+        hashes = frozenset(re.findall(r'--hash=sha256:([0-9a-f]{64})(?!\S)', entry))
+        if not match or not hashes:
+            # what is passed over would not be installed, and nobody would know
+            raise UsersProblem("expected NAME==VERSION --hash=sha256:..., found %r" % entry[:100])
+        entries.append(Locked(normal_name(match.group(1)), match.group(2), hashes, entry))
     return entries
+
+
+def read_lock(path):
+    """The entries of a lock file."""
+    try:
+        with open(path, encoding='utf-8') as handle:
+            return parse_lock(handle.read())
+    except (UnicodeDecodeError, UsersProblem) as problem:
+        raise UsersProblem("%s is no whole lock file: %s" % (path, problem))
 
 
 def sha256_of(path):

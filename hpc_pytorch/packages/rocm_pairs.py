@@ -7,13 +7,13 @@ be of the same release, or two of them meet in one process. Standard library onl
 import re
 from collections import namedtuple
 
-# One line for each pair that PyTorch's installation pages name (pytorch.org/get-started/previous-versions, November
-# 2026); `gpus` as far as PyTorch's own builds compile for them. Made by hand: a new release is a line, from the
-# compatibility matrix in RELEASE.md of pytorch/pytorch.
+# One line for each pair: to 2.8 as PyTorch's installation pages name them, from 2.9 on as public lock files had them on
+# 2026-11-21, and PyTorch's RELEASE.md for 2.12. `gpus` as far as PyTorch's own builds are known to compile for them.
 Row = namedtuple('Row', 'pytorch rocm pythons gpus')
 BEFORE_GFX11 = 'gfx900 gfx906 gfx908 gfx90a gfx1030'
 BEFORE_GFX942 = BEFORE_GFX11 + ' gfx1100'
 FROM_6_0 = BEFORE_GFX942 + ' gfx942'
+FROM_3_10 = '3.10 3.11 3.12 3.13 3.14'
 TABLE = tuple(Row(*line) for line in (
     ('2.0', '5.4', '3.8 3.9 3.10 3.11', BEFORE_GFX11),
     ('2.1', '5.6', '3.8 3.9 3.10 3.11', BEFORE_GFX942),
@@ -26,6 +26,15 @@ TABLE = tuple(Row(*line) for line in (
     ('2.6', '6.2', '3.9 3.10 3.11 3.12 3.13', FROM_6_0),
     ('2.7', '6.3', '3.9 3.10 3.11 3.12 3.13', FROM_6_0),
     ('2.8', '6.4', '3.9 3.10 3.11 3.12 3.13', FROM_6_0),
+    ('2.9', '6.3', FROM_3_10, FROM_6_0),
+    ('2.9', '6.4', FROM_3_10, FROM_6_0),
+    ('2.10', '7.0', FROM_3_10, FROM_6_0),
+    ('2.10', '7.1', FROM_3_10, FROM_6_0),
+    ('2.11', '7.2', FROM_3_10, FROM_6_0),
+    ('2.12', '7.2', FROM_3_10, FROM_6_0),
+    ('2.13', '7.1', FROM_3_10, FROM_6_0),
+    ('2.13', '7.2', FROM_3_10, FROM_6_0),
+    ('2.14', '7.2', FROM_3_10, FROM_6_0),
 ))
 
 
@@ -44,6 +53,15 @@ def describe(rows):
     """Pairs, in words."""
     return '; '.join("PyTorch %s with ROCm %s, Python %s" % (row.pytorch, row.rocm, row.pythons.replace(' ', ', '))
                      for row in rows) or 'none that is known'
+
+
+def why_none(version, rocm):
+    """Why there are no wheels of this PyTorch for this ROCm; None if there are, or where the table does not know."""
+    rows = [row for row in TABLE if row.pytorch == release(version)]
+    if not rows or any(row.rocm == release(rocm) for row in rows):
+        return None
+    return "PyTorch %s has no wheels for ROCm %s; it has them for: %s" % (
+        version, rocm, ', '.join(row.rocm for row in rows))
 
 
 def why_not(torch, rocm, python, gpu):

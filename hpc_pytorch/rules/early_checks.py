@@ -7,12 +7,14 @@ import ctypes
 import errno
 import glob
 import os
+import re
+import shlex
 import socket
 import sys
 import tempfile
 
 from easybuild.tools.build_log import EasyBuildError, print_warning
-from easybuild.tools.config import build_option, build_path, install_path, source_paths
+from easybuild.tools.config import build_option, build_path, install_path, source_paths, update_build_option
 from easybuild.tools.modules import curr_module_paths, modules_tool
 
 from hpc_pytorch.machine.batch_systems import own_job
@@ -60,6 +62,10 @@ def check_external_modules(ec):
 
 # --- directories ----------------------------------------------------------------------------------------------------
 
+# what MPICH's mpicc and Lua strings do not quote, and what means something in $PATH or to a shell
+UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]')
+
+
 def existing(path):
     """The path, or the nearest directory above it that exists."""
     while not os.path.exists(path):
@@ -73,12 +79,26 @@ def check_directories():
         return
     directories = [('install', '--prefix or --installpath', install_path('software')),
                    ('module', '--prefix or --installpath', install_path('modules')),
-                   ('build', '--buildpath', build_path()),
-                   ('source', '--sourcepath', source_paths()[0])]
+                   ('build', '--buildpath', build_path())]
     for kind, option, path in directories:
+        if UNFIT_FOR_PATHS.search(path):
+            raise EasyBuildError("The %s path %s has a blank, a quote or the like in it, which MPI's compiler wrappers "
+                                 "and module files do not cope with. Choose another with %s",
+                                 kind, shlex.quote(path), option)
         if not os.access(existing(path), os.W_OK | os.X_OK):
             raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with "
                                  "%s, for example: --prefix=$HOME/easybuild", kind, path, existing(path), option)
+
+
+def keep_umask():
+    """
+    What a user's umask makes private is so as a whole: EasyBuild would open the installation, and not its module. What
+    root installs is for all: Lmod hides from root a module of root's that others cannot read.
+    """
+    mask = os.umask(0o077)
+    os.umask(mask if os.geteuid() else mask & 0o022)
+    if build_option('umask') is None and os.geteuid() and mask & 0o055:
+        update_build_option('umask', '%03o' % mask)
 
 
 # --- policies -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ Python 3.6.
 """
 import glob
 import os
+import pwd
 import socket
+import time
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option
@@ -39,10 +41,10 @@ def owners(lock_path):
         yield note, host, int(pid), started, job
 
 
-def is_dead(host, pid, started, job):
+def is_dead(note, host, pid, started, job):
     """Whether an installation has ended without giving its lock back; a job that was started again is its own heir."""
     if job:
-        return job == own_job() or not alive(job)
+        return job == own_job() or not alive(job, age=time.time() - os.path.getmtime(note))
     return host == socket.gethostname() and start_time(pid) != started
 
 
@@ -50,7 +52,7 @@ def release_dead_lock(lock_path):
     """Remove the lock of an installation that is gone; keep one that somebody may still hold."""
     living, dead = [], []
     for note, host, pid, started, job in owners(lock_path):
-        (dead if is_dead(host, pid, started, job) else living).append(note)
+        (dead if is_dead(note, host, pid, started, job) else living).append(note)
     for note in dead:
         os.remove(note)
     if dead and not living and os.path.isdir(lock_path):
@@ -58,9 +60,19 @@ def release_dead_lock(lock_path):
         print_msg("an installation was killed earlier; its lock is removed: %s", lock_path)
     elif os.path.isdir(lock_path) and build_option('wait_on_lock_limit') == 0:
         raise EasyBuildError("Another installation holds %s (%s). If it is not running any more, remove that directory "
-                             "and call again.", lock_path,
-                             ', '.join(os.path.basename(note).split('.owner=')[1] for note in living)
-                             or 'owner unknown')
+                             "and call again.", lock_path, '; '.join(map(in_words, living)) or 'owner unknown')
+
+
+def in_words(note):
+    """Who holds a lock, where, and since when."""
+    host, pid, _, job = note.rsplit('=', 4)[1:]
+    about = os.stat(note)
+    try:
+        user = pwd.getpwuid(about.st_uid).pw_name
+    except KeyError:
+        user = 'user %d' % about.st_uid
+    return "%s on %s, process %s%s, since %s" % (user, host, pid, ' in job ' + job if job else '',
+                                                 time.strftime('%Y-%m-%d %H:%M', time.localtime(about.st_mtime)))
 
 
 def lock_of(easyblock):

@@ -31,7 +31,7 @@ from hpc_pytorch.rules import sbom
 
 PLACE = os.path.join('easybuild', 'provenance')
 # what ramgate leaves in the build directory
-REPORTS = ('report.json', 'report.svg', 'profile.json')
+REPORTS = ('report.json', 'report.html', 'profile.json')
 
 
 def words_in(value):

@@ -35,13 +35,25 @@ def what_to_type(ec):
     if modules not in USERS_MODULEPATH:
         lines.append("module use %s" % modules)
     lines.append("module load %s" % ec.full_mod_name)
+    prefix = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec))
+    command = what_to_run(os.path.join(prefix, 'bin'))
     system = current(ec.path)
-    if system.scheduler['kind'] != 'none':
-        lines.append("%s python your_script.py" % ' '.join(system.launcher['two_processes']))
-    check = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec), 'bin', 'pytorch-check')
-    if os.path.exists(check):
+    if command.startswith('run-in-container'):
+        lines.append(command)
+    elif system.scheduler['kind'] != 'none':
+        lines.append("%s %s" % (' '.join(system.launcher['two_processes']), command))
+    if os.path.exists(os.path.join(prefix, 'bin', 'pytorch-check')):
         lines.append("pytorch-check        # two processes add up a tensor")
     return lines
+
+
+def what_to_run(commands):
+    """A program of the user's with what was installed; a container may have no Python, or only inside."""
+    if not os.path.lexists(os.path.join(commands, 'run-in-container')):
+        return "python your_script.py"
+    if os.path.lexists(os.path.join(commands, 'pytorch-srun')):
+        return "pytorch-srun your_script.py"
+    return "run-in-container COMMAND ARGUMENT ..."
 
 
 def note(ec):

@@ -6,9 +6,15 @@ exist after a minute; what comes out of it is asked again when it is installed (
 
 Standard library only, Python 3.6.
 """
+import glob
+import json
 import os
 import re
+import subprocess
 from collections import namedtuple
+
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.packages.known_errors import excerpt
 
 # A switch that can be asked for: the cache variables that tell where CMake looked, and why it usually fails.
 Term = namedtuple('Term', 'option places reason')
@@ -157,6 +163,25 @@ def read_settings(text):
 def resolved(ldd, name):
     """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
     return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]
+
+
+def ask_installed(python, options):
+    """All differences between what was asked for and what this Python imports as torch; and what ldd says of it."""
+    directory = os.path.dirname(python)
+    probe = run([python, '-c', PROBE], directory)
+    if probe.returncode:
+        raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
+    found = json.loads(probe.stdout.splitlines()[-1])
+    libraries = [path for pattern in ('*.so', 'lib/*.so') for path in
+                 glob.glob(os.path.join(glob.escape(found['directory']), pattern))]
+    ldd = run(['ldd'] + libraries, directory).stdout
+    return compare_installed(options, found['show'], found['backends'], ldd), ldd
+
+
+def run(command, directory):
+    """Run a command in a directory, where Python finds nothing besides what is installed."""
+    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
 
 
 def compare_installed(options, show, backends, ldd):

@@ -8,10 +8,12 @@ runs the jobs for real, each without a network if the server is root, as compute
 It follows the documentation of PBS Professional 2021 for what it has: job ids, the states Q H R E F, user and system
 holds, `-W depend=afterok`, `-l select`, walltime and mem (a job that takes more is killed, with PBS's words and exit
 statuses), `-j oe -o`, history with `qstat -x`, exit statuses and messages of the commands. It does not have: arrays,
-reservations, routing queues, several chunks, hooks, staging. What a real PBS does not refuse and this one does: options
+reservations, routing queues, several chunks, staging. What a real PBS does not refuse and this one does: options
 that it does not know.
 
     pbs.fail('qsub', 1)     the next qsub finds no server
+    pbs.lose('qsub', 1)     the next qsub submits, and its answer gets lost
+    pbs.slow('qsub', 60)    qsub takes a minute
     pbs.hang('qstat')       qstat does not answer any more
     pbs.node_down(name)     what runs there is started again elsewhere, or ends, as -r says
 """
@@ -30,10 +32,10 @@ import threading
 import time
 from pathlib import Path
 
-COMMANDS = ('qsub', 'qstat', 'qdel', 'qrls')
+COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qrls')
 WRAPPER = '#!/bin/sh\nexec %s -I %s %s %s "$@"\n'
 # qsub's options: those with a value, those without
-VALUED, PLAIN = 'AeljoNqrSW', 'h'
+VALUED, PLAIN = 'aAeljmMoNpqrSvW', 'h'
 UNITS = {'b': 1, 'kb': 2 ** 10, 'mb': 2 ** 20, 'gb': 2 ** 30}
 # exit statuses of jobs that PBS has killed
 KILLED = {'mem': -27, 'walltime': -29}
@@ -89,9 +91,29 @@ class Pbs:
         """A command does not answer any more."""
         (self.directory / ('hang-' + command)).touch()
 
-    def node_down(self, name):
-        """A node goes away with all that runs on it."""
-        talk(self.directory, {'command': 'node_down', 'node': name})
+    def node_down(self, name, lives_on=False):
+        """A node goes away with all that runs on it; or only its daemon does."""
+        talk(self.directory, {'command': 'node_down', 'node': name, 'lives_on': lives_on})
+
+    def reject(self, pattern, words):
+        """The site's hook rejects jobs with such names, in these words."""
+        (self.directory / 'hook').write_text(json.dumps({pattern: words}))
+
+    def fail_after(self, command, calls):
+        """A command finds the server so many times, and then no more."""
+        (self.directory / ('last-' + command)).write_text(str(calls))
+
+    def move(self, number, back=False):
+        """A job goes to another server: here it is known as moved."""
+        talk(self.directory, {'command': 'move', 'number': number, 'back': back})
+
+    def lose(self, command, times):
+        """The next calls of a command reach the server, and the answer is lost."""
+        (self.directory / ('lose-' + command)).write_text(str(times))
+
+    def slow(self, command, seconds):
+        """A command takes its time."""
+        (self.directory / ('slow-' + command)).write_text(str(seconds))
 
     def forget(self):
         """The history of jobs is over."""
@@ -132,17 +154,31 @@ def command(name, directory, words):
     """One of the commands; returns its exit status."""
     while os.path.exists(os.path.join(directory, 'hang-' + name)):
         time.sleep(0.1)
-    failing = Path(directory, 'fail-' + name)
-    left = int(failing.read_text()) if failing.exists() else 0
-    if left:
-        failing.write_text(str(left - 1))
+    slow = Path(directory, 'slow-' + name)
+    if slow.exists():
+        time.sleep(float(slow.read_text()))
+    last = Path(directory, 'last-' + name)
+    if counted(Path(directory, 'fail-' + name)) or last.exists() and not counted(last):
         print("Connection refused\n%s: cannot connect to server pbs (errno=111)" % name, file=sys.stderr)
         return 111
+    if counted(Path(directory, 'lose-' + name)):
+        with contextlib.redirect_stdout(None):
+            COMMAND[name](directory, words)
+        print("%s: End of File" % name, file=sys.stderr)
+        return 22
     try:
-        return {'qsub': qsub, 'qstat': qstat, 'qdel': qdel, 'qrls': qrls}[name](directory, words)
+        return COMMAND[name](directory, words)
     except Failed as problem:
         print("%s: %s" % (name, problem.args[0]), file=sys.stderr)
         return problem.args[1]
+
+
+def counted(path):
+    """Whether this call is one of so many."""
+    left = int(path.read_text()) if path.exists() else 0
+    if left:
+        path.write_text(str(left - 1))
+    return bool(left)
 
 
 def options_of(words):
@@ -174,28 +210,69 @@ def qsub(directory, words):
         'queue': options.get('q', [None])[-1], 'held': 'h' in options, 'resources': resources,
         'rerunnable': options.get('r', ['y'])[-1] == 'y', 'shell': options.get('S', ['/bin/bash'])[-1],
         'output': options.get('o', [None])[-1], 'join': options.get('j', ['n'])[-1] == 'oe',
-        'depend': dict(attributes).get('depend', '')}))
+        'variables': dict(part.split('=', 1) for part in filter(None, ','.join(options.get('v', [])).split(','))),
+        'priority': options.get('p', ['0'])[-1], 'mail': options.get('M', [None])[-1],
+        'after_time': options.get('a', [None])[-1], 'depend': dict(attributes).get('depend', '')}))
     return 0
 
 
 def qstat(directory, words):
-    """Show jobs; only -f, with or without -x."""
-    flags, numbers = [word for word in words if word.startswith('-')], [word for word in words if word[0] != '-']
-    if not set(flags) <= {'-f', '-x', '-xf', '-fx'} or not any('f' in flag for flag in flags):
-        raise Failed("this stand-in knows qstat -f and qstat -x -f", 2)
+    """Show jobs: -f, with or without -x, -t and -F; and the server for -Fjson, as qstat-cache asks for it."""
+    flags, numbers, form, delimiter = '', [], None, '|'
+    for word in words:
+        if word.startswith('-F'):
+            form = word[2:]
+        elif word.startswith('-D'):
+            delimiter = word[2:]
+        elif word.startswith('-'):
+            flags += word[1:]
+        else:
+            numbers.append(word)
+    if not set(flags) <= set('fxt') or 'f' not in flags:
+        raise Failed("this stand-in knows qstat -f with -x, -t, -Fdsv and -Fjson", 2)
+    if form == 'json':
+        print(json.dumps({'timestamp': int(time.time()), 'pbs_version': '2021', 'pbs_server': 'pbs'}, indent=4))
+        return 0
     status = 0
+    if not numbers:
+        known = talk(directory, {'command': 'jobs'})
+        numbers = [number for number, job in known.items() if 'x' in flags or job['job_state'] not in 'FM']
     for number in numbers:
         try:
             job = talk(directory, {'command': 'job', 'number': number})
-            if job['job_state'] == 'F' and not any('x' in flag for flag in flags):
+            if job['job_state'] in 'FM' and 'x' not in flags:
                 raise Failed("%s Job has finished, use -x or -H to obtain historical job information" % job['id'], 35)
         except Failed as problem:
             print("qstat: %s" % problem.args[0], file=sys.stderr)
             status = problem.args[1]
             continue
-        print("Job Id: %s" % job.pop('id'))
-        print(''.join("    %s = %s\n" % item for item in job.items() if item[1] is not None))
+        first, facts = "Job Id: %s" % job.pop('id'), [item for item in job.items() if item[1] is not None]
+        if form == 'dsv':
+            print(delimiter.join([first] + ['%s=%s' % item for item in facts]))
+        else:
+            print(first)
+            print(''.join(wrapped('    %s = %s' % item) + '\n' for item in facts))
     return status
+
+
+def wrapped(line):
+    """No line is longer than 79 characters; a new one begins with a tab (prt_attr() in OpenPBS's qstat.c)."""
+    lines = [line[:78]]
+    line = line[78:]
+    while line:
+        lines.append('\t' + line[:70])
+        line = line[70:]
+    return '\n'.join(lines)
+
+
+def qselect(directory, words):
+    """The ids of jobs of one name that have not finished (qselect(1B): -N)."""
+    if len(words) != 2 or words[0] != '-N':
+        raise Failed("this stand-in knows qselect -N NAME", 2)
+    for number, job in talk(directory, {'command': 'jobs'}).items():
+        if job['Job_Name'] == words[1] and job['job_state'] not in 'FM':
+            print(number)
+    return 0
 
 
 def qdel(directory, words):
@@ -210,6 +287,9 @@ def qrls(directory, words):
     for number in words:
         talk(directory, {'command': 'release', 'number': number})
     return 0
+
+
+COMMAND = {'qsub': qsub, 'qstat': qstat, 'qselect': qselect, 'qdel': qdel, 'qrls': qrls}
 
 
 # --- the server -----------------------------------------------------------------------------------------------------
@@ -246,9 +326,10 @@ class Job:
         self.number, self.request = number, request
         self.id = '%d.pbs' % number
         self.state, self.user_hold = 'H' if request['held'] else 'Q', request['held']
+        # [(kind of dependency, job)]
         self.after, self.exit_status, self.comment = [], None, None
         self.process = self.node = self.started = self.killed = None
-        self.deleted, self.runs = False, 0
+        self.deleted, self.runs, self.moved = False, 0, False
         self.spool = Path(directory, '%d.OU' % number)
         chunk = dict(part.split('=', 1) for part in request['resources'].get('select', '1').split(':')[1:])
         self.ncpus, self.ngpus = int(chunk.get('ncpus', 1)), int(chunk.get('ngpus', 0))
@@ -259,7 +340,7 @@ class Job:
         """As qstat -f shows them."""
         return {
             'id': self.id, 'Job_Name': self.request['name'], 'Job_Owner': '%s@login1' % self.request['user'],
-            'job_state': self.state, 'queue': self.request['queue'], 'server': 'pbs',
+            'job_state': 'M' if self.moved else self.state, 'queue': self.request['queue'], 'server': 'pbs',
             'Account_Name': self.request['account'], 'Join_Path': 'oe' if self.request['join'] else 'n',
             'Hold_Types': 'u' if self.user_hold else 's' if self.state == 'H' else 'n',
             'Output_Path': 'login1:%s' % self.output(), 'Rerunable': str(self.request['rerunnable']),
@@ -268,14 +349,23 @@ class Job:
             'Resource_List.select': self.request['resources'].get('select', '1'),
             'Resource_List.walltime': '%02d:%02d:%02d' % (self.walltime // 3600, self.walltime // 60 % 60,
                                                           self.walltime % 60),
-            'depend': ':'.join(['afterok'] + [job.id for job in self.after]) if self.after else None,
+            'depend': ','.join('%s:%s' % (kind, ':'.join(job.id for other, job in self.after if other == kind))
+                               for kind in dict(self.after)) or None,
+            'Priority': self.request['priority'], 'Mail_Users': self.request['mail'],
+            'Execution_Time': self.request['after_time'],
+            'Variable_List': ','.join('%s=%s' % pair for pair in sorted(dict(self.request['variables'], **{
+                'PBS_O_HOME': self.request['home'], 'PBS_O_HOST': 'login1',
+                'PBS_O_PATH': self.request['path'], 'PBS_O_WORKDIR': self.request['directory']}).items())),
             'exec_host': '%s/0*%d' % (self.node, self.ncpus) if self.node else None, 'comment': self.comment,
             'Exit_status': self.exit_status, 'run_count': self.runs}
 
     def output(self):
         """Where its output is brought to."""
-        return self.request['output'] or os.path.join(self.request['directory'],
-                                                      '%s.o%d' % (self.request['name'], self.number))
+        output = self.request['output']
+        # [host:]path (qsub(1B), -o)
+        if not output:
+            return os.path.join(self.request['directory'], '%s.o%d' % (self.request['name'], self.number))
+        return output.partition(':')[2] or output
 
     def start(self, node):
         """Run the script in a login shell, in a session of its own."""
@@ -289,7 +379,7 @@ class Job:
             'PATH': '%s:/bin:/usr/bin' % (self.spool.parent / 'bin'), 'PBS_JOBID': self.id,
             'PBS_JOBNAME': request['name'], 'PBS_QUEUE': request['queue'], 'PBS_O_WORKDIR': request['directory'],
             'PBS_O_HOST': 'login1', 'PBS_O_PATH': request['path'], 'PBS_ENVIRONMENT': 'PBS_BATCH',
-            'NCPUS': str(self.ncpus)}
+            'NCPUS': str(self.ncpus), **self.request['variables']}
         without_network = ['unshare', '--net'] if os.geteuid() == 0 else []
         with open(self.spool, 'ab') as spool:
             self.process = subprocess.Popen(
@@ -328,6 +418,11 @@ class Job:
                 shutil.copy(str(self.spool), self.output())
 
 
+def unmet(kind, before):
+    """Whether a dependency can never be satisfied."""
+    return kind == 'afterok' and before.state == 'F' and before.exit_status != 0
+
+
 class Server:
     """All jobs, and what happens to them."""
 
@@ -335,7 +430,8 @@ class Server:
         self.directory = directory
         self.settings = json.loads(Path(directory, 'settings').read_text())
         self.nodes = list(self.settings['nodes'])
-        self.jobs, self.lock = {}, threading.RLock()
+        self.count = 0
+        self.jobs, self.lost, self.lock = {}, [], threading.RLock()
 
     def find(self, number):
         """A job by its id, with or without the server's name."""
@@ -357,15 +453,25 @@ class Server:
             raise Failed("Unknown queue", 170)
         if accounts and request['account'] not in accounts:
             raise Failed("Invalid account for CPU usage, available accounts: %s" % ', '.join(accounts), 32)
-        job = Job(len(self.jobs) + 1, request, self.directory)
+        hook = Path(self.directory, 'hook')
+        for pattern, words in (json.loads(hook.read_text()) if hook.exists() else {}).items():
+            if re.search(pattern, request['name']):
+                # event.reject() in a queuejob hook; PBSE_HOOKERROR is 15136
+                raise Failed(words, 32)
+        self.count += 1
+        job = Job(self.count, request, self.directory)
         if job.walltime > queues[request['queue']]:
             raise Failed("Job violates queue and/or server resource limits", 188)
         if job.ncpus > self.settings['ncpus'] or job.ngpus > self.settings['ngpus']:
             raise Failed("Job violates queue and/or server resource limits", 188)
-        kind, *numbers = request['depend'].split(':')
-        if kind not in ('', 'afterok'):
-            raise Failed("illegal -W value", 2)
-        job.after = [self.find(number) for number in numbers]
+        for part in filter(None, request['depend'].split(',')):
+            kind, *numbers = part.split(':')
+            if kind not in ('afterok', 'afterany'):
+                raise Failed("illegal -W value", 2)
+            job.after += [(kind, self.find(number)) for number in numbers]
+        if any(unmet(kind, before) for kind, before in job.after):
+            # exit statuses are PBS's error numbers modulo 256 (pbs_error.h: PBSE_HISTDEPEND is 15229)
+            raise Failed("Finished job did not satisfy dependency", 125)
         self.jobs[job.number] = job
         return job.id
 
@@ -385,6 +491,10 @@ class Server:
         """qrls."""
         self.find(number).user_hold = False
 
+    def move(self, number, back):
+        """It shows as M, whatever it does elsewhere."""
+        self.find(number).moved = not back
+
     def delete(self, number):
         """qdel: running ones get SIGTERM, and SIGKILL if that is not enough."""
         job = self.find(number)
@@ -396,13 +506,16 @@ class Server:
         else:
             job.finish(comment='Job deleted by user')
 
-    def node_down(self, node):
-        """What runs there dies; what may is queued again."""
+    def node_down(self, node, lives_on=False):
+        """What runs there dies, or nobody knows of it any more; what may is queued again."""
         self.nodes.remove(node)
         for job in self.jobs.values():
             if job.process and job.node == node:
-                job.kill()
-                job.process.wait()
+                if lives_on:
+                    self.lost.append(job.process)
+                else:
+                    job.kill()
+                    job.process.wait()
                 job.process, job.node = None, None
                 if job.request['rerunnable']:
                     job.state, job.comment = 'Q', 'Job was requeued: node %s is down' % node
@@ -426,11 +539,11 @@ class Server:
         """Hold, delete or start a job that is not running."""
         if job.state not in 'QH':
             return
-        bad = [before for before in job.after if before.state == 'F' and before.exit_status != 0]
+        bad = [before for kind, before in job.after if unmet(kind, before)]
         if bad:
             job.finish(comment='Job deleted as result of dependency on job %s' % bad[0].id)
             return
-        waits = job.user_hold or any(before.state != 'F' for before in job.after)
+        waits = job.user_hold or any(before.state != 'F' for _, before in job.after)
         job.state = 'H' if waits else 'Q'
         free = [node for node in self.nodes if not any(other.process and other.node == node
                                                        for other in self.jobs.values())]
@@ -444,6 +557,10 @@ class Server:
                 if job.process:
                     job.kill()
                     job.process.wait()
+            for process in self.lost:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def serve(directory):

@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -160,14 +161,30 @@ class Slurm:
         wait_for((here / 'munge.socket').exists, "munged")
         self.daemon('slurmctld', '-D', '-f', here / 'slurm.conf')
         for node in self.nodes:
-            self.daemon('unshare', '--mount', '--propagation', 'private', '--', 'sh', '-c', START_NODE, 'sh',
-                        here / 'hosts', 'slurmd', '-D', '-N', node, '-f', here / 'slurm.conf')
+            self.start_node(node)
         wait_for(lambda: self.output('sinfo', '-h', '-t', 'idle', '-o', '%D').strip() == str(self.count),
                  "nodes of Slurm")
 
+    def start_node(self, node):
+        """The daemon of a node."""
+        return self.daemon('unshare', '--mount', '--propagation', 'private', '--', 'sh', '-c', START_NODE, 'sh',
+                           self.directory / 'hosts', 'slurmd', '-D', '-N', node, '-f', self.directory / 'slurm.conf')
+
+    def kill_node(self, node):
+        """A node's daemon dies; what runs on the node lives on."""
+        daemon = next(daemon for daemon in self.daemons if node in daemon.args)
+        daemon.kill()
+        daemon.wait()
+        self.daemons.remove(daemon)
+
+    @property
+    def controller(self):
+        """The controller's process."""
+        return next(daemon for daemon in self.daemons if daemon.args[0] == 'slurmctld')
+
     def daemon(self, *command):
         """Start a daemon."""
-        with open(self.directory / 'log' / ('%d' % len(self.daemons)), 'wb') as log:
+        with tempfile.NamedTemporaryFile(dir=self.directory / 'log', delete=False) as log:
             self.daemons.append(subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
                                                  stdout=log, stderr=log, env=dict(os.environ, **self.environment)))
 

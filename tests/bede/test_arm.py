@@ -5,7 +5,8 @@ import subprocess
 import pytest
 from common import CACHE
 
-from hpc_pytorch.source import build_options, known_errors
+from hpc_pytorch.packages import known_errors
+from hpc_pytorch.source import build_options
 
 CROSS = 'aarch64-linux-gnu-g++'
 # PyTorch 2.6.0's own int4mm_kernel.cpp and its headers, where somebody has put them: how, and what was seen, is in

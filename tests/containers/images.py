@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from common import locked
@@ -42,27 +43,121 @@ def torch_image(cache):
     return image
 
 
-def small_image(path):
-    """A squashfs image with bash and some of coreutils, made in no time."""
-    root = path.parent / (path.name + '.root')
-    programs = [Path(shutil.which(name)).resolve() for name in COREUTILS]
+def copy_program(program, root, target):
+    """A program, with the libraries that it needs."""
+    (root / target).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(program, root / target)
+    copy_libraries(program, root)
+
+
+def copy_libraries(program, root):
+    """The libraries that a program or a shared object needs."""
+    for word in subprocess.run(['ldd', program], stdout=subprocess.PIPE, text=True).stdout.split():
+        if word.startswith('/'):
+            library = root / word[1:]
+            library.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(word, library)
+
+
+def small_root(root):
+    """A directory tree with bash and some of coreutils."""
     for directory in ('bin', 'etc', 'proc', 'sys', 'dev', 'tmp', 'var/tmp', 'root', 'home'):
         (root / directory).mkdir(parents=True)
     for name in ('passwd', 'group', 'hosts', 'resolv.conf', 'localtime'):
         (root / 'etc' / name).touch()
-    for name, program in zip(COREUTILS, programs):
-        shutil.copy(program, root / 'bin' / name)
-        for word in subprocess.run(['ldd', program], stdout=subprocess.PIPE, text=True, check=True).stdout.split():
-            if word.startswith('/'):
-                library = root / word[1:]
-                library.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(word, library)
+    for name in COREUTILS:
+        copy_program(Path(shutil.which(name)).resolve(), root, 'bin/' + name)
     (root / 'bin' / 'sh').symlink_to('bash')
     (root / 'usr').mkdir()
     (root / 'usr' / 'bin').symlink_to('../bin')
+
+
+def small_image(path):
+    """A squashfs image with bash and some of coreutils, made in no time."""
+    root = path.parent / (path.name + '.root')
+    small_root(root)
     subprocess.run(['mksquashfs', root, path, '-comp', 'gzip', '-noappend', '-no-progress', '-quiet'], check=True)
     shutil.rmtree(root)
     return path
+
+
+# How an image makes its Python known: the environment that it sets, and what it does only in `singularity run`.
+KINDS = {
+    'conda': "export WITH_CONDA='source /opt/miniconda3/bin/activate pytorch'",
+    'path': "export PATH=/opt/miniconda3/envs/pytorch/bin:$PATH",
+    'venv': "export PATH=/opt/venv/bin:$PATH",
+    'run': "",
+}
+RUNSCRIPT = """#!/bin/sh
+export INITIALISED=yes PATH="/opt/venv/bin:$PATH"
+exec "$@"
+"""
+# Stands for PyTorch where only matters which Python finds it: starts ranks as torchrun does.
+SMALL_TORCH = {
+    '__init__.py': "__version__ = '9.9.0'",
+    'distributed/__init__.py': "",
+    'distributed/run.py': """import os, subprocess, sys
+ranks = int(sys.argv[1].split('=')[1])
+started = [subprocess.Popen([sys.executable] + sys.argv[2:], env=dict(os.environ, RANK=str(rank), LOCAL_RANK=str(rank)))
+           for rank in range(ranks)]
+sys.exit(max(process.wait() for process in started))
+""",
+}
+NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', '__pycache__', 'config-*',
+              'dist-packages')
+
+
+def python_image(cache, kind):
+    """The path of a small image with a Python that makes itself known in this way, made once."""
+    image = cache / 'images' / ('python-%s.sif' % kind)
+    with locked(image):
+        if not image.exists() or image.stat().st_mtime < Path(__file__).stat().st_mtime:
+            with tempfile.TemporaryDirectory(dir=image.parent) as directory:
+                root = Path(directory) / 'root'
+                python_root(root, kind)
+                partial = Path(directory) / 'image.sif'
+                subprocess.run(['apptainer', '-s', 'build', '--mksquashfs-args', '-comp zstd -Xcompression-level 3',
+                                partial, root], env=dict(os.environ, **FOR_ROOT), check=True)
+                partial.rename(image)
+    return image
+
+
+def python_root(root, kind):
+    """Debian's Python, copied to a prefix of its own as conda's are, or a virtual environment of it."""
+    small_root(root)
+    version = Path('/usr/bin/python3').resolve().name
+    prefix = root / 'opt/miniconda3/envs/pytorch'
+    library = prefix / 'lib' / version
+    shutil.copytree('/usr/lib/' + version, library, ignore=shutil.ignore_patterns(*NOT_NEEDED))
+    copy_program('/usr/bin/' + version, root, prefix.relative_to(root) / 'bin' / version)
+    for name in ('python', 'python3'):
+        (prefix / 'bin' / name).symlink_to(version)
+    for module in library.glob('lib-dynload/*.so'):
+        copy_libraries(module, root)
+    shutil.copytree('/usr/share/python-wheels', root / 'usr/share/python-wheels')
+    activate = root / 'opt/miniconda3/bin/activate'
+    activate.parent.mkdir()
+    shutil.copy(HERE / 'conda-activate', activate)
+    packages = library
+    if kind in ('venv', 'run'):
+        subprocess.run(['chroot', root, '/opt/miniconda3/envs/pytorch/bin/python', '-m', 'venv', '--without-pip',
+                        '/opt/venv'], check=True)
+        packages = root / 'opt/venv/lib' / version / 'site-packages'
+    for name, text in SMALL_TORCH.items():
+        (packages / 'torch' / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / 'torch' / name).write_text(text)
+    metadata = packages / 'torch-9.9.0+small.dist-info' / 'METADATA'
+    metadata.parent.mkdir()
+    metadata.write_text('Metadata-Version: 2.1\nName: torch\nVersion: 9.9.0+small\n')
+    environment = root / '.singularity.d/env/10-docker2singularity.sh'
+    environment.parent.mkdir(parents=True)
+    environment.write_text(KINDS[kind] + '\n')
+    environment.chmod(0o755)
+    if kind == 'run':
+        (root / '.sbom.json').write_text('{"bomFormat": "CycloneDX"}\n')
+        runscript = root / '.singularity.d/runscript'
+        runscript.write_text(RUNSCRIPT)
+        runscript.chmod(0o755)
 
 
 def user():

@@ -1,4 +1,5 @@
 """LockedWheels through ./eb, with small packages that the test makes: what is installed, and what is refused."""
+import getpass
 import os
 import random
 import signal
@@ -142,7 +143,7 @@ def test_no_network(eb, toy):
     """Nothing fetched, no index reached: said, with what to do."""
     output = eb(toy.easyconfig, env=toy.offline, status=None)
     assert output.returncode != 0
-    assert 'none could be reached' in output.stdout
+    assert 'could be reached:\n  127.0.0.1:9: it refuses connections' in output.stdout
     assert nothing_installed(eb)
 
 
@@ -200,6 +201,10 @@ def test_lock_of_a_running_installation_is_kept(eb, toy):
     assert output.returncode != 0
     assert 'owner unknown' in output.stdout and str(lock) in output.stdout
     assert lock.is_dir()
+    started = Path('/proc/self/stat').read_text().rsplit(')', 1)[1].split()[19]
+    Path('%s.owner=%s=%d=%s=' % (lock, os.uname().nodename, os.getpid(), started)).touch()
+    owner = '%s on %s, process %d, since ' % (getpass.getuser(), os.uname().nodename, os.getpid())
+    assert owner in eb(toy.easyconfig, env=toy.online, status=None).stdout
 
 
 def test_lock_of_a_dead_installation_goes(eb, toy):

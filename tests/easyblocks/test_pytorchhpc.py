@@ -1,4 +1,4 @@
-"""A small tree with PyTorch's build interface, built by the easyblock through ./eb on the stand-in of ARCHER2."""
+"""A small tree with PyTorch's build interface, built by the easyblock (source/wheel_build.py) on ARCHER2's stand-in."""
 import hashlib
 import os
 import re

@@ -18,7 +18,8 @@ COLOUR = r'dark $blue [b] \x'
 SHOW = r"""
 show() { for name in SIF SIFTOOL RUNSCRIPTS RUNSCRIPTSTOOL CONTAINERROOT SINGULARITY_BINDPATH SINGULARITY_BIND \
                      APPTAINER_BINDPATH APPTAINER_BIND SINGULARITYENV_PREPEND_PATH APPTAINERENV_PREPEND_PATH \
-                     SINGULARITYENV_COLOUR APPTAINERENV_COLOUR NCCL_SOCKET_IFNAME EBROOTTOOL; do
+                     SINGULARITYENV_COLOUR APPTAINERENV_COLOUR NCCL_SOCKET_IFNAME NCCL_NET_GDR_LEVEL PYTHONPATH \
+                     EBROOTTOOL; do
              printf '%s %s=%s\n' "$1" "$name" "${!name-UNSET}"
          done; }
 """
@@ -29,16 +30,25 @@ def installed(request, small_image):
     """A place with the container installed, once for each kind of module file and tool, and the name of the tool."""
     tool, syntax = request.param
     with small_place(small_image) as place:
-        (place.directory / 'project').mkdir()
-        easyconfig = place.easyconfig("bind_paths = ['%s', '%s']\ncontainer_environment = {'COLOUR': %r}" % (
-            place.directory / 'project', place.directory / 'scratch', COLOUR))
-        place.install(easyconfig, *OPTIONS[syntax])
+        for name in ('project', 'mine', 'removed'):
+            (place.directory / name).mkdir()
+        easyconfig = place.easyconfig("bind_paths = ['%s', '%s']\ncontainer_environment = {'COLOUR': %r}\n"
+                                      "modextravars = {'NCCL_SOCKET_IFNAME': 'hsn7'}" % (
+                                          place.directory / 'project', place.directory / 'scratch', COLOUR))
+        place.install(easyconfig, place.easyconfig("bind_paths = ['-/pfs']", name='Other'), *OPTIONS[syntax])
+        site_modules(place.directory / 'site')
         # the module file alone, made from what is installed, is the same
         module = next(path for path in (place.eb.modules / 'Tool').iterdir())
         text = module.read_text()
         place.install(easyconfig, '--module-only', '--force', *OPTIONS[syntax])
         assert module.read_text() == text
         yield place, tool
+
+
+def site_modules(directory):
+    """What a site has for containers of its own; a file that both tools read."""
+    directory.mkdir()
+    (directory / 'singularity-AI-bindings').write_text('#%Module\nsetenv SINGULARITY_BIND /usr/share\n')
 
 
 @pytest.fixture
@@ -49,12 +59,12 @@ def shell(installed, small_image):
     place.store.mkdir(exist_ok=True)
     for path in (place.store, root):
         shutil.copy(small_image, path / 'tool.sif')
-    subprocess.run(['rm', '-rf', place.directory / 'scratch', *root.glob('user-software*')], check=True)
+    subprocess.run(['rm', '-rf', place.directory / 'scratch', *root.glob('*user-software*')], check=True)
 
     def run(script, status=0):
-        return ModulesTool(tool).run('module use %s\n%s\n%s' % (place.eb.modules, SHOW, script),
-                                     env=containers.FOR_ROOT, status=status)
-    run.place, run.root = place, root
+        use = 'module use %s %s\n' % (place.directory / 'site', place.eb.modules)
+        return ModulesTool(tool).run('%s%s\n%s' % (use, SHOW, script), env=containers.FOR_ROOT, status=status)
+    run.place, run.root, run.tool = place, root, tool
     return run
 
 
@@ -86,19 +96,20 @@ def test_life_of_a_module(shell):
         module purge; show purged
     """ % ((place.store,) * 6))
     loaded = values(output, 'loaded')
-    mounts = '/usr/share,%s/runscripts:/runscripts' % root
+    mounts = '%s/runscripts:/runscripts' % root
     assert loaded['SIF'] == loaded['SIFTOOL'] == '%s/tool.sif' % root
     assert loaded['RUNSCRIPTS'] == loaded['RUNSCRIPTSTOOL'] == '%s/runscripts' % root
     assert loaded['CONTAINERROOT'] == loaded['EBROOTTOOL'] == str(root)
-    assert loaded['SINGULARITY_BIND'] == mounts
-    assert loaded['APPTAINER_BIND'] == mounts.replace('/usr/share,', '')
+    assert (loaded['SINGULARITY_BIND'], loaded['APPTAINER_BIND']) == ('/usr/share', 'UNSET')
+    assert mounts in loaded['SINGULARITY_BINDPATH'].split(',')
     assert str(place.directory / 'project') in loaded['SINGULARITY_BINDPATH'].split(',')
     assert str(place.directory / 'scratch') not in output
-    assert all(os.path.exists(path) for path in loaded['SINGULARITY_BINDPATH'].split(','))
+    assert all(os.path.exists(path.split(':')[0]) for path in loaded['SINGULARITY_BINDPATH'].split(','))
     assert loaded['APPTAINER_BINDPATH'] == loaded['SINGULARITY_BINDPATH']
     assert loaded['SINGULARITYENV_PREPEND_PATH'] == loaded['APPTAINERENV_PREPEND_PATH'] == '/runscripts'
     assert loaded['SINGULARITYENV_COLOUR'] == loaded['APPTAINERENV_COLOUR'] == COLOUR
-    assert loaded['NCCL_SOCKET_IFNAME'] == 'hsn0,hsn1,hsn2,hsn3'
+    assert loaded['NCCL_SOCKET_IFNAME'] == 'hsn7', "what the easyconfig says, not the system"
+    assert loaded['NCCL_NET_GDR_LEVEL'] == '3'
     of_the_site = '%s/tool.sif' % place.store
     assert values(output, 'central') == dict(loaded, SIF=of_the_site, SIFTOOL=of_the_site)
     assert "the central image runs" in output
@@ -124,33 +135,147 @@ def test_bind_paths_that_come_and_go(shell):
 
 
 def test_packed_or_unpacked(shell):
-    """The directory, the file, or neither is mounted; changing it while the module is loaded does no harm."""
+    """The file, once there is one, until it is unpacked; what is mounted elsewhere stays there in either case."""
     root = shell.root
     look = 'singularity -s exec "$SIF" cat /user-software/file'
     output = shell("""
         show before
         mkdir %s/user-software; echo unpacked > %s/user-software/file
         module load Tool; show unpacked; %s
+        # what a kill -9 left
+        mkdir $CONTAINERROOT/.make-squashfs.left
         make-squashfs || exit
+        # as in a job that runs
+        %s
         module unload Tool; show after
         module load Tool; show packed; %s
         singularity -s exec "$SIF" touch /user-software/file 2>&1 | grep -o 'Read-only file system'
         make-squashfs; echo "second $?"
+        rm -rf $CONTAINERROOT/user-software
         unmake-squashfs || exit
+        %s
         module unload Tool; show later
         module load Tool; show again; %s
         unmake-squashfs; echo "third $?"
-    """ % (root, root, look, look, look))
-    assert values(output, 'unpacked')['SINGULARITY_BIND'].endswith(',%s/user-software:/user-software' % root)
-    assert values(output, 'packed')['APPTAINER_BIND'].endswith(
-        ',%s/user-software.squashfs:/user-software:image-src=/user-software' % root)
+        echo changed > $CONTAINERROOT/user-software/file
+        make-squashfs || exit
+        module unload Tool; module load Tool; %s
+        ls -A $CONTAINERROOT
+    """ % (root, root, look, look, look, look, look, look))
+    unpacked, packed = '%s/user-software:/user-software', '%s/user-software.squashfs:/user-software:image-src=.'
+    assert values(output, 'unpacked')['SINGULARITY_BINDPATH'].endswith(',' + unpacked % root)
+    assert values(output, 'packed')['APPTAINER_BINDPATH'].endswith(',' + packed % root)
     assert values(output, 'again') == values(output, 'unpacked')
     assert values(output, 'after') == values(output, 'later') == values(output, 'before')
-    assert output.count('\nunpacked\n') == 3, output
+    assert output.count('\nunpacked\n') == 5 and output.count('\nchanged\n') == 1, output
     assert 'Read-only file system' in output
-    assert 'second 1' in output and 'there is no directory' in output
-    assert 'third 1' in output and 'there is no file' in output
-    assert not [name for name in os.listdir(root) if 'squashfs' in name]
+    assert 'second 1' in output and 'it is packed' in output
+    assert 'third 1' in output and 'it is unpacked' in output
+    assert '.make-squashfs' not in output[output.rindex('changed'):]
+
+
+@pytest.mark.parametrize('inside', [False, True], ids=['site', 'before'])
+def test_packed_by_others(shell, inside):
+    """By the site's own tools, which put the content at its top; unpacked also what an earlier make-squashfs packed."""
+    content = shell.place.directory / 'removed' / 'user-software'
+    subprocess.run(['rm', '-rf', content], check=True)
+    content.mkdir()
+    (content / 'file').write_text('packed\n')
+    packed = shell.root / 'user-software.squashfs'
+    subprocess.run(['mksquashfs', content, packed, '-noappend', '-quiet', '-no-progress'] +
+                   ['-keep-as-directory'] * inside, check=True, stdout=subprocess.DEVNULL)
+    look = 'singularity -s exec "$SIF" cat /user-software/file 2>&1\n'
+    output = shell('module load Tool\n%sunmake-squashfs\nmodule unload Tool; module load Tool\n%s' % (look, look))
+    assert output.count('packed\n') == (1 if inside else 2), output
+
+
+def test_killed_while_it_packs(shell):
+    """Whenever it is killed, one of both is whole and is used, and the next call leaves nothing behind."""
+    output = shell("""
+        mkdir %s/user-software; head -c 9000000 /dev/urandom > %s/user-software/data
+        echo whole > %s/user-software/file
+        module load Tool
+        for delay in 0.05 0.2 0.5; do
+            rm -f $CONTAINERROOT/user-software.squashfs
+            make-squashfs > /dev/null 2>&1 & sleep $delay; kill -9 $!; wait $! 2> /dev/null
+            module unload Tool; module load Tool
+            singularity -s exec "$SIF" cat /user-software/file
+        done
+        rm -f $CONTAINERROOT/user-software.squashfs
+        # what a killed one started may still be at work
+        until make-squashfs > /dev/null 2>&1; do sleep 0.2; done
+        ls -A $CONTAINERROOT
+    """ % ((shell.root,) * 3))
+    assert output.count('whole\n') == 3, output
+    assert '.make-squashfs' not in output and 'user-software.squashfs' in output
+
+
+# what a user may have before, and do after loading; and in which of them the runtimes look
+FAMILIES = ('SINGULARITY', 'APPTAINER')
+
+
+@pytest.mark.parametrize('name', ['BIND', 'BINDPATH'])
+@pytest.mark.parametrize('family', FAMILIES)
+def test_users_binds(shell, family, name):
+    """They are mounted besides the module's, as Apptainer and as SingularityCE see it, and come through unloading."""
+    mine, project = shell.place.directory / 'mine', shell.place.directory / 'project'
+    after = '' if name == 'BINDPATH' else 'export %s_%s=%s:/after' % (family, name, mine)
+    see = ('singularity -s exec "$SIF" bash -c \'for place in /mine /after /runscripts; do '
+           'echo "$place $([ -e $place ] && echo yes)"; done; ls -d %s\'' % project)
+    # SingularityCE knows one family
+    alone = 'env -u APPTAINER_BIND -u APPTAINER_BINDPATH '
+    output = shell("""
+        export %s_%s=%s:/mine
+        show before; module load Tool; show loaded
+        echo as Apptainer; %s 2>&1
+        echo as SingularityCE; %s 2>&1
+        module unload Tool; show after; module load Tool; %s
+        echo changed; %s 2>&1
+        module unload Tool; show last
+    """ % (family, name, mine, see, alone + see, after, see))
+    assert values(output, 'after') == values(output, 'before')
+    seen = output[output.index('as Apptainer'):output.index('as SingularityCE')]
+    assert '/mine yes' in seen and '/runscripts yes' in seen and '\n%s\n' % project in seen, output
+    seen = output[output.index('as SingularityCE'):output.index('after SIF=')]
+    assert '/runscripts yes' in seen and '\n%s\n' % project in seen, output
+    assert ('/mine yes' in seen) == (family == 'SINGULARITY'), output
+    if after:
+        seen = output[output.index('\nchanged\n'):]
+        assert '/after yes' in seen and '/runscripts yes' in seen, output
+        own = {'%s_%s' % (family, name): '%s:/after' % mine}
+        assert values(output, 'last') == dict(values(output, 'before'), **own)
+
+
+def test_users_settings(shell):
+    """What the user has set stays, also when the module is unloaded; a $PYTHONPATH does not get into the container."""
+    output = shell("""
+        export NCCL_NET_GDR_LEVEL=PHB PYTHONPATH=/mine
+        show before; module load Tool; show loaded
+        run-in-container bash -c 'echo "inside <$PYTHONPATH> <$PYTHONNOUSERSITE>"'
+        module unload Tool; show after
+        unset NCCL_NET_GDR_LEVEL; module load Tool; show default; module unload Tool; show unset
+    """)
+    assert values(output, 'loaded')['NCCL_NET_GDR_LEVEL'] == 'PHB'
+    assert values(output, 'after') == values(output, 'before')
+    assert 'inside <> <1>' in output
+    assert values(output, 'default')['NCCL_NET_GDR_LEVEL'] == '3'
+    assert values(output, 'unset')['NCCL_NET_GDR_LEVEL'] == 'UNSET'
+
+
+def test_one_container_at_a_time(shell):
+    """Lmod puts the second in the place of the first, Environment Modules refuses it; and so the site's own module."""
+    output = shell("""
+        show before; module load Tool; module load Other 2> /dev/null; echo "status $?"; show both
+        echo "binds $SINGULARITY_BINDPATH"
+        module purge; show after
+        module load singularity-AI-bindings; module load Tool 2>&1; echo "with the site's $?"
+    """)
+    other = 'prefix/software/Other/1.0' if shell.tool == 'Lmod' else 'prefix/software/Tool/1.0'
+    binds = output[output.index('\nbinds '):].splitlines()[1]
+    assert binds.count(':/runscripts') == 1 and other + '/runscripts:/runscripts' in binds, output
+    assert other in values(output, 'both')['SIF']
+    assert values(output, 'after') == values(output, 'before')
+    assert "with the site's 1" in output
 
 
 def test_looking_at_a_module_whose_image_is_gone(shell):

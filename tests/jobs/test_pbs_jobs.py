@@ -4,9 +4,11 @@
 Of job_backends/pbspro.py; which code is behind that is said in test_slurm_jobs.py.
 """
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from pathlib import Path
 import pytest
 from common import CHECKOUT, EB, clean_environment
 from small_software import OCCUPY, WAIT, Toys, make_wheel
-from batch_systems.pbs_stand_in import Pbs
+from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -104,10 +106,9 @@ def test_refused(toys, pbs):
     assert 'Job violates queue' in output and 'walltime=' in output
     assert 'Unknown queue' in toys.refused(easyconfig, '--job-target-resource=partition=nowhere')
     # the second of two is refused: the first, which was taken, is given back
-    toys.write('toy', after=['base'])
-    pbs.fail('qrls', 1)
-    assert 'cannot connect to server' in toys.refused(easyconfig)
-    assert {job['job_state'] for job in pbs.jobs().values()} == {'F'}
+    pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
+    assert 'toy-1.0-Derecho was refused' in toys.refused(easyconfig)
+    assert len(pbs.jobs()) == 1 and {job['job_state'] for job in pbs.jobs().values()} == {'F'}
     assert not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
 
 
@@ -119,7 +120,7 @@ def test_server_away(toys, pbs):
     pbs.hang('qstat')
     with ThreadPoolExecutor() as both:
         output, found = both.submit(toys.refused, easyconfig), both.submit(toys.status)
-    assert 'qstat has not answered for' in output.result() and 'submitted before as job 1.pbs' in output.result()
+    assert 'has not answered for' in output.result() and 'submitted before as job 1.pbs' in output.result()
     assert '  unknown (qstat has not answered' in found.result()['toy/1.0-Derecho']
     (pbs.directory / 'hang-qstat').unlink()
     assert len(pbs.jobs()) == 1
@@ -164,6 +165,185 @@ def test_node_fails(toys, pbs):
     assert pbs.job('1')['run_count'] == 2 and pbs.job('1')['exec_host'].startswith('deg0002')
     assert toys.module('patient').exists()
     assert not list((toys.eb.prefix / 'software/.locks').iterdir())
+
+
+def counting(toys, name):
+    """A command that counts how often something is built."""
+    return 'echo %s >> %s' % (name, toys.directory / 'built')
+
+
+def chain_of_three(toys):
+    """base, middle, top, each of which counts its builds."""
+    toys.write('base', commands=[counting(toys, 'base')])
+    toys.write('middle', after=['base'], commands=[counting(toys, 'middle')])
+    return toys.write('top', after=['middle'], commands=[counting(toys, 'top')])
+
+
+@pytest.mark.parametrize('records', ['kept', 'lost'])
+def test_interrupted_submission(toys, pbs, records):
+    """ssh breaks, or somebody kills it, between two jobs: the next call ends in a chain that runs once."""
+    top = chain_of_three(toys)
+    toys.write('base', commands=[WAIT.format(file=toys.directory / 'go'), counting(toys, 'base')])
+    pbs.slow('qsub', 1)
+    call = toys.eb.started('--rehearse', top, '--robot=%s' % toys.directory, '--job', cwd=toys.directory,
+                           env=toys.environment)
+    wait_for(lambda: pbs.jobs(), "the first job", 240)
+    os.killpg(call.pid, signal.SIGKILL if records == 'lost' else signal.SIGHUP)
+    call.communicate()
+    (pbs.directory / 'slow-qsub').unlink()
+    time.sleep(1)
+    before = pbs.jobs()
+    assert len(before) < 3, "the test came too late"
+    if records == 'lost':
+        shutil.rmtree(toys.eb.prefix / 'software/.jobs')
+    (toys.directory / 'go').touch()
+    toys.submit(top)
+    ended = toys.wait_for_end()
+    assert all('  done' in text for text in ended.values()) and toys.module('top').exists(), ended
+    wait_for(lambda: all(job['job_state'] == 'F' for job in pbs.jobs().values()), "end of all jobs")
+    assert sorted((toys.directory / 'built').read_text().split()) == ['base', 'middle', 'top']
+
+
+def test_force_replaces(toys, pbs):
+    """--force builds again what waits or runs: the job before is cancelled, and its files are not the new job's."""
+    easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
+    assert toys.submit(easyconfig) == ['1.pbs']
+    assert toys.submit(easyconfig) == ['1.pbs']
+    assert toys.submit(easyconfig, '--force') == ['2.pbs']
+    assert pbs.job('1')['job_state'] == 'F'
+    # as an earlier job left it under this name; and the second one leaves nothing
+    (toys.eb.prefix / 'software/.jobs/toy-1.0-Derecho.ended').write_text('0\n')
+    (toys.eb.prefix / 'software/.jobs/toy-1.0-Derecho.123456789abc.ended').write_text('0\n')
+    subprocess.run(['qdel', '2.pbs'], env=dict(os.environ, **pbs.environment), check=True)
+    wait_for(lambda: pbs.job('2')['job_state'] == 'F', "end of the job")
+    pbs.forget()
+    assert 'done' not in toys.status()['toy/1.0-Derecho']
+
+
+def test_lost_answer(toys, pbs):
+    """The server took the job and the connection broke: found in the queue, or not known and found the next time."""
+    easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
+    pbs.lose('qsub', 1)
+    assert toys.submit(easyconfig) == ['1.pbs']
+    other = toys.write('other', commands=[WAIT.format(file=toys.directory / 'go')])
+    pbs.lose('qsub', 1)
+    # the first asks whether there is one already
+    pbs.fail_after('qselect', 1)
+    output = toys.refused(other)
+    assert 'Whether other-1.0-Derecho is in the queue is not known' in output and 'no job was submitted' not in output
+    (pbs.directory / 'last-qselect').unlink()
+    assert toys.submit(other) == ['2.pbs'] and len(pbs.jobs()) == 2
+    (toys.directory / 'go').touch()
+    assert all('  done' in text for text in toys.wait_for_end().values())
+
+
+@pytest.fixture
+def cached(pbs):
+    """NCAR's own qstat in front of PBS's, with data that are as old as the first call."""
+    where = pbs.directory / 'cache'
+    shutil.copytree(Path(importlib.util.find_spec('qscache').origin or
+                         list(importlib.util.find_spec('qscache').submodule_search_locations)[0] + '/x').parent,
+                    where / 'qscache')
+    real = pbs.directory / 'real-qstat'
+    (pbs.directory / 'bin/qstat').rename(real)
+    (where / 'qscache/cfg/site.cfg').write_text(
+        '[paths]\nTemp = %s/temp\nData = %s/data\n[pbs]\nQstat = %s\nPrefix = env\n[filters]\n[filter_help]\n'
+        '[servermap]\nsite = pbs\n[history]\nFrequency = 60\n' % (where, where, real))
+    start = '#!/bin/sh\nPYTHONPATH=%s exec %s -c "%%s" "$@"\n' % (where, sys.executable)
+    (pbs.directory / 'bin/qstat').write_text(start % 'import sys; from qscache.qscache import main; sys.exit(main())')
+    (pbs.directory / 'bin/gen_data').write_text(start % 'from qscache.gen_data import main; main()')
+    for name in ('qstat', 'gen_data'):
+        (pbs.directory / 'bin' / name).chmod(0o755)
+    for history in ([], ['--history']):
+        subprocess.run(['gen_data'] + history, env=dict(os.environ, **pbs.environment), check=True)
+    return pbs
+
+
+def test_qstat_is_a_cache(toys, cached):
+    """A job that is younger than the cache is not submitted again, nor its lock taken."""
+    environment = dict(os.environ, **cached.environment)
+    easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
+    assert toys.submit(easyconfig) == ['1.pbs']
+    asked = subprocess.run(['qstat', '-x', '-f', '1.pbs'], env=environment, stdout=subprocess.PIPE, text=True)
+    assert asked.stdout == 'qstat: Unknown Job Id 1.pbs\n', "the cache is not in the way"
+    assert toys.submit(easyconfig) == ['1.pbs'] and len(cached.jobs()) == 1
+    toys.wait(lambda found: '  running' in found['toy/1.0-Derecho'], "start of the job")
+    # a cache that does not let itself be bypassed: nobody knows, so nothing is done
+    qstat = cached.directory / 'bin/qstat'
+    qstat.write_text(qstat.read_text().replace('PYTHONPATH=', 'unset QSCACHE_BYPASS; PYTHONPATH='))
+    # what is in the queue is found by its mark as long as qselect is PBS's own
+    with_lock = toys.run(easyconfig, '--try-amend=description=again', status=None)
+    assert 'its lock is removed' not in with_lock
+    output = toys.refused(easyconfig)
+    assert 'submitted before as job 1.pbs' in output and len(cached.jobs()) == 1
+    assert '  unknown (' in toys.status()['toy/1.0-Derecho']
+    assert 'not cancelled' in toys.run('--system=derecho', '--job-cancel', status=1)
+
+
+def test_daemon_dies_and_job_lives(toys, pbs):
+    """A node loses its daemon, and the job on it builds on: the one that is started elsewhere waits for its end."""
+    turns, go = toys.directory / 'turns', toys.directory / 'go'
+    easyconfig = toys.write('toy', commands=[
+        'until [ -e %s ]; do echo $HPC_JOB_TURN >> %s; sleep 0.1; done' % (go, turns)])
+    toys.submit(easyconfig)
+    wait_for(turns.exists, "start of the job", 240)
+    pbs.node_down('deg0001', lives_on=True)
+    wait_for(lambda: len(set(turns.read_text().split())) == 2, "second start", 240)
+    go.touch()
+    assert '  done' in toys.wait_for_end()['toy/1.0-Derecho']
+    found = turns.read_text().split()
+    assert found == sorted(found, key=found.index), "both were building"
+    assert pbs.job('1')['run_count'] == 2
+
+
+def test_awkward_names(toys, pbs, eb):
+    """Blanks, quotes and colons in directories; and the command that is printed shows these jobs."""
+    toys.directory = toys.directory / "it's a:b here"
+    toys.directory.mkdir()
+    toys.eb.prefix = toys.directory / 'pre fix'
+    output = toys.run(toys.write('toy'), '--robot=%s' % toys.directory.as_posix(), '--job')
+    command = re.search(r'To see how they are: (.*)', output).group(1)
+    toys.wait_for_end()
+    shown = subprocess.run(['bash', '-c', command], env=dict(clean_environment(), **toys.environment), text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd='/').stdout
+    assert 'toy/1.0-Derecho  job 1.pbs  done' in shown, shown
+
+
+def test_cancel_and_filter(toys, pbs):
+    """--job-cancel and --job-status for an easyconfig: its job and those before it."""
+    wait = [WAIT.format(file=toys.directory / 'go')]
+    toys.write('base', commands=wait)
+    top = toys.write('top', after=['base'])
+    other = toys.write('other', commands=wait)
+    toys.submit(other, '--job-target-resource=begin=2038-01-01T00:00,nice=5,mail=me@example.org')
+    toys.submit(top, '--job-target-resource=after=1.pbs')
+    facts = pbs.jobs()
+    assert facts['1.pbs']['Execution_Time'] == '203801010000' and facts['1.pbs']['Priority'] == '-5'
+    assert facts['1.pbs']['Mail_Users'] == 'me@example.org' and facts['3.pbs']['depend'] == (
+        'afterok:2.pbs,afterany:1.pbs')
+    shown = toys.run('--job-status', top)
+    assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
+    cancelled = toys.run('--job-cancel', top)
+    assert 'base/1.0-Derecho  job 2.pbs  cancelled' in cancelled and 'other/' not in cancelled
+    wait_for(lambda: pbs.job('2')['job_state'] == pbs.job('3')['job_state'] == 'F', "end of the jobs")
+    assert pbs.job('1')['job_state'] != 'F'
+    (toys.directory / 'go').touch()
+
+
+def test_moved_and_old(toys, pbs):
+    """A job that PBS has moved to another server is in nobody's hands; a record of last month is not shown."""
+    easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
+    toys.submit(easyconfig)
+    pbs.move('1')
+    assert '  unknown (M, moved to another server' in toys.status()['toy/1.0-Derecho']
+    assert 'If you know that it has ended, remove' in toys.refused(easyconfig)
+    pbs.move('1', back=True)
+    (toys.directory / 'go').touch()
+    toys.wait_for_end()
+    record, = (toys.eb.prefix / 'software/.jobs').glob('*.json')
+    record.write_text(re.sub(r'"time": \d+', '"time": 1000000000', record.read_text()))
+    assert 'toy/1.0' not in toys.run('--system=derecho', '--job-status')
+    assert not list((toys.eb.prefix / 'software/.jobs').glob('toy*'))
 
 
 # --- EasyBuild from elsewhere ---------------------------------------------------------------------------------------

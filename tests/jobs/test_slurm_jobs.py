@@ -7,6 +7,7 @@ hpc_pytorch/jobs/submission.py, hpc_pytorch/jobs/requests.py, hpc_pytorch/jobs/r
 import json
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -117,15 +118,138 @@ def test_node_fails(toys, slurm):
     job, = toys.submit(easyconfig)
     wait_for((toys.directory / 'nodes').exists, "start of the job", 120)
     first = facts(slurm, job)['NodeList']
-    # it does not come back by itself
+    # its daemon dies, and what it has started lives on; it does not come back by itself
+    slurm.kill_node(first)
     for state in ('down', 'drain'):
         slurm.output('scontrol', 'update', 'nodename=%s' % first, 'state=%s' % state, 'reason=test')
     wait_for(lambda: facts(slurm, job)['Restarts'] == '1', "requeue")
+    wait_for(lambda: len((toys.directory / 'nodes').read_text().split()) == 2, "second start", 300)
+    alive = [path for path in Path('/proc').glob('[0-9]*/environ') if is_turn_of(path, first)]
+    assert not alive, "both are building"
+    slurm.start_node(first)
     go.touch()
     ended = toys.wait_for_end()['patient/1.0-ARCHER2']
     assert '  done (COMPLETED' in ended and 'started again 1 time(s)' in ended
     assert facts(slurm, job)['NodeList'] != first
     assert toys.module('patient').exists()
+
+
+def is_turn_of(path, node):
+    """Whether a process belongs to the job's life on this node."""
+    try:
+        return b'HPC_JOB_TURN=' + node.encode() in path.read_bytes()
+    except OSError:
+        return False
+
+
+# input variables of sbatch(1), squeue(1), scontrol(1) and scancel(1) of Slurm 22.05 that would change something here
+AWKWARD = {
+    'SBATCH_ACCTG_FREQ': '1', 'SBATCH_ARRAY_INX': '1-3', 'SBATCH_CORE_SPEC': '1', 'SBATCH_CPUS_PER_GPU': '2',
+    'SBATCH_DEBUG': '1', 'SBATCH_DELAY_BOOT': '1', 'SBATCH_DISTRIBUTION': 'cyclic', 'SBATCH_ERROR': '/nowhere/e',
+    'SBATCH_EXCLUSIVE': '1', 'SBATCH_EXPORT': 'ALL', 'SBATCH_GET_USER_ENV': '1', 'SBATCH_GPUS': '3',
+    'SBATCH_GPUS_PER_NODE': '3', 'SBATCH_GRES': 'gpu:5', 'SBATCH_HINT': 'nomultithread', 'SBATCH_IGNORE_PBS': '1',
+    'SBATCH_INPUT': '/nowhere/i', 'SBATCH_JOB_NAME': 'mine', 'SBATCH_MEM_BIND': 'local', 'SBATCH_MEM_PER_CPU': '7',
+    'SBATCH_MEM_PER_GPU': '7', 'SBATCH_MEM_PER_NODE': '7', 'SBATCH_NO_KILL': '1', 'SBATCH_NO_REQUEUE': '1',
+    'SBATCH_OPEN_MODE': 'append', 'SBATCH_OUTPUT': '/nowhere/o', 'SBATCH_OVERCOMMIT': '1', 'SBATCH_PROFILE': 'task',
+    'SBATCH_REQ_SWITCH': '1', 'SBATCH_SIGNAL': 'KILL@60', 'SBATCH_SPREAD_JOB': '1', 'SBATCH_THREADS_PER_CORE': '1',
+    'SBATCH_USE_MIN_NODES': '1', 'SBATCH_WAIT': '1', 'SBATCH_WAIT_ALL_NODES': '1', 'SLURM_EXIT_ERROR': '9',
+    'SLURM_UMASK': '0777', 'SLURM_TIME_FORMAT': '%s', 'SQUEUE_FORMAT': '%u', 'SQUEUE_STATES': 'COMPLETED',
+    'SQUEUE_USERS': 'nobody', 'SQUEUE_NAMES': 'x', 'SQUEUE_PARTITION': 'gh', 'SCONTROL_ALL': '1',
+    'SCANCEL_INTERACTIVE': '1', 'SCANCEL_NAME': 'x', 'SCANCEL_STATE': 'SUSPENDED', 'SCANCEL_USER': 'nobody'}
+
+
+def test_users_environment(toys, slurm):
+    """What the user has set for other jobs, and limits of the login node, do not get into these; a time limit does."""
+    toys.eb.command = ['prlimit', '--nofile=777:777', '--core=0:0'] + toys.eb.command
+    easyconfig = toys.write('toy', commands=['ulimit -n > %s' % (toys.directory / 'limit'),
+                                             WAIT.format(file=toys.directory / 'go')])
+    ours = []
+    changing = re.compile('Time|JobId|Std|Node|BatchHost|Command|Comment|State|Priority|Reason|Sched')
+    for environment in ({}, AWKWARD):
+        job, = toys.submit(easyconfig, env=environment)
+        shown = dict(re.findall(r'([\w/:]+)=(\S*)', slurm.output('scontrol', '--oneliner', 'show', 'job', job)))
+        ours.append({name: value for name, value in shown.items() if not changing.search(name)})
+        assert 'toy/1.0-ARCHER2' in toys.run('--job-cancel', easyconfig, env=environment)
+        wait_for(lambda: not slurm.output('squeue', '-h'), "end of the job")
+    assert ours[0] == ours[1]
+    job, = toys.submit(easyconfig, env={'SBATCH_TIMELIMIT': '1-2'})
+    assert facts(slurm, job)['TimeLimit'] == '1-00:00:00', "no more than --job-max-walltime"
+    wait_for((toys.directory / 'limit').exists, "start of the job", 120)
+    assert (toys.directory / 'limit').read_text().strip() != '777'
+    assert toys.submit(easyconfig, '--force', env={'SBATCH_TIMELIMIT': '33'}) != [job]
+    (toys.directory / 'go').touch()
+    job = re.search(r'job (\d+)', toys.wait_for_end()['toy/1.0-ARCHER2']).group(1)
+    assert facts(slurm, job)['TimeLimit'] == '00:33:00'
+
+
+def test_controller_does_not_answer(toys, slurm):
+    """sbatch gets no answer, and the job is in the queue later: nobody says that there is none; submitted once."""
+    tools = toys.directory / 'tools'
+    tools.mkdir()
+    (tools / 'sbatch').write_text('#!/bin/sh\ncase "$*" in\n*--test-only*) exit 1 ;;\n'
+                                  '*--parsable*) kill -STOP %d ;;\nesac\nexec /usr/bin/sbatch "$@"\n'
+                                  % slurm.controller.pid)
+    (tools / 'sbatch').chmod(0o755)
+    easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
+    try:
+        output = toys.refused(easyconfig, env={'PATH': '%s:%s' % (tools, os.environ['PATH'])})
+    finally:
+        slurm.controller.send_signal(signal.SIGCONT)
+    assert 'Whether toy-1.0-ARCHER2 is in the queue is not known' in output, output
+    assert 'no job was submitted' not in output
+    wait_for(lambda: slurm.output('squeue', '-h'), "the job that nobody knows of")
+    assert len(toys.submit(easyconfig)) == 1
+    assert len(slurm.output('squeue', '-h').split('\n')) == 2, "submitted twice"
+    (toys.directory / 'go').touch()
+    assert '  done' in toys.wait_for_end()['toy/1.0-ARCHER2']
+
+
+def test_interrupted_submission(toys, slurm):
+    """Killed after the first of two jobs: nothing is held, and the next call ends in a chain that runs once."""
+    built = toys.directory / 'built'
+    toys.write('base', commands=['echo base >> %s' % built, WAIT.format(file=toys.directory / 'go')])
+    top = toys.write('top', after=['base'], commands=['echo top >> %s' % built])
+    call = toys.eb.started('--rehearse', top, '--robot=%s' % toys.directory, '--job', cwd=toys.directory,
+                           env=toys.environment)
+    wait_for(lambda: slurm.output('squeue', '-h'), "the first job", 240)
+    os.killpg(call.pid, signal.SIGKILL)
+    call.communicate()
+    assert 'JobHeld' not in slurm.output('squeue', '-h', '-o', '%r')
+    assert len(toys.submit(top)) == 2
+    (toys.directory / 'go').touch()
+    assert all('  done' in text for text in toys.wait_for_end().values())
+    assert sorted(built.read_text().split()) == ['base', 'top']
+
+
+def test_compute_nodes_lack_directories(toys, slurm):
+    """What the system's file says is refused; what it does not know fails with Slurm's reason and what to do."""
+    easyconfig = toys.write('toy', commands=['true'])
+    output = toys.refused(easyconfig, '--job-output-dir=/home/nobody')
+    assert 'do not have /home' in output and '--job-output-dir=' in output
+    logs = toys.directory / 'logs'
+    logs.mkdir()
+    with all_nodes_drained(slurm):
+        toys.submit(easyconfig, '--job-output-dir=%s' % logs)
+        toys.wait(lambda found: 'reserved or down' in found['toy/1.0-ARCHER2'], "Slurm's reason, explained")
+        logs.rename(toys.directory / 'elsewhere')
+    text = toys.wait_for_end()['toy/1.0-ARCHER2']
+    assert 'JobLaunchFailure' in text and 'not there on the compute node' in text
+
+
+def test_another_clusters_job(toys, slurm):
+    """sbatch answers with id;cluster: the other cluster is asked. Its database is none of the tests' Slurm's."""
+    tools = toys.directory / 'tools'
+    tools.mkdir()
+    for name, text in (('sbatch', 'echo "77;other"'), ('squeue', ''), (
+            'scontrol', 'test "$*" = "--clusters=other --oneliner show job 77" && '
+            'echo "JobId=77 JobState=REVOKED Reason=None NodeList="')):
+        (tools / name).write_text('#!/bin/sh\n%s\n' % text)
+        (tools / name).chmod(0o755)
+    toys.environment['PATH'] = '%s:%s' % (tools, os.environ['PATH'])
+    easyconfig = toys.write('toy')
+    assert toys.submit(easyconfig) == ['77;other']
+    assert '  unknown (REVOKED)' in toys.status()['toy/1.0-ARCHER2']
+    assert 'cannot be found out: REVOKED' in toys.refused(easyconfig)
 
 
 def test_refused(toys, slurm):

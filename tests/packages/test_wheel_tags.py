@@ -18,10 +18,10 @@ Foo.Bar==1.0+cpu ; python_full_version < '3.12' \\
     --hash=sha256:%s \\
     --hash=sha256:%s
     # via -r x.in
-baz==2  # why
-""" % (HASH, 'b' * 64))
+baz==2 --hash=sha256:%s # why
+""" % (HASH, 'b' * 64, HASH))
     assert [(entry.name, entry.version, len(entry.hashes)) for entry in entries] == [
-        ('foo-bar', '1.0+cpu', 2), ('baz', '2', 0)]
+        ('foo-bar', '1.0+cpu', 2), ('baz', '2', 1)]
     assert "python_full_version < '3.12'" in entries[0].text
 
 

@@ -1,19 +1,78 @@
 """What builds leave in profiles, and what it says about others."""
+import json
+
+import pytest
+
 from ramgate.curves import Recorder
-from ramgate.estimates import Knowledge
+from ramgate.estimates import MB, Knowledge
+
+KERNELS = 'caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/cpu/'
+
+
+def end(knowledge, name, language, seconds, megabytes):
+    recorder = Recorder()
+    recorder.add(0.0, MB)
+    recorder.add(seconds, megabytes * MB)
+    knowledge.finished(name, language, seconds, recorder, 0)
 
 
 def test_knowledge_goes_from_files_to_kinds(tmp_path):
     knowledge = Knowledge(str(tmp_path / 'profile'))
     first = knowledge.estimate('d/a.o', 'CXX')
     for number in range(20):
-        recorder = Recorder()
-        recorder.add(0.0, 2 ** 20)
-        recorder.add(5.0, 100 * 2 ** 20)
-        knowledge.finished('d/file%d.o' % number, 'CXX', 5.0, recorder, 0)
+        end(knowledge, 'd/file%d.o' % number, 'CXX', 5.0, 100)
     knowledge.save(str(tmp_path / 'profile'))
     again = Knowledge(str(tmp_path / 'profile'))
     assert again.estimate('d/file3.o', 'CXX').known
     assert again.estimate('d/file3.o', 'CXX').peak == 100
     assert not again.estimate('d/new.o', 'CXX').known
     assert again.estimate('d/new.o', 'CXX').peak < 130 < first.peak
+
+
+def test_two_builds_share_a_profile(tmp_path):
+    """Neither forgets what the other wrote."""
+    path = str(tmp_path / 'profile')
+    both = [Knowledge(path), Knowledge(path)]
+    for at, knowledge in enumerate(both):
+        end(knowledge, 'd/file%d.o' % at, 'CXX', 5.0, 100)
+        knowledge.save(path)
+    assert Knowledge(path).foreseen == 2
+
+
+def test_what_is_shipped_is_found_below_any_directory():
+    """The largest file of PyTorch 1.13.1, as built by CMake in build/, and one that only other versions have."""
+    knowledge = Knowledge(shipped=True)
+    name = 'caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/jit/runtime/static/generated_ops.cpp.o'
+    same = knowledge.estimate('/tmp/pip-x1y2/build/' + name, 'CXX')
+    assert same.known and same.peak > 1000
+    # the same kernel for another instruction set
+    known, other = [knowledge.estimate('build/%sSumKernel.cpp.%s.cpp.o' % (KERNELS, capability), 'CXX')
+                    for capability in ('AVX2', 'SVE256')]
+    assert other.known and other.peak == pytest.approx(known.peak, rel=0.5) and other.doubt > known.doubt
+    bwd = knowledge.estimate('aten/src/ATen/native/transformers/cuda/flash_attn/kernels/'
+                             'flash_bwd_hdim96_fp16_causal_sm80.cu.o', 'CUDA')
+    assert bwd.peak > 5000 > knowledge.estimate('flash_attn/kernels/flash_fwd_hdim64_fp16_sm80.cu.o', 'CUDA').peak
+
+
+def test_what_has_ended_corrects_what_was_shipped():
+    knowledge = Knowledge(shipped=True)
+    works = [work for work in knowledge.earlier[0].files.values() if work.language == 'CXX' and work.seconds > 5]
+    before = knowledge.estimate(works[-1].name, 'CXX')
+    assert before.peak > max(memory for _, memory in works[-1].course)
+    for work in works[:100]:
+        end(knowledge, work.name, 'CXX', 2 * work.seconds, 1.5 * max(memory for _, memory in work.course))
+    after = knowledge.estimate(works[-1].name, 'CXX')
+    assert after.slowness == pytest.approx(2, rel=0.2)
+    assert after.peak == pytest.approx(before.peak / 1.1 * 1.5, rel=0.15)
+    # nothing that takes twice the memory is known of other languages, but the machine is the same
+    assert knowledge.estimate('flash_attn/kernels/flash_fwd_hdim64_fp16_sm80.cu.o', 'CUDA').slowness > 1.2
+
+
+def test_another_version_s_profile_fills_the_gaps(tmp_path):
+    for name, megabytes in (('own', 100), ('other', 900)):
+        (tmp_path / name).write_text(json.dumps({'version': 1, 'files': {
+            'src/deep/%s.cpp.o' % file: {'seconds': 5, 'curve': [megabytes], 'language': 'CXX'}
+            for file in ('common', name)}}))
+    knowledge = Knowledge(str(tmp_path / 'own'), others=[str(tmp_path / 'other')])
+    assert knowledge.estimate('src/deep/common.cpp.o', 'CXX').peak == 100
+    assert knowledge.estimate('build/src/deep/other.cpp.o', 'CXX').peak == pytest.approx(900, rel=0.15)

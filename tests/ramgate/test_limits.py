@@ -1,5 +1,6 @@
 """Sizes, cgroups as recorded file trees, grants of schedulers."""
 import os
+import re
 import subprocess
 import sys
 
@@ -51,6 +52,51 @@ def test_cgroup_2_in_a_container(tmp_path):
     write(tmp_path / 'cg/container/memory.events', 'oom 5\noom_kill 3')
     group = cgroups(str(tmp_path))[0]
     assert (group.constraint().limit, group.constraint().free, group.oom_kills()) == (3 * GB, 2 * GB, 3)
+
+
+SLURM = 'system.slice/slurmstepd.scope/job_123/step_batch/user/task_0'
+SYSTEMD = 'user.slice/user-1000.slice/user@1000.service/app.slice/run-r1.scope'
+
+
+def tree(root, path, **files):
+    """A cgroup version 2 hierarchy as /proc and /sys/fs/cgroup show it to a process in `path`; files by level."""
+    write(root / 'proc/self/cgroup', '0::/' + path)
+    write(root / 'proc/self/mountinfo', '35 24 0:30 / /sys/fs/cgroup rw shared:9 - cgroup2 cgroup2 rw,nsdelegate')
+    levels = path.split('/')
+    for at in range(1, len(levels) + 1):
+        level = root / 'sys/fs/cgroup' / '/'.join(levels[:at])
+        for name, text in dict({'max': 'max', 'high': 'max', 'current': GB, 'oom.group': 0, 'stat': 'inactive_file 0',
+                                'events': 'oom 0\noom_kill 0\noom_group_kill 0'},
+                               **files.get(re.sub(r'\W', '_', levels[at - 1]), {})).items():
+            write(level / ('memory.' + name), text)
+    return Limits(environ={}, groups=cgroups(str(root)))
+
+
+def test_a_slurm_job_s_limit_is_three_levels_up(tmp_path):
+    limits = tree(tmp_path, SLURM, job_123={'max': 8 * GB, 'current': 5 * GB}, task_0={'events': 'oom 1\noom_kill 2'})
+    tightest = min((group.constraint() for group in limits.cgroups if group.constraint()), key=lambda found: found.free)
+    assert (tightest.limit, tightest.free) == (8 * GB, 3 * GB)
+    assert tightest.name.endswith('slurmstepd.scope/job_123')
+    assert limits.oom_kills() == 2 and limits.warnings() == []
+
+
+def test_a_scope_whose_processes_are_killed_together(tmp_path):
+    """systemd's OOMPolicy=kill: free is less, and the user is told."""
+    limits = tree(tmp_path, SYSTEMD, run_r1_scope={'high': 6 * GB, 'max': 8 * GB, 'oom.group': 1})
+    constraint = limits.cgroups[0].constraint()
+    assert constraint.limit == 6 * GB and constraint.free == pytest.approx(5 * GB - 0.03 * 6 * GB)
+    assert len(limits.warnings()) == 1 and 'memory.oom.group' in limits.warnings()[0]
+
+
+def test_pressure_is_the_share_of_time_in_which_all_waited(tmp_path):
+    text = 'some avg10=0.00 avg60=0.00 avg300=0.00 total=9000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%d'
+    limits = tree(tmp_path, SYSTEMD, run_r1_scope={'pressure': text % 1000000})
+    assert limits.pressure(100.0) == 0
+    write(tmp_path / 'sys/fs/cgroup' / SYSTEMD / 'memory.pressure', text % 1500000)
+    assert limits.pressure(101.0) == pytest.approx(0.5)
+    # a kernel without PSI
+    (tmp_path / 'sys/fs/cgroup' / SYSTEMD / 'memory.pressure').unlink()
+    assert limits.pressure(102.0) == 0
 
 
 def test_grants(tmp_path, monkeypatch):

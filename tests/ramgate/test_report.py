@@ -1,7 +1,9 @@
 """What is left of a build to be looked at."""
+import html
 import io
 import json
-import xml.etree.ElementTree
+import re
+import subprocess
 from collections import namedtuple
 
 from ramgate.estimates import MB, Knowledge
@@ -15,8 +17,7 @@ Command = namedtuple('Command', 'name language partial')
 def some_build(*watchers):
     """Two jobs, one of which was run again."""
     knowledge = Knowledge()
-    for name in ('a&b.cpp.o', 'c.cpp.o'):
-        knowledge.files[name] = {'seconds': 9, 'curve': [100], 'language': 'CXX'}
+    knowledge.keep({name: {'seconds': 9, 'curve': [100], 'language': 'CXX'} for name in ('a&b</script>.o', 'c.cpp.o')})
     schedule = Schedule(knowledge, 2, Constraint('the <node>', 1000 * MB, 900 * MB, '/'))
     now = watchers[0].begin
 
@@ -25,7 +26,7 @@ def some_build(*watchers):
             for watcher in watchers:
                 watcher(what, job, schedule)
 
-    jobs = [schedule.asked(Command(name, 'CXX', ''), now) for name in ('a&b.cpp.o', 'c.cpp.o')]
+    jobs = [schedule.asked(Command(name, 'CXX', ''), now) for name in ('a&b</script>.o', 'c.cpp.o')]
     happened(schedule.plan(now))
     for at in range(1, 5):
         schedule.measured({job: 40 * at * MB for job in jobs}, now + at)
@@ -44,11 +45,34 @@ def test_report(tmp_path):
     report = json.loads((tmp_path / 'report' / 'report.json').read_text())
     jobs = {job['file']: job for job in report['jobs']}
     assert jobs['c.cpp.o']['peak_mb'] == 160 and jobs['c.cpp.o']['seconds'] == 9
-    assert [retry['why'] for retry in jobs['a&b.cpp.o']['retries']] == ['out of memory']
+    assert [retry['why'] for retry in jobs['a&b</script>.o']['retries']] == ['out of memory']
     assert [row[1] for row in report['memory']['rows']] == [80, 160, 240, 320]
     assert json.loads((tmp_path / 'report' / 'profile.json').read_text())['files'].keys() == jobs.keys()
-    picture = xml.etree.ElementTree.parse(str(tmp_path / 'report' / 'report.svg'))
-    assert any('a&b.cpp.o' in (title.text or '') for title in picture.iter('{http://www.w3.org/2000/svg}title'))
+
+
+# points at the first bar, then draws a part of the time
+HAND = """<script>
+const first = document.querySelector('.job');
+first.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: 1, clientY: 1}));
+document.body.append(`pointed at ${tip.textContent}; bars ${document.querySelectorAll('.job').length}; `);
+draw(8, 9);
+document.body.append(`then ${document.querySelectorAll('.job').length}`);
+</script>"""
+
+
+def test_the_page_in_a_browser(tmp_path):
+    some_build(Report(str(tmp_path / 'report')))
+    page = (tmp_path / 'report' / 'report.html').read_text()
+    # self-contained, and no file's name is taken for a part of the page
+    assert set(re.findall('https?://[^\'" ]*', page)) == {'http://www.w3.org/2000/svg'} and '</script>.o' not in page
+    (tmp_path / 'page.html').write_text(page + HAND)
+    done = subprocess.run(['chromium', '--headless', '--no-sandbox', '--disable-gpu', '--dump-dom',
+                           '--user-data-dir=%s' % (tmp_path / 'profile'), (tmp_path / 'page.html').as_uri()],
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=300, check=True)
+    text = html.unescape(done.stdout)
+    assert '2 jobs in ' in text and 'on 2 cores, 1 run again; at most 320 MB of 1000 MB (the <node>)' in text
+    assert 'pointed at a&b</script>.o' in text and 'out of memory: run again; bars 3; then 2' in text
+    assert 'What jobs would take was known to ' in text
 
 
 def test_a_line_while_it_runs(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import random
 import signal
 import threading
 import time
-import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
@@ -55,7 +54,7 @@ def test_more_jobs_than_fit_all_end_well(build):
     assert max(row[1] for row in report['memory']['rows']) <= 310
     profile = build.directory / 'report' / 'profile.json'
     assert len(json.loads(profile.read_text())['files']) == 10
-    xml.etree.ElementTree.parse(str(build.directory / 'report' / 'report.svg'))
+    assert (build.directory / 'report' / 'report.html').exists()
 
 
 @pytest.mark.slow

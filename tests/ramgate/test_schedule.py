@@ -16,8 +16,8 @@ class Node:
     def __init__(self, megabytes, cores=4, **known):
         self.now, self.limit = 1000.0, megabytes * MB
         knowledge = Knowledge()
-        for name, (seconds, peak) in known.items():
-            knowledge.files[name] = {'seconds': seconds, 'curve': [peak], 'language': 'CXX'}
+        knowledge.keep({name: {'seconds': seconds, 'curve': [peak], 'language': 'CXX'}
+                        for name, (seconds, peak) in known.items()})
         self.schedule = Schedule(knowledge, cores, Constraint('the node', self.limit, self.limit, '/'))
 
     def ask(self, *names):
@@ -26,13 +26,13 @@ class Node:
     def plan(self):
         return [(what, job.name) for what, job, _ in self.schedule.plan(self.now)]
 
-    def look(self, seconds, memory):
+    def look(self, seconds, memory, pressure=0.0):
         """So much later the jobs occupy so much, in MB."""
         self.now += seconds
         self.schedule.measured({job: amount * MB for job, amount in memory.items()}, self.now)
         used = sum(memory.values()) * MB
         self.schedule.constraint = self.schedule.constraint._replace(free=self.limit - used)
-        return [(what, job.name) for what, job, _ in self.schedule.relieve(0.05, self.now)]
+        return [(what, job.name) for what, job, _ in self.schedule.relieve(0.05, self.now, pressure)]
 
     def end(self, job, status=0, resident=0, starved=False, kernel_killed=False):
         return self.schedule.ended(job, status, resident * MB, starved, kernel_killed, self.now)
@@ -80,6 +80,18 @@ def test_the_newest_is_frozen_and_goes_on_when_there_is_room():
     assert new.age(node.now) == age
     node.end(old)
     assert node.look(1, {new: 492}) == [('thawed', 'new')]
+
+
+def test_where_all_wait_for_memory_one_more_is_frozen_and_nothing_started():
+    """A cgroup's memory.high or swap: memory looks free, and nobody gets on."""
+    node = Node(1000, a=(100, 100), b=(50, 100), c=(40, 100), d=(30, 100))
+    jobs = node.ask('a', 'b', 'c')
+    node.plan()
+    node.ask('d')
+    assert node.look(1, dict.fromkeys(jobs, 100), pressure=0.5) == [('frozen', 'c')]
+    assert node.plan() == []
+    assert node.look(3, dict.fromkeys(jobs, 100)) == []
+    assert node.plan() == [('thawed', 'c'), ('started', 'd')]
 
 
 def test_what_is_not_enough_is_killed_and_claims_no_more_for_it():
@@ -141,12 +153,12 @@ def test_a_peak_between_two_looks_is_in_the_kernel_s_figure():
     node.plan()
     node.look(1, {job: 50})
     node.end(job, resident=500)
-    assert max(node.schedule.knowledge.files['job']['curve']) == 400
+    assert max(node.schedule.knowledge.ended['job']['curve']) == 400
 
 
 def test_what_runs_behind_its_curve_is_expected_to_come_to_its_peak():
     node = Node(1000)
-    node.schedule.knowledge.files['job'] = {'seconds': 10, 'curve': [100] * 10 + [800] * 20, 'language': 'CXX'}
+    node.schedule.knowledge.keep({'job': {'seconds': 10, 'curve': [100] * 10 + [800] * 20, 'language': 'CXX'}})
     job, = node.ask('job')
     node.plan()
     node.look(5, {job: 100})

@@ -1,4 +1,5 @@
 """pytorch-jobscript: job scripts for the systems, from the data that the module has of them."""
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,6 +65,37 @@ def test_pbs(jobscript):
     assert lines[-1] == 'mpiexec -n 8 --ppn 4 --cpu-bind numa pytorch-srun train.py'
 
 
+def test_awkward_names(jobscript, tmp_path):
+    """Blanks and quotes in a program's name: a script that the batch system and the shell read as it was meant."""
+    for system in ('frontier', 'derecho', 'archer2', 'bede'):
+        lines = jobscript(system, "my dir/it's \"a\" train.py", '--name=a b')
+        assert shlex.split(lines[-1])[-2:] == ["my dir/it's \"a\" train.py", '--name=a b']
+        name, = [line for line in lines if line.startswith(('#SBATCH --job-name=', '#PBS -N '))]
+        assert name.endswith('it_s_a_train')
+    assert '#SBATCH --job-name=job' in jobscript('frontier', '...')
+
+
+def test_sbatch_reads_it(jobscript, tmp_path):
+    """What sbatch itself says of a script's head; it reads that before it asks for a cluster."""
+    script = tmp_path / 'script'
+    script.write_text('\n'.join(jobscript('archer2', 'my "own" train.py')) + '\n')
+    (tmp_path / 'slurm.conf').write_text('ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\n'
+                                         'AuthType=auth/none\n')
+    done = subprocess.run(['sbatch', '--test-only', script], env={'SLURM_CONF': str(tmp_path / 'slurm.conf'),
+                                                                  'PATH': '/usr/bin:/bin'},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert 'nvalid' not in done.stdout and 'nrecognized' not in done.stdout, done.stdout
+
+
+def test_module_and_time(jobscript):
+    """python -m; hours, minutes and seconds."""
+    lines = jobscript('frontier', '--time', '1:30:00', '-m', 'package.train', '-m', 'x')
+    assert '#SBATCH --time=01:30:00' in lines and '#SBATCH --job-name=package' in lines
+    assert lines[-1].endswith(' pytorch-srun -m package.train -m x')
+    assert '#SBATCH --time=00:01:00' in jobscript('frontier', '--time', '0:00:01', 'train.py')
+    assert 'such as 1:30:00' in jobscript('frontier', '--time', '1:75:00', 'train.py', status=2)
+
+
 def test_cpu_system(jobscript):
     """ARCHER2: its quality of service, no GPUs."""
     lines = jobscript('archer2', '--nodes', '2', '--ranks-per-node', '8', 'train.py')
@@ -83,6 +115,7 @@ def test_mpirun(jobscript):
     ('frontier', ['train.py'], {'SBATCH_ACCOUNT': None}, '--account NAME, or set $SBATCH_ACCOUNT'),
     ('frontier', ['--ranks-per-node', '3', 'train.py'], {}, '8 GPUs'),
     ('frontier', ['train.py'], {'LOADEDMODULES': 'gcc/12'}, 'load the PyTorch module first'),
+    ('archer2', ['--ranks-per-node', '300', 'train.py'], {}, 'at most as many ranks'),
     ('workstation', ['train.py'], {}, 'torchrun --nproc-per-node=2 train.py'),
 ])
 def test_refused(jobscript, system, arguments, variables, says):

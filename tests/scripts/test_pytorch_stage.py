@@ -1,8 +1,10 @@
 """pytorch-stage on one machine, with a small environment in place of PyTorch's; and what goes wrong."""
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,11 @@ STAGE = CHECKOUT / 'scripts/pytorch-stage'
 class Place:
     """An installed environment with one package and one script, and a node's own disk."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, python='/usr/bin/python3'):
         self.root = directory / 'software' / 'PyTorch'
         self.local = directory / 'disk'
         self.local.mkdir()
-        subprocess.run([sys.executable, '-m', 'venv', '--without-pip', self.root], check=True)
+        subprocess.run([python, '-m', 'venv', '--without-pip', self.root], check=True)
         self.site = next(self.root.glob('lib/python3*/site-packages'))
         (self.site / 'toy.py').write_text('here = __file__\n')
         self.command = self.root / 'bin' / 'toy'
@@ -48,7 +50,7 @@ class Place:
 
     def staged(self):
         """What is on the node's disk."""
-        return sorted(path for place in (self.local / 'me').iterdir() for path in place.iterdir())
+        return sorted(path for path in (self.local / 'me').glob('*/[!.]*'))
 
 
 @pytest.fixture
@@ -93,8 +95,9 @@ def test_already_staged_shell(place):
     assert len(place.archives) == 1
 
 
-def test_python_comes_along(place, tmp_path):
+def test_python_comes_along(tmp_path):
     """A Python that is not the operating system's is staged with its library."""
+    place = Place(tmp_path, sys.executable)
     output, _ = place.run('python -c "import sys, os; print(os.path.realpath(sys.executable), os.__file__)"')
     if Path(sys.base_prefix) == Path('/usr'):
         assert all(word.startswith('/usr') for word in output.split())
@@ -121,7 +124,7 @@ def test_no_room(place, tmp_path):
     try:
         output, error = place.run('', status=3, PYTORCH_LOCAL_DIR=str(small))
         assert 'no room' in error and 'MiB are needed' in error and output == ''
-        assert not list(small.glob('*/*'))
+        assert not list(small.glob('*/[!.]*'))
     finally:
         subprocess.run(['umount', small], check=True)
 
@@ -149,3 +152,114 @@ def test_killed_while_unpacking(place):
 def test_module_is_not_loaded(place):
     """Says what to do."""
     assert 'load the PyTorch module' in place.run('', status=3, EBROOTPYTORCH='')[1]
+
+
+def leave(place, owner, claim=None):
+    """What a job leaves that was killed while it staged."""
+    left = place.local / 'me' / ('pytorch-stage-%d' % os.getuid()) / ('working-' + owner)
+    left.mkdir(parents=True, mode=0o700)
+    left.parent.chmod(0o700)
+    (left / 'copy.tar').write_bytes(b'x' * 1000)
+    if claim:
+        (left / 'claim').write_text('%s\n' % claim)
+    return left
+
+
+@pytest.mark.parametrize('owner, answer, goes', [
+    ('slurm-7-0-99', 'slurm_load_jobs error: Invalid job id specified\n', True),
+    ('slurm-7-0-99', '', True),
+    ('slurm-7-0-99', 'PENDING\n', True),
+    ('slurm-7-0-99', 'RUNNING\n', False),
+    ('slurm-7-0-99', 'slurm_load_jobs error: Unable to contact slurm controller\n', False),
+    ('pbs-7.pbs-0-99', 'qstat: Unknown Job Id 7.pbs\n', True),
+    ('pbs-7.pbs-0-99', '    job_state = R\n', False),
+])
+def test_leftovers(place, tmp_path, owner, answer, goes):
+    """What dead jobs left goes at once; what belongs to a living one, or nobody knows, stays."""
+    tools = tmp_path / 'tools'
+    tools.mkdir()
+    for name in ('squeue', 'qstat'):
+        (tools / name).write_text('#!/bin/sh\nprintf "%%s" "%s"\n%s\n' % (
+            answer, 'exit 1' if 'error' in answer or 'Unknown' in answer else ''))
+        (tools / name).chmod(0o755)
+    left = leave(place, owner)
+    place.run('toy', PATH='%s:%s/bin:/usr/bin:/bin' % (tools, place.root))
+    assert left.exists() != goes
+
+
+def test_two_at_once(place, tmp_path):
+    """Two jobs start on a node that has room for one: the second waits for the first, and uses its copy."""
+    needs_root()
+    (place.site / 'large').write_bytes(os.urandom(4 << 20))
+    disk = tmp_path / 'small'
+    disk.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=14m', 'tmpfs', disk], check=True)
+    try:
+        place.run('true')
+        with ThreadPoolExecutor() as both:
+            done = [both.submit(place.run, 'toy', PYTORCH_LOCAL_DIR=str(disk)) for _ in range(2)]
+        assert all(str(disk) in one.result()[0] for one in done)
+        assert len(list(disk.glob('*/[!.]*'))) == 1
+        # and who has no room after all says so in one line, and leaves nothing
+        (place.site / 'large').write_bytes(os.urandom(9 << 20))
+        _, error = place.run('', status=3, PYTORCH_LOCAL_DIR=str(disk))
+        assert 'no room' in error and 'tar:' not in error
+        assert len(list(disk.glob('*/[!.]*'))) == 1
+    finally:
+        subprocess.run(['umount', disk], check=True)
+
+
+def test_reserved_room(place):
+    """Room that a living process has claimed is not there for another module."""
+    free = shutil.disk_usage(place.local).free
+    sleeper = subprocess.Popen(['sleep', '600'])
+    try:
+        left = leave(place, 'host-%s-0-%d' % (socket.gethostname(), sleeper.pid), '%d other' % (2 * free))
+        call = subprocess.Popen([STAGE], env={'EBROOTPYTORCH': str(place.root), 'PATH': '/usr/bin:/bin', 'USER': 'me'},
+                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            call.wait(3)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    assert call.wait(120) == 0 and not left.exists()
+    call.stdout.close()
+
+
+def test_edited_in_place(place):
+    """A change deep in a package, even one that keeps size and times, is staged: no directory's time tells of it."""
+    package = place.site / 'deep' / 'down'
+    package.mkdir(parents=True)
+    (package / '__init__.py').write_text('value = 1\n')
+    (package.parent / '__init__.py').write_text('')
+    show = 'python -c "import deep.down; print(deep.down.value)"'
+    assert place.run(show)[0] == '1\n'
+    stat = (package / '__init__.py').stat()
+    with (package / '__init__.py').open('r+') as handle:
+        handle.write('value = 2\n')
+    os.utime(package / '__init__.py', ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    output, error = place.run(show)
+    assert output == '2\n' and 'packing' in error
+    # what Python itself writes is no change
+    (package / '__pycache__').mkdir(exist_ok=True)
+    (package / '__pycache__' / 'x.pyc').write_bytes(b'')
+    assert 'packing' not in place.run('true')[1]
+
+
+def test_installed_for_everybody(place, tmp_path):
+    """An installation that its user cannot write to is known by its provenance, without a look at every file."""
+    needs_root()
+    identity = place.root / 'easybuild/provenance/provenance.json'
+    identity.parent.mkdir(parents=True)
+    identity.write_text('{"built": 1}\n')
+    user = containers.user()
+    os.chown(place.local / 'me', user.pw_uid, -1)
+    for path in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        path.chmod(0o755)
+    home = tmp_path / 'home'
+    home.mkdir()
+    os.chown(home, user.pw_uid, -1)
+    assert 'packing' in place.run('toy', user=user.pw_name, HOME=str(home))[1]
+    assert 'packing' not in place.run('toy', user=user.pw_name, HOME=str(home))[1]
+    identity.write_text('{"built": 2}\n')
+    assert 'packing' in place.run('toy', user=user.pw_name, HOME=str(home))[1]

@@ -1,7 +1,6 @@
 """The run scripts, outside a container: they need no more than bash and coreutils, so most of them work here too."""
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -30,8 +29,8 @@ def run(script, *arguments, status=0, **variables):
 
 def test_every_script_is_installed():
     """Every script is named by an easyconfig or the easyblock for containers, and all that are named there exist."""
-    text = (CHECKOUT / 'easyblocks/generic/singularitycontainer.py').read_text()
-    table = re.findall(r"^    '(.*?)':", re.search(r'^SCRIPTS = \{(.*?)^\}', text, re.M | re.S).group(1), re.M)
+    from hpc_pytorch.packages.container_scripts import scripts_for
+    table = scripts_for('torch')
     easyconfigs = ''.join(path.read_text() for path in CHECKOUT.glob('easyconfigs/*/*/*.eb'))
     scripts = [path.name for path in SCRIPTS.iterdir() if path.is_file()]
     assert set(table) <= set(scripts)
@@ -100,6 +99,8 @@ def test_get_master_as_scontrol(scontrol, count):
     ('x[1-2]y[08-11]', 'x1y08'),
     ('nid005042', 'nid005042'),
     ('n[9-11]', 'n9'),
+    ('n1, n[3-4],', 'n1'),
+    (' n[2-3]', 'n2'),
 ])
 def test_get_master(scontrol, nodes, first):
     """The first host; all hosts; the list from the job step."""
@@ -121,6 +122,7 @@ def test_get_master_of_many_nodes():
     ('nid[a-b]', 'no range'),
     ('a]b[', 'no node list'),
     ('', 'expected a node list'),
+    (' , ', 'names no host'),
 ])
 def test_get_master_refuses(nodes, says):
     """One line that says what is wrong."""
@@ -246,27 +248,86 @@ def test_launcher_that_says_too_little():
     assert 'set MASTER_ADDR' in ranks(status=1, **PALS)
 
 
-def start(tmp_path, code, *arguments, **options):
+# the only rank of its node, so that the node's cache goes when it ends
+ALONE = dict(SRUN, SLURM_STEP_TASKS_PER_NODE='1(x8)', SLURM_NODEID='5', SLURM_LOCALID='0')
+
+
+def start(tmp_path, code, *arguments, variables=ALONE, **options):
     """conda-python-distributed as a process, with its own directory for temporary files."""
-    environment = dict(SRUN, PATH='%s:/usr/bin:/bin' % Path(sys.executable).parent, TMPDIR=str(tmp_path))
+    environment = dict({'PATH': '%s:/usr/bin:/bin' % Path(sys.executable).parent, 'TMPDIR': str(tmp_path)}, **variables)
     return subprocess.Popen([SCRIPTS / 'conda-python-distributed', '-u', '-c', code, *arguments], env=environment,
                             stdin=options.pop('stdin', subprocess.DEVNULL), stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True, **options)
 
 
-def test_private_directory(tmp_path):
-    """One of its own for each rank, closed to others, removed at the end."""
-    code = ('import os, stat; place = os.environ["MIOPEN_USER_DB_PATH"]; open(place + "/x", "w").close(); '
-            'print(place, oct(os.stat(place).st_mode & 0o777), os.environ["MIOPEN_CUSTOM_CACHE_DIR"] == place)')
+SHOW_CACHE = ('import os, stat; place = os.environ["MIOPEN_USER_DB_PATH"]; open(place + "/x", "w").close(); '
+              'print(place, oct(os.stat(place).st_mode & 0o777), os.environ["MIOPEN_CUSTOM_CACHE_DIR"] == place)')
+
+
+def test_cache_of_a_node(tmp_path):
+    """One for the ranks of a node, closed to others; the last that ends removes it. Another job has another."""
+    four = [dict(SRUN, SLURM_LOCALID=str(rank), **more) for more in ({}, {'SLURM_JOB_ID': '78'}) for rank in range(4)]
     seen = set()
-    for process in [start(tmp_path, code) for _ in range(3)]:
+    for process in [start(tmp_path, SHOW_CACHE, variables=variables) for variables in four]:
         output, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
         place, mode, same = output.split()
         assert Path(place).parent == tmp_path and mode == '0o700' and same == 'True'
         seen.add(place)
-    assert len(seen) == 3
+    assert len(seen) == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_cache_that_somebody_else_made(tmp_path):
+    """What stands in its place is neither used nor removed."""
+    output, _ = start(tmp_path, SHOW_CACHE).communicate(timeout=60)
+    wanted = Path(output.split()[0])
+    (tmp_path / 'elsewhere').mkdir()
+    wanted.symlink_to(tmp_path / 'elsewhere')
+    output, error = start(tmp_path, SHOW_CACHE).communicate(timeout=60)
+    assert Path(output.split()[0]) != wanted, error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['elsewhere', wanted.name]
+    assert not list((tmp_path / 'elsewhere').iterdir())
+
+
+def test_users_own_cache(tmp_path):
+    """Kept, and not removed."""
+    mine = {'MIOPEN_USER_DB_PATH': str(tmp_path / 'mine'), 'MIOPEN_CUSTOM_CACHE_DIR': str(tmp_path / 'other')}
+    (tmp_path / 'mine').mkdir()
+    output, error = start(tmp_path, SHOW_CACHE, variables=dict(ALONE, **mine)).communicate(timeout=60)
+    assert output.split()[0] == mine['MIOPEN_USER_DB_PATH'] and output.split()[2] == 'False', error
+    assert [path.name for path in tmp_path.iterdir()] == ['mine']
+
+
+@pytest.mark.parametrize('name', ['SLURM_NODEID', 'SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_STEP_TASKS_PER_NODE',
+                                  'SLURM_LOCALID', 'SLURM_STEP_ID'])
+def test_variable_of_slurm_that_is_missing(name):
+    """Named, with what started this."""
+    variables = {other: value for other, value in SRUN.items() if other != name}
+    error = ranks(status=1, **variables)
+    assert 'srun has started this' in error and '$' + name in error and error.count('\n') == 1
+
+
+@pytest.mark.parametrize('name', ['SLURM_PROCID', 'SLURM_NODEID', 'SLURM_JOB_ID', 'SLURM_STEP_ID', 'SLURM_LOCALID',
+                                  'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_TASKS_PER_NODE', 'SLURM_JOB_CPUS_PER_NODE',
+                                  'HPC_NODE_CPUS'])
+@pytest.mark.parametrize('script', ['conda-python-distributed', 'torchrun'])
+def test_values_are_not_run(tmp_path, script, name):
+    """What is no number is refused, or left alone; bash's arithmetic would run the command in it."""
+    mark = tmp_path / 'ran'
+    variables = dict(SRUN, SLURM_STEP_ID='0', HPC_MASTER_PORT='3442', **{'PATH': '/usr/bin:/bin'})
+    variables[name] = 'PATH[$(touch %s)]' % mark
+    done = subprocess.run([SCRIPTS / script, 'x.py'], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=60)
+    assert not mark.exists(), done.stdout
+
+
+def test_more_ranks_than_gpus():
+    """Two ranks would share a GPU, and NCCL refuses that late and in other words."""
+    eight = dict(SRUN, SLURM_STEP_NUM_TASKS='16', SLURM_STEP_TASKS_PER_NODE='8(x2)', ROCR_VISIBLE_DEVICES='0,1,2,3')
+    error = ranks(status=1, **eight)
+    assert '8 ranks' in error and '4 GPUs' in error and 'SEE_ALL_GPUS=1' in error
+    assert ranks(SEE_ALL_GPUS='1', **eight)['ROCR_VISIBLE_DEVICES'] == '0,1,2,3'
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT])

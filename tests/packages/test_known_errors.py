@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_pytorch.source import known_errors
+from hpc_pytorch.packages import known_errors
 
 # The remedy's words that a message, as it was printed by a real tool, must bring up.
 MESSAGES = (

@@ -1,0 +1,17 @@
+"""Sphinx's configuration: `./test tests/docs` builds this with warnings as errors."""
+import os
+import re
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+project = 'hpc-pytorch'
+author = 'The authors of hpc-pytorch'
+with open(os.path.join(HERE, os.pardir, 'hpc_pytorch', '__init__.py'), encoding='utf-8') as handle:
+    release = version = re.search(r"^VERSION = '(.*)'", handle.read(), re.M).group(1)
+
+html_theme = 'furo'
+html_show_copyright = False
+html_title = 'PyTorch on supercomputers'
+# two dashes are an option, not a long one
+smartquotes = False
+nitpicky = True

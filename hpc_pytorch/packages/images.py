@@ -1,0 +1,151 @@
+"""
+Container images as files: whether they are whole, where they are kept, and how they come from a registry.
+
+Standard library only, Python 3.6.
+"""
+import difflib
+import errno
+import fcntl
+import glob
+import os
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+
+from hpc_pytorch import UsersProblem
+
+SIF_MAGIC = (32, b'SIF_MAGIC\0')
+SQUASHFS_MAGIC = (0, b'hsqs')
+# ioctl that makes a file share the blocks of another one, from linux/fs.h
+FICLONE = 0x40049409
+REFERENCE = re.compile(r'docker://(?P<repository>[\w.:/-]+)@(?P<digest>sha256:[0-9a-f]{64})$')
+
+
+def image_size(path):
+    """The size that the header of an image promises, or None when this is neither a SIF nor a squashfs image."""
+    with open(path, 'rb') as handle:
+        header = handle.read(128)
+
+    def has(magic):
+        return header[magic[0]:magic[0] + len(magic[1])] == magic[1]
+
+    if has(SIF_MAGIC) and len(header) == 128:
+        # where the data objects start, and their length
+        return sum(struct.unpack_from('<QQ', header, 112))
+    if has(SQUASHFS_MAGIC) and len(header) >= 48:
+        return struct.unpack_from('<Q', header, 40)[0]
+    return None
+
+
+def check_image(path):
+    """Stop unless this is a whole image."""
+    promised, size = image_size(path), os.path.getsize(path)
+    if promised is None:
+        raise UsersProblem("%s is no container image: its header is neither that of a SIF nor of a squashfs file. "
+                           "Was a web page or a pointer to the file downloaded instead?" % path)
+    if size < promised:
+        raise UsersProblem("the image %s is cut off: it has %d bytes, and its header speaks of %d. Fetch it again."
+                           % (path, size, promised))
+
+
+# -- copying
+
+def place_image(source, target):
+    """Make the image appear at `target`, whole or not at all: blocks shared where the file system can, else a copy."""
+    partial = target + '.partial'
+    try:
+        with open(source, 'rb') as original, open(partial, 'wb') as copy:
+            try:
+                fcntl.ioctl(copy.fileno(), FICLONE, original.fileno())
+            except OSError:
+                shutil.copyfileobj(original, copy, 1 << 20)
+        os.rename(partial, target)
+    except OSError as error:
+        if os.path.exists(partial):
+            os.remove(partial)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise no_room(source, os.path.dirname(target))
+        raise UsersProblem("the image %s could not be copied to %s: %s" % (source, target, error.strerror))
+
+
+def check_room(source, directory):
+    """Stop when a copy of the image does not fit below a directory that need not exist yet."""
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    if free_space(directory) < os.path.getsize(source):
+        raise no_room(source, directory)
+
+
+def free_space(directory):
+    """Bytes that can be written in a directory."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def no_room(source, directory):
+    """The error for an image that does not fit."""
+    return UsersProblem("no room for the image: it has %d MiB, and %s has %d MiB left, or your quota has less. "
+                        "Free space there, choose another --prefix, or leave the image where it is with "
+                        "`copy_image = False`" % (os.path.getsize(source) >> 20, directory,
+                                                  free_space(directory) >> 20))
+
+
+# -- stores of the site
+
+def find_image(stores, name):
+    """The path of an image in the first store that has it, there or in one of its directories; or None."""
+    for store in map(glob.escape, stores):
+        for place in (store, os.path.join(store, '*')):
+            found = sorted(filter(os.path.isfile, glob.glob(os.path.join(place, glob.escape(name)))))
+            if found:
+                return found[0]
+    return None
+
+
+def not_found(name, source_paths, stores):
+    """The sentences for an image that is nowhere: where it was looked for, and what is called nearly the same."""
+    places, near = [], []
+    for store in stores:
+        try:
+            os.listdir(store)
+            places.append(store)
+        except OSError as error:
+            places.append("%s (%s)" % (store, error.strerror.lower()))
+        paths = {os.path.basename(path): path for pattern in ('*', os.path.join('*', '*'))
+                 for path in glob.glob(os.path.join(glob.escape(store), pattern)) if os.path.isfile(path)}
+        near += [paths[other] for other in difflib.get_close_matches(name, paths)]
+    return "the image %s is neither in the source path (%s) nor in an image store (%s).%s" % (
+        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system",
+        " The nearest: %s." % ', '.join(near) if near else '')
+
+
+# -- registries
+
+def file_of(reference):
+    """The name of the file in which an image of a registry is kept."""
+    found = REFERENCE.match(reference)
+    if not found:
+        raise UsersProblem("%s names no image by its digest, as docker://NAME@sha256:... with 64 digits does; a tag "
+                           "can stand for another image tomorrow" % reference)
+    return '%s-%s.sif' % (os.path.basename(found.group('repository')), found.group('digest').replace(':', '-'))
+
+
+def pull(runtime, reference, target):
+    """Fetch an image from its registry, whole or not at all; the runtime compares the digest."""
+    directory = os.path.dirname(target)
+    os.makedirs(directory, exist_ok=True)
+    # not in $HOME and /tmp, where there seldom is room for it
+    with tempfile.TemporaryDirectory(prefix='.pull-', dir=directory) as partial:
+        places = {'%s_%s' % (runtime_prefix, name): partial
+                  for runtime_prefix in ('APPTAINER', 'SINGULARITY') for name in ('TMPDIR', 'CACHEDIR')}
+        image = os.path.join(partial, 'image.sif')
+        pulled = subprocess.run([runtime, 'pull', image, reference], env=dict(places, **os.environ),
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if pulled.returncode or not os.path.isfile(image):
+            said = pulled.stdout.decode(errors='replace').strip().splitlines() or ['it said nothing']
+            raise UsersProblem("%s could not be fetched: %s. Is there a network, and has the registry this digest? "
+                               "Fetch it on a machine with a network (eb --fetch), and bring %s here."
+                               % (reference, said[-1], target))
+        os.rename(image, target)

@@ -1,0 +1,320 @@
+"""
+What the lock files of an easyconfig name, fetched for the Python that it is installed for.
+
+Everything is fetched by pip in EasyBuild's fetch step, so that the mirrors, proxies and caches that the user configured
+for pip are used; everything after that works without a network.
+
+Python 3.6; runs inside EasyBuild.
+"""
+import glob
+import os
+import re
+import shutil
+import sys
+import tempfile
+from contextlib import contextmanager
+
+from easybuild.framework.easyconfig import CUSTOM, MANDATORY
+from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import source_paths
+from easybuild.tools.environment import restore_env
+from easybuild.tools.filetools import download_file, mkdir, remove_dir
+from easybuild.tools.modules import get_software_root
+from easybuild.tools.utilities import nub
+
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.machine import distribution_packages
+from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
+from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_not
+
+# no set of wheels is so small
+LEAST_ROOM = 50 * 2 ** 20
+# what a file is called that lay where another was to be kept
+ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
+
+# Easyconfig parameters of every easyblock that has locked packages.
+PARAMETERS = {
+    'lock_files': [None, "Lock files with all packages to install", MANDATORY],
+    'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
+    'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
+    'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
+    'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
+    'package_urls': [{}, "Where the sources of packages are that no index has, by name", CUSTOM],
+    'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
+}
+# The collection's easyconfig of a Python that needs nothing of the machine, as a dependency.
+OWN_PYTHON = ('Python', '3.12.14', '-standalone')
+
+
+class LockedPackages:
+    """The locked packages of an easyblock, and the Python and MPI they are for."""
+
+    def __init__(self, easyblock):
+        """Nothing is known yet of the Python and of the files."""
+        self.easyblock = easyblock
+        self.cfg = easyblock.cfg
+        self.python = None
+        self.mpi_compilers = None
+
+    # --- the machine ------------------------------------------------------------------------------------------------
+
+    @property
+    def system(self):
+        """The system that this is installed for."""
+        try:
+            return current(self.cfg.filename())
+        except UsersProblem as problem:
+            raise EasyBuildError(str(problem))
+
+    @contextmanager
+    def modules(self):
+        """What this depends on is loaded, as far as it is there: fetching must know the Python that will be used."""
+        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
+        there = self.easyblock.modules_tool.exist(names) if names else []
+        names = [name for name, exists in zip(names, there) if exists]
+        environment = os.environ.copy()
+        if names:
+            self.easyblock.modules_tool.load(names)
+        try:
+            yield
+        finally:
+            if names:
+                restore_env(environment)
+
+    def look_around(self):
+        """Find Python and MPI, and install the headers that building needs where that is allowed."""
+        if self.python:
+            return
+        self.python = self.find_python()
+        self.mpi_compilers = self.find_mpi_compilers()
+        if self.cfg['build_from_source'] and not self.python.headers:
+            try:
+                distribution_packages.install(['python%s-dev' % self.python.version])
+            except UsersProblem as problem:
+                raise EasyBuildError("%s has no Python.h, which building %s needs: %s", self.python.path,
+                                     ', '.join(self.cfg['build_from_source']), problem)
+        mpi = self.mpi_compilers[0] if self.mpi_compilers else 'none here, so the locked one'
+        print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.easyblock.log)
+
+    def find_python(self):
+        """The first Python, of those that the packages exist for, on this machine."""
+        versions = self.cfg['python_versions']
+        root = get_software_root('Python')
+        if root:
+            names = [os.path.join(root, 'bin', 'python3')]
+        else:
+            names = ['python3'] + ['python' + version for version in versions] + [sys.executable]
+        paths = nub([path for path in map(shutil.which, names) if path])
+        pythons = [python for python in map(ask_python, paths) if python]
+        for python in pythons:
+            if python.version in versions:
+                return python
+        found = ', '.join("%s (%s)" % (python.version, python.path) for python in pythons)
+        raise EasyBuildError("%s %s needs Python %s; found: %s. Install one of them, or load its module, so that "
+                             "python3.x is found%s.",
+                             self.cfg.name, self.cfg.version, ' or '.join(versions), found or 'none',
+                             "; or add to the dependencies the one that the collection has: %s" % (OWN_PYTHON,)
+                             if '.'.join(OWN_PYTHON[1].split('.')[:2]) in versions else '')
+
+    def find_mpi_compilers(self):
+        """The system's MPI compilers for C and C++, or None."""
+        compilers = self.system.compilers
+        found = [shutil.which(name) for name in (compilers['mpi_c'] or 'mpicc', compilers['mpi_cxx'] or 'mpicxx')]
+        return found if all(found) else None
+
+    # --- the locks --------------------------------------------------------------------------------------------------
+
+    def named_file(self, name):
+        """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
+        return named_file(self.cfg.path, name) or self.easyblock.obtain_file(name, no_download=True)
+
+    def locked(self, parameter):
+        """All entries of the lock files that a parameter names."""
+        try:
+            return [entry for name in self.cfg[parameter] for entry in read_lock(self.named_file(name))]
+        except UsersProblem as problem:
+            raise EasyBuildError(str(problem))
+
+    def from_source(self, entry):
+        """Whether this package is to be built here."""
+        return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
+
+    def to_install(self):
+        """All entries to install from wheels."""
+        entries = [entry for entry in self.locked('lock_files') if not self.from_source(entry)]
+        return entries + ([] if self.mpi_compilers else self.locked('mpi_lock_files'))
+
+    def to_build(self):
+        """All entries to build here."""
+        return [entry for entry in self.locked('lock_files') if self.from_source(entry)]
+
+    def check_locks(self):
+        """All lock files are there, and are the locks of this version (with --try-software-version they may not be)."""
+        name, version = self.cfg.name, self.cfg.version
+        for lock in self.cfg['lock_files'] + self.cfg['build_lock_files']:
+            try:
+                self.named_file(lock)
+            except EasyBuildError:
+                raise EasyBuildError("There is no lock file %s, which %s %s would be installed from: the packages that "
+                                     "go with this version have to be locked first. The .in files in the "
+                                     "collection's locks directory say how; put it beside the easyconfig, or into a "
+                                     "directory of --robot-paths", lock, name, version)
+        for entry in self.locked('lock_files'):
+            if entry.name == 'torch' and name == 'PyTorch' and entry.version.split('+')[0] != version:
+                raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
+                                     "(how is said in the .in file beside it) and name it in the easyconfig.",
+                                     entry.version, version, version)
+
+    # --- the files --------------------------------------------------------------------------------------------------
+
+    def fetch(self):
+        """A directory with links to all files that are needed, fetched if they are in no source path."""
+        if self.easyblock.dry_run:
+            versions = {}
+            for entry in self.locked('lock_files'):
+                versions.setdefault(entry.name, set()).add(entry.version)
+            for name in sorted(versions):
+                self.easyblock.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
+            return None
+        with self.modules():
+            self.look_around()
+            files = tempfile.mkdtemp(prefix='wheels-')
+            for store in self.stores():
+                self.link(store, files)
+            self.complete(files)
+        return files
+
+    def stores(self):
+        """Where the fetched files may lie: a directory of this easyconfig's in every source path."""
+        name = '%s-%s%s-wheels' % (self.cfg.name, self.cfg.version, self.cfg['versionsuffix'])
+        return [os.path.join(path, self.cfg.name[0].lower(), self.cfg.name, name) for path in source_paths()]
+
+    def link(self, store, files):
+        """Take what the locks name from a store; what is damaged, or of another lock, is left where it is."""
+        locked = {}
+        for entry in self.all_locked():
+            locked.setdefault((entry.name, entry.version), set()).update(entry.hashes)
+        for path in sorted(glob.glob(os.path.join(glob.escape(store), '*.*'))):
+            name = ASIDE.sub('', os.path.basename(path))
+            link, hashes = os.path.join(files, name), locked.get(name_and_version(name))
+            if not hashes or os.path.exists(link) or not os.path.isfile(path) or not os.access(path, os.R_OK):
+                continue
+            digest = sha256_of(path)
+            if digest in hashes:
+                os.symlink(path, link)
+            elif name == os.path.basename(path):
+                print_msg("%s is not used: its SHA256 is %s, and the lock file of %s %s says %s. One of the two is "
+                          "damaged or of another version", path, digest, name_and_version(name)[0],
+                          name_and_version(name)[1], ' or '.join(sorted(hashes)), log=self.easyblock.log)
+
+    def all_locked(self):
+        """All entries of all lock files."""
+        return [entry for name in PARAMETERS if name.endswith('lock_files') for entry in self.locked(name)]
+
+    @staticmethod
+    def source_file(entry, files):
+        """The fetched source of a package that is built here, if it is there."""
+        names = (entry.name, entry.name.replace('-', '_'))
+        paths = [os.path.join(files, '%s-%s.tar.gz' % (name, entry.version)) for name in names]
+        return next(filter(os.path.isfile, paths), None)
+
+    def complete(self, files):
+        """Download what is not there."""
+        wheels = [self.absent(entries, files) for entries in (self.to_install(), self.locked('build_lock_files'))]
+        sources = [entry for entry in self.to_build() if not self.source_file(entry, files)]
+        absent = sum(wheels, []) + sources
+        if not absent:
+            return
+        store = self.writable_store(absent[0])
+        part = tempfile.mkdtemp(prefix='part-', dir=store)
+        try:
+            for entries in filter(None, wheels):
+                self.download(entries, part, store, files)
+            if sources:
+                self.download_sources(sources, part, store, files)
+        finally:
+            remove_dir(part)
+
+    def absent(self, entries, files):
+        """The entries that no file here is for; whether that matters depends on their markers, which pip knows."""
+        if not entries or not Pip(self.python).missing(entries, files):
+            return []
+        here = {name_and_version(path) for path in os.listdir(files) if not why_not(path, self.python)}
+        return [entry for entry in entries if (entry.name, entry.version) not in here] or entries
+
+    def writable_store(self, absent):
+        """The first store that can be written to; there has to be room in it."""
+        for store in self.stores():
+            try:
+                mkdir(store, parents=True)
+            except EasyBuildError:
+                continue
+            if os.access(store, os.W_OK | os.X_OK):
+                break
+        else:
+            raise EasyBuildError("%s %s, for one, has to be fetched, and the source path cannot be written to. Put a "
+                                 "directory of yours in front of it (NEW:READONLY): "
+                                 "--sourcepath=$HOME/easybuild/sources:%s",
+                                 absent.name, absent.version, ':'.join(source_paths()))
+        for left in glob.glob(os.path.join(glob.escape(store), 'part-*')):
+            remove_dir(left)
+        free = shutil.disk_usage(store).free
+        if free < LEAST_ROOM:
+            raise EasyBuildError("The source path has too little room: %d MB are free in %s. Make room, or put another "
+                                 "directory in front of it: --sourcepath=NEW:%s",
+                                 free // 2 ** 20, store, ':'.join(source_paths()))
+        return store
+
+    def download(self, entries, part, store, files):
+        """Download wheels: from the user's indexes, and if they do not have them, from the easyconfig's, too."""
+        pip = Pip(self.python)
+        extra = [word for url in self.cfg['extra_index_urls'] for word in ('--extra-index-url', url)]
+        print_msg("fetching %d packages into %s", len({entry.name for entry in entries}), store,
+                  log=self.easyblock.log)
+        for indexes in ([], extra):
+            result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
+            if result.exit_code == 0:
+                return keep(part, store, files)
+        raise EasyBuildError("Fetching failed: %s", pip.why_not_fetched(entries, result.output, files, store, *extra))
+
+    def download_sources(self, entries, part, store, files):
+        """Download sources; pip insists on asking each for its metadata, which needs the build tools."""
+        for entry in entries:
+            if entry.name in self.cfg['package_urls']:
+                self.download_release(entry, part, store)
+        entries = [entry for entry in entries if entry.name not in self.cfg['package_urls']]
+        if entries:
+            tools = os.path.join(part, 'tools')
+            pip = Pip(self.python)
+            pip.install(self.locked('build_lock_files'), files, '--target', tools)
+            result = pip.download(entries, part, '--no-binary', ':all:', '--no-build-isolation',
+                                  environment={'PYTHONPATH': tools})
+            if result.exit_code:
+                raise EasyBuildError("Fetching failed: %s", pip.why_not_fetched(entries, result.output, files, store))
+        keep(part, store, files)
+
+    def download_release(self, entry, part, store):
+        """Download the source of a package from where its authors release it, under the name that pip looks for."""
+        name = '%s-%s.tar.gz' % (entry.name, entry.version)
+        path, url = os.path.join(part, name), self.cfg['package_urls'][entry.name]
+        if not download_file(name, url, path):
+            raise EasyBuildError("Fetching %s failed. Fetch it by hand, and put it as %s into %s", url, name, store)
+        if sha256_of(path) not in entry.hashes:
+            raise EasyBuildError("%s: its SHA256 is %s, and the lock file of %s %s says %s. Do not use it until you "
+                                 "know which of the two is wrong.", url, sha256_of(path), entry.name, entry.version,
+                                 ' or '.join(sorted(entry.hashes)))
+
+
+def keep(part, store, files):
+    """Move what was downloaded to where it stays; what lies there under the same name is another file, and stays."""
+    for path in glob.glob(os.path.join(part, '*.*')):
+        target = os.path.join(store, os.path.basename(path))
+        if os.path.exists(target):
+            os.replace(target, '%s.%s.aside' % (target, sha256_of(target)[:8]))
+        os.replace(path, target)
+        link = os.path.join(files, os.path.basename(path))
+        if not os.path.exists(link):
+            os.symlink(target, link)

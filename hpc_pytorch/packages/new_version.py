@@ -1,0 +1,261 @@
+"""
+``./eb --new-version VERSION EASYCONFIG``: an easyconfig and its lock files for another version, from those of this one.
+``./eb --renew EASYCONFIG``: the lock files of the same version made anew, with what the indexes have today.
+
+Every lock file is made by uv from an .in file of the same name, with the command that the .in file itself tells; so
+whoever reads the collection can do by hand what this does. Easyconfig and locks are written when all of it has worked.
+"""
+import argparse
+import ast
+import difflib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.packages import rocm_pairs
+
+LOCK_PARAMETERS = ('lock_files', 'build_lock_files', 'mpi_lock_files')
+# Packages of which each version is made for one version of PyTorch: their own metadata say which.
+COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
+# EasyBuild's options that may stand on the command line out of habit; nothing of theirs is used.
+NOT_OURS = ('--allow-use-as-root', '--prefix=', '--sourcepath=', '--tmpdir=', '--robot')
+# pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
+# among them: the same lock has to come out on every machine.
+PIPS_WORDS = (('index-url', 'UV_DEFAULT_INDEX'), ('cert', 'SSL_CERT_FILE'))
+# uv's words -> ours; the first that fits
+REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in (
+    (r'no version of (\S+?)==(\S+)', "there is no {0} {1} on the indexes that were asked"),
+    (r'no wheels with a matching (Python|platform)', "it has no wheel for the Python or the processor of this system"),
+    (r'requested Python version .* does not satisfy Python(\S+) and (\S+) depends', "{1} wants Python {0}"),
+    (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
+))
+
+
+def indexes():
+    """What pip was told of indexes, mirrors and certificates, in uv's words; what uv itself was told stays."""
+    said = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True).stdout
+    told = {key.split('.')[-1]: ast.literal_eval(value) for key, _, value in
+            (line.partition('=') for line in said.splitlines() if '=' in line)}
+    told = {uvs: told[pips] for pips, uvs in PIPS_WORDS if pips in told}
+    return dict({name: value for name, value in told.items() if name not in os.environ}, UV_NO_PROGRESS='1')
+
+
+def uv_program():
+    """The uv that the collection has locked, in an environment that is made when it is needed; else the user's."""
+    make = os.path.join(collection_path('environments'), 'make-environment')
+    if not os.path.exists(make):
+        if not shutil.which('uv'):
+            raise UsersProblem("uv is not found; install it: pip install uv")
+        return 'uv'
+    environment = os.path.join(os.path.dirname(collection_path('environments')), '.venv-uv')
+    if subprocess.run([make, environment, os.path.join(collection_path('environments'), 'uv.txt')]).returncode:
+        raise UsersProblem("uv could not be installed; see above")
+    return os.path.join(environment, 'bin', 'uv')
+
+
+def uv(words, directory):
+    """Run uv in a directory; what it prints. It asks the indexes that pip was configured with."""
+    done = subprocess.run([uv_program()] + words, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True, env=dict(os.environ, **indexes()))
+    if done.returncode:
+        for pattern, text in REASONS:
+            found = pattern.search(done.stderr)
+            if found:
+                raise UsersProblem(text.format(*found.groups()))
+        raise UsersProblem("uv says: %s" % ' '.join(done.stderr.split())[:600])
+    return done.stdout
+
+
+def parameters(text):
+    """The parameters of an easyconfig that are plain values."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            try:
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                # one with constants of EasyBuild's in it
+                continue
+    return found
+
+
+def replaced(text, old, new):
+    """A text with one version in the place of another, wherever it stands as a whole word."""
+    return re.sub(r'(?<![\d.])%s(?![\d]|\.\d)' % re.escape(old), new, text)
+
+
+def command_of(path):
+    """The words after `uv` with which the lock of an .in file is made, from the file's own comment."""
+    with open(path, encoding='utf-8') as handle:
+        found = re.search(r'^#\s+uv (pip compile .*)$', handle.read(), re.M)
+    if not found:
+        raise UsersProblem("%s does not say how its lock is made: a comment with the words 'uv pip compile ...'" % path)
+    return shlex.split(found.group(1))
+
+
+def option(words, name, default):
+    """The value of an option of uv's."""
+    return words[words.index(name) + 1] if name in words else default
+
+
+class Change:
+    """One easyconfig with its lock files, for a version; everything is made in a directory of its own first."""
+
+    def __init__(self, easyconfig, version, work):
+        self.easyconfig, self.work = easyconfig, work
+        with open(easyconfig, encoding='utf-8') as handle:
+            self.text = handle.read()
+        values = parameters(self.text)
+        self.old = values['version']
+        names = [name for key in LOCK_PARAMETERS for name in values.get(key, [])]
+        self.inputs = [self.input_of(name % {'version': self.old}) for name in names]
+        self.version = self.newest() if version == 'latest' else version
+
+    def input_of(self, lock):
+        """The .in file from which a lock is made."""
+        path = named_file(self.easyconfig, os.path.splitext(lock)[0] + '.in')
+        if path is None:
+            raise UsersProblem("%s has no .in file, so it cannot be made anew: write one beside it, with the command "
+                               "in a comment as in the others" % lock)
+        return path
+
+    def python(self):
+        """The oldest Python that the locks are made for."""
+        return option(command_of(self.inputs[0]), '--python-version', '3.9')
+
+    def newest(self):
+        """The newest version that the indexes have for this Python."""
+        return self.resolved(['torch'])['torch'].split('+')[0]
+
+    def resolved(self, requirements):
+        """What uv makes of a few requirements: {name: version}."""
+        with open(os.path.join(self.work, 'question.in'), 'w', encoding='utf-8') as handle:
+            handle.write('\n'.join(requirements) + '\n')
+        said = uv(['pip', 'compile', '--quiet', '--universal', '--python-version', self.python(), 'question.in'],
+                  self.work)
+        return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', said, re.M))
+
+    def check_pairs(self, text):
+        """Stop where PyTorch has no wheels of this version for the ROCm that the lock names, or for its Python."""
+        found = re.search(r'^torch==\S+\+rocm([\d.]+)', text, re.M)
+        if found:
+            problem = rocm_pairs.why_none(self.version, found.group(1)) or rocm_pairs.why_not(
+                '%s+rocm%s' % (self.version, found.group(1)), None, self.python(), None)
+            if problem:
+                raise UsersProblem(problem)
+
+    def new_input(self, text):
+        """An .in file for the new version; companions are those that say that they are made for it."""
+        text = replaced(text, self.old, self.version)
+        self.check_pairs(text)
+        pinned = [name for name in COMPANIONS if re.search(r'^%s==' % name, text, re.M)]
+        if pinned and self.version != self.old:
+            pairs = self.resolved(['torch==' + self.version] + pinned)
+            for name in pinned:
+                text = re.sub(r'^(%s==)[^\s;+]+' % name, r'\g<1>' + pairs[name], text, flags=re.M)
+        return text
+
+    def make_locks(self):
+        """All .in files and locks of the new version; {path: text}."""
+        made = {}
+        for path in self.inputs:
+            with open(path, encoding='utf-8') as handle:
+                text = self.new_input(handle.read())
+            name = replaced(os.path.basename(path), self.old, self.version)
+            with open(os.path.join(self.work, name), 'w', encoding='utf-8') as handle:
+                handle.write(text)
+            words = command_of(os.path.join(self.work, name))
+            uv(words + ['--quiet'], self.work)
+            for file in (name, os.path.splitext(name)[0] + '.lock'):
+                with open(os.path.join(self.work, file), encoding='utf-8') as handle:
+                    # the command in its first lines is the one that people type
+                    made[os.path.join(os.path.dirname(path), file)] = handle.read().replace(' --quiet\n', '\n')
+        return made
+
+    def make(self):
+        """Everything; a source whose checksum nobody knows has none yet."""
+        made = self.make_locks()
+        if self.version != self.old:
+            text = replaced(self.text, self.old, self.version)
+            if re.search(r"^sources = ", text, re.M):
+                text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
+            made[replaced(self.easyconfig, self.old, self.version)] = text
+        return made
+
+
+def find(name):
+    """The path of an easyconfig that a user names."""
+    if os.path.isfile(name):
+        return os.path.abspath(name)
+    for top, _, files in os.walk(collection_path('easyconfigs')):
+        if os.path.basename(name) in files:
+            return os.path.join(top, os.path.basename(name))
+    raise UsersProblem("no easyconfig is called %s" % name)
+
+
+def difference(path, text):
+    """What a file becomes, as a diff against what is there, or only its size where it is new."""
+    if not os.path.exists(path):
+        return "new: %s (%d lines)\n" % (path, text.count('\n'))
+    with open(path, encoding='utf-8') as handle:
+        before = handle.read()
+    return ''.join(difflib.unified_diff(before.splitlines(True), text.splitlines(True), path, path, n=0))
+
+
+def show(change, made):
+    """What is new, in a few lines: the easyconfig's difference, and versions that changed in the locks."""
+    for path, text in sorted(made.items()):
+        if path.endswith('.eb'):
+            before, after = change.text.splitlines(True), text.splitlines(True)
+            print(''.join(difflib.unified_diff(before, after, change.easyconfig, path)))
+        else:
+            lines = difference(path, text).splitlines()
+            print('\n'.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)
+
+
+def write(made):
+    """Write every file whole."""
+    for path, text in made.items():
+        handle, part = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.new-')
+        with os.fdopen(handle, 'w', encoding='utf-8') as file:
+            file.write(text)
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+
+
+def main(arguments):
+    """The command line."""
+    parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, or latest")
+    what.add_argument('--renew', action='store_true', help="the same version, as the indexes are today")
+    parser.add_argument('easyconfig', metavar='EASYCONFIG')
+    given = parser.parse_args([word for word in arguments if not word.startswith(NOT_OURS)])
+    work = tempfile.mkdtemp(prefix='new-version-')
+    try:
+        path = find(given.easyconfig)
+        change = Change(path, given.new_version or parameters(open(path, encoding='utf-8').read())['version'], work)
+        made = change.make()
+        show(change, made)
+        write(made)
+    except UsersProblem as problem:
+        print("ERROR: %s: %s; nothing was written" % (given.easyconfig, problem), file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    name = os.path.basename(replaced(path, change.old, change.version))
+    if any('sources' in text and 'checksums' not in text for file, text in made.items() if file.endswith('.eb')):
+        print("Its source has no checksum yet. Fetch and hash it: ./eb --inject-checksums --force %s" % name)
+    print("To try it: ./eb --rehearse -x %s" % name)
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

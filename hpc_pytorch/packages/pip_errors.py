@@ -1,0 +1,91 @@
+"""
+What pip says when it fails, in words that help: which file, which server, why, and what to do.
+
+Standard library only, Python 3.6.
+"""
+import glob
+import os
+import re
+from urllib.parse import urlsplit
+
+from hpc_pytorch.packages.lock_files import normal_name
+from hpc_pytorch.packages.wheel_tags import parse_wheel, why_not
+
+# pip's last word about a requirement that no file fits
+NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
+# what it says about an index that it goes on without, when it is asked to say much
+NOT_FETCHED = re.compile(r'Could not fetch URL (\S+): (.*?)(?: - skipping)?$', re.M)
+# (name) from (file) ... Expected sha256 (hash) [or (hash)] ... Got (hash)
+OTHER_FILE = re.compile(r'^\s+(\S+) from (\S+).*:\n((?:\s+Expected\s+(?:sha256|or)\s+\w+\n)+)\s+Got\s+(\w+)', re.M)
+
+# What went wrong on the way to a server, what the user reads, and what to do. The first that fits counts: a proxy's
+# troubles have the others' words in them.
+WAYS = tuple((re.compile(pattern, re.I), reason, remedy) for pattern, reason, remedy in (
+    (r'proxy|\b407\b', "the proxy cannot be reached, or refuses you",
+     "look at $https_proxy, $http_proxy and the proxy in 'pip config list'"),
+    (r'certificate|\bSSL', "its certificate is not one that is trusted here",
+     "if your site's proxy signs with a certificate authority of its own: pip config set global.cert FILE"),
+    (r'resolv|resolution|Name or service|nodename', "this machine does not know a host of that name",
+     "check its name and the network, or fetch on a machine with a network (eb --fetch)"),
+    (r'refused', "it refuses connections", "check the address: pip config list"),
+    (r'unreachable|No route', "there is no way to it from here", "fetch on a machine with a network (eb --fetch)"),
+    (r"timed out|didn't respond", "it does not answer in time", "try again later, or fetch elsewhere (eb --fetch)"),
+    (r'\b(401|403)\b', "it wants a name and a password, or refuses them", "look at index-url in 'pip config list'"),
+    (r'', "the connection failed", "try again later"),
+))
+FULL = re.compile(r'No space left on device|Disk quota exceeded', re.I)
+
+
+def last_words(output):
+    """pip's reason, without its advice: of a traceback the exception, which comes last."""
+    raised = re.findall(r'^[\w.]+(?:Error|Exception|Warning)\b.*', output.rpartition('Traceback (most recent')[2], re.M)
+    lines = [line for line in output.splitlines() if line.strip() and not re.match(r'warning|hint', line, re.I)]
+    errors = [line for line in lines if line.startswith('ERROR')]
+    if 'Traceback (most recent' in output and raised:
+        return raised[-1]
+    return (errors or lines or ['pip failed without a word'])[-1]
+
+
+def unreached(output):
+    """The servers that pip could not reach, each with the reason and what to do; '' if it reached all."""
+    lines = []
+    for url, said in NOT_FETCHED.findall(output):
+        if '404 ' in said:
+            # this one was reached, and does not have the package
+            continue
+        reason, remedy = next((reason, remedy) for pattern, reason, remedy in WAYS if pattern.search(said))
+        line = "  %s: %s (%s)\n    %s" % (urlsplit(url).netloc.rpartition('@')[2], reason, said.strip(), remedy)
+        lines += [] if line in lines else [line]
+    return '\n'.join(lines)
+
+
+def other_files(output):
+    """Files that are not the locked ones, with both hashes; '' if pip complains of something else."""
+    lines = []
+    for package, source, expected, got in OTHER_FILE.findall(output):
+        hashes = re.findall(r'\b[0-9a-f]{64}\b', expected)
+        lines.append("  %s, %s: its SHA256 is %s, and the lock file says %s" % (
+            package, source.rpartition('/')[2].partition('#')[0], got, ' or '.join(hashes)))
+    return ("This is another file than the one that was locked:\n%s\nDo not use it until you know which of the two is "
+            "wrong: the lock file may be, if it was written by hand or for another version." % '\n'.join(lines)
+            if lines else '')
+
+
+def explain(output, store, python):
+    """More than pip says about a package that does not fit: its wheels' tags taken apart."""
+    match = NO_MATCH.search(output)
+    if not match:
+        return ''
+    name, version = normal_name(match.group(1)), match.group(2)
+    lines = []
+    for path in sorted(glob.glob(os.path.join(glob.escape(store), '*.whl'))):
+        wheel = parse_wheel(path)
+        if wheel and (wheel.name, wheel.version) == (name, version):
+            lines.append("  %s:" % os.path.basename(path))
+            lines += ["    " + reason for reason in why_not(path, python)]
+    if lines:
+        return "\nThere is a wheel, and it does not fit:\n" + '\n'.join(lines)
+    servers = unreached(output)
+    if servers:
+        return "\nNo index with %s %s could be reached:\n%s" % (name, version, servers)
+    return "\nNo index has %s %s for Python %s on %s." % (name, version, python.version, python.machine)

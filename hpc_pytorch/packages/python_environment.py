@@ -1,0 +1,183 @@
+"""
+A virtual environment with locked packages, and what makes a module of it that nothing of the user's own disturbs.
+
+Python 3.6; runs inside EasyBuild.
+"""
+import glob
+import os
+import tempfile
+
+from easybuild.framework.easyconfig import CUSTOM
+from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file
+from easybuild.tools.run import run_shell_cmd
+
+from hpc_pytorch import collection_path
+from hpc_pytorch.machine.module_files import set_by_default
+from hpc_pytorch.machine.systems import FEATURES
+from hpc_pytorch.packages import locked_packages
+from hpc_pytorch.packages.lock_files import Locked, sha256_of
+from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
+
+# Easyconfig parameters of every easyblock that makes such an environment.
+PARAMETERS = dict(locked_packages.PARAMETERS, **{
+    'collection_packages': [[], "Packages of this collection to build here for what was installed", CUSTOM],
+    'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
+    'scripts': [[], "Scripts to install in bin, beside the easyconfig or in scripts", CUSTOM],
+    'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
+    'features': [[], "What this has of: %s; decides which settings of the system apply"
+                 % ', '.join(sorted(FEATURES)), CUSTOM],
+})
+
+
+class PythonEnvironment:
+    """The environment that an easyblock makes of its locked packages."""
+
+    def __init__(self, packages, features, compilers):
+        """`features` are what it has of the system's; `compilers` are variables for packages that are built here."""
+        self.packages = packages
+        self.easyblock = packages.easyblock
+        self.cfg = packages.cfg
+        self.features = features
+        self.compilers = compilers
+        if features:
+            self.cfg['usage'] = '\n'.join(filter(None, [self.cfg['usage'], self.advice()]))
+
+    def path(self, *parts):
+        """A path in the installation."""
+        return os.path.join(self.easyblock.installdir, *parts)
+
+    def pip(self):
+        """pip for the environment."""
+        return Pip(self.packages.python, self.path('bin', 'python'))
+
+    # --- installing -------------------------------------------------------------------------------------------------
+
+    def install(self, store, wheels):
+        """A virtual environment with the locked wheels and these, then what is built here, scripts and examples."""
+        if self.easyblock.dry_run:
+            self.easyblock.dry_run_msg("virtual environment with %d packages, %s built here",
+                                       len({entry.name for entry in self.packages.locked('lock_files')}),
+                                       ', '.join(self.cfg['build_from_source']) or 'none')
+            return
+        run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()], use_bash=False)
+        self.pip().install(self.packages.to_install(), store, '--only-binary', ':all:')
+        for wheel in wheels:
+            self.install_wheel(wheel)
+        if self.packages.to_build():
+            self.build_here(store)
+        for package in self.cfg['collection_packages']:
+            self.build_from_collection(package)
+        self.install_files('scripts', 'bin', 0o755)
+        self.install_files('example_files', 'examples', 0o644)
+        if self.features:
+            # what scripts have to know of the system
+            copy_file(os.path.join(self.packages.system.directory, 'system.cfg'), self.path('share', 'system.cfg'))
+
+    def install_wheel(self, path):
+        """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
+        name, version = name_and_version(path)
+        digest = sha256_of(path)
+        entry = Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
+        self.pip().install([entry], os.path.dirname(path), '--only-binary', ':all:')
+
+    def build_here(self, store):
+        """Build what is to be built with the system's MPI, or with the one just installed."""
+        tools = os.path.join(self.easyblock.builddir, 'tools')
+        self.pip().install(self.packages.locked('build_lock_files'), store, '--target', tools)
+        self.pip().install(self.packages.to_build(), store, '--no-build-isolation', '--no-binary', ':all:',
+                           environment=dict(self.build_environment(), PYTHONPATH=tools))
+
+    def build_environment(self):
+        """What tells a package's build which compilers to use."""
+        own = self.path('bin')
+        c_compiler, cxx_compiler = self.packages.mpi_compilers or [self.path('bin', name)
+                                                                   for name in ('mpicc', 'mpicxx')]
+        variables = dict(self.compilers, MPICC=c_compiler, MPICXX=cxx_compiler,
+                         PATH=os.pathsep.join([own, os.environ['PATH']]))
+        if not self.packages.mpi_compilers:
+            # before the directories that Python adds, where a libmpi.so of another MPI may lie
+            variables['LDFLAGS'] = '-L' + self.path('lib')
+        return dict(variables, **self.cfg['build_environment'])
+
+    def build_from_collection(self, package):
+        """Build a package of the collection from a copy, as building writes beside the sources."""
+        copy = os.path.join(tempfile.mkdtemp(prefix='collection-'), package)
+        copy_dir(collection_path(package), copy)
+        result = self.pip()('install', '--quiet', '--no-index', '--no-build-isolation', '--no-deps',
+                            '--no-cache-dir', copy, environment=self.build_environment())
+        if result.exit_code:
+            raise EasyBuildError("Building %s of this collection failed: %s", package, result.output.strip()[-2000:])
+
+    def install_files(self, parameter, directory, permissions):
+        """Copy what a parameter of the easyconfig names into a directory of the prefix."""
+        for name in self.cfg[parameter]:
+            target = self.path(directory, os.path.basename(name))
+            copy_file(self.packages.named_file(name), target)
+            adjust_permissions(target, permissions, relative=False)
+
+    def check_packages(self):
+        """With the module loaded: every package imports, and those that were compiled for PyTorch find its symbols."""
+        if 'pytorch-check' not in self.cfg['scripts']:
+            return []
+        command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
+        done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
+        return [done.output.strip()] if done.exit_code else []
+
+    # --- the module -------------------------------------------------------------------------------------------------
+
+    def site_packages(self):
+        """Where the packages are; known from the installation itself, so that --module-only works."""
+        paths = glob.glob(self.path('lib', 'python3.*', 'site-packages'))
+        if len(paths) != 1 and not self.easyblock.dry_run:
+            raise EasyBuildError("nothing is installed at %s (one lib/python3.*/site-packages was expected, %d found): "
+                                 "install it first, without --module-only and --sanity-check-only",
+                                 self.path(), len(paths))
+        return paths[0] if paths else self.path('lib', 'python3', 'site-packages')
+
+    def module_text(self):
+        """
+        Only the module's own packages: a $PYTHONPATH of the user's is put aside until the module is unloaded, and
+        packages below $HOME are not seen. Virtual environments on top of the module see its packages.
+        """
+        module = self.easyblock.module_generator
+        text = module.set_environment('PYTHONPATH', {
+            'value': self.site_packages(), 'pushenv': True, 'resolve_env_vars': False})
+        text += module.set_environment('PYTHONNOUSERSITE', {'value': '1', 'pushenv': True})
+        return text + (self.system_settings(module) if self.features else '')
+
+    def settings(self):
+        """The settings of the system that apply."""
+        versions = {dep['name']: dep['version'] for dep in self.cfg.dependencies() if not dep['external_module']}
+        return self.packages.system.settings_for(self.features, versions)
+
+    def system_settings(self, module):
+        """What the system's data say for these features, and what pytorch-srun and cpu-mask want to know."""
+        system = self.packages.system
+        text = ''.join(set_by_default(module, setting) for setting in self.settings())
+        told = {
+            'HPC_MASTER_PORT': system.network['master_port'],
+            'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
+            'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in system.node['gpu_cores']),
+        }
+        return text + ''.join(module.set_environment(name, str(value)) for name, value in told.items() if value)
+
+    def advice(self):
+        """For `module help`: what the module sets for this system, and what the site advises to try."""
+        lines = []
+        for title, variables in (("Set by this module:", self.settings()),
+                                 ("Worth trying on this system:", self.packages.system.advice)):
+            if variables:
+                lines += ['', title]
+                lines += ["  %s=%s: %s" % (variable.name, variable.value, variable.reason) for variable in variables]
+        return '\n'.join(lines)
+
+    def sanity_check_paths(self):
+        """What must be there; asks Python where nothing was installed in this call."""
+        if self.packages.python is None and not self.easyblock.dry_run:
+            self.packages.python = ask_python(self.path('bin', 'python'))
+        return {
+            'files': ['bin/python'] + ['bin/%s' % os.path.basename(script) for script in self.cfg['scripts']],
+            'dirs': [os.path.relpath(self.site_packages(), self.path())],
+        }

@@ -1,0 +1,212 @@
+"""
+PyTorch's own build: what it is asked for, CMake's answer, the wheel, and what makes the wheel what it is.
+
+Python 3.6; runs inside EasyBuild.
+"""
+import glob
+import json
+import os
+import sys
+
+from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import IGNORE, build_option
+from easybuild.tools.filetools import read_file, which
+from easybuild.tools.run import run_shell_cmd
+
+from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch.packages import known_errors
+from hpc_pytorch.source import build_options, contract, gpu_aware_mpi
+
+# Runs a module of the collection without putting the collection on the $PYTHONPATH of what it starts.
+RUN_MODULE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+              "runpy.run_module('ramgate', run_name='__main__', alter_sys=True)")
+
+
+class WheelBuild:
+    """The build of an easyblock's wheel, for the Python and the system of its locked packages."""
+
+    def __init__(self, packages):
+        """Nothing is asked for yet, and CMake has said nothing."""
+        self.packages = packages
+        self.easyblock = packages.easyblock
+        self.cfg = packages.cfg
+        self.asked = {}
+        self.output = ''
+        # of a source from git
+        self.commit = None
+
+    @property
+    def tree(self):
+        """The source tree, which EasyBuild knows once it is unpacked."""
+        return self.easyblock.start_dir or self.easyblock.builddir
+
+    def compilers(self):
+        """The system's compilers, as the variables that builds know."""
+        compilers = self.packages.system.compilers
+        names = {'CC': compilers['c'], 'CXX': compilers['cxx'], 'FC': compilers['fortran']}
+        return {variable: command for variable, command in names.items() if command}
+
+    def own_options(self):
+        """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
+        asked = build_options.as_dict(build_options.common_options(self.cfg.version))
+        local = 'git' + self.commit[:7] if self.commit else self.packages.system.name
+        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.cfg.version, local), PYTORCH_BUILD_NUMBER='1')
+        asked.update(self.compilers())
+        asked.update(self.flags_of_architecture())
+        for option in self.cfg['custom_opts']:
+            name, equals, value = option.partition('=')
+            if not equals:
+                raise EasyBuildError("custom_opts has %r, which is not NAME=VALUE", option)
+            # flags are added to those that the architecture needs; everything else is the easyconfig's
+            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
+        return ['%s=%s' % item for item in asked.items()]
+
+    def first_line(self, compiler):
+        """How a compiler introduces itself."""
+        return run_shell_cmd([compiler, '--version'], fail_on_error=False, hidden=True, use_bash=False,
+                             output_file=False).output.split('\n')[0]
+
+    def flags_of_architecture(self):
+        """What this architecture needs with the system's compiler; a dry run asks no compiler."""
+        family = 'gcc' if self.easyblock.dry_run else build_options.compiler_family(
+            self.first_line(self.compilers().get('CXX', 'g++')))
+        return build_options.architecture_flags(os.uname().machine, family, self.cfg.version)
+
+    def cuda_architectures(self):
+        """The GPUs to compile for: the user's word, else the easyconfig's."""
+        return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
+
+    def all_options(self, own):
+        """
+        What the build is asked for, as a dictionary. Upstream leaves its own options in front of the build command
+        only; some of their values are shell variables.
+        """
+        upstream = [word for word in self.cfg['prebuildopts'].split() if '=' in word]
+        asked = dict(build_options.as_dict(upstream), **build_options.as_dict(own))
+        asked = {name: os.path.expandvars(value) for name, value in asked.items()}
+        if asked.get('USE_CUDA') == '1':
+            asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
+        return asked
+
+    def identity(self):
+        """
+        Everything that makes the wheel what it is, known before anything is unpacked; None where a source or patch has
+        no checksum, as nothing can be said about it then.
+        """
+        sums = self.cfg['checksums']
+        if len(sums) < len(self.cfg['sources']) + len(self.cfg['patches']) or not all(sums):
+            return None
+        for command in self.compilers().values():
+            if which(command, log_ok=False, on_error=IGNORE) is None:
+                raise EasyBuildError("%s, which %s compiles with, is not here: add the module that has it to the "
+                                     "dependencies", command, self.packages.system.system['title'])
+        versions = {variable: self.first_line(command) for variable, command in self.compilers().items()}
+        python = self.packages.python
+        return {'name': self.cfg.name, 'version': self.cfg.version, 'checksums': sums,
+                'options': sorted(self.own_options()), 'compilers': versions,
+                'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
+                'python': [python.implementation, python.version, python.machine],
+                'build_type': self.cfg['build_type'] or 'Release',
+                'cuda_architectures': self.cuda_architectures(),
+                'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
+                'build_packages': sorted(entry.text for entry in self.packages.locked('build_lock_files'))}
+
+    def route(self):
+        """How this version is built."""
+        found = build_options.route(self.cfg.version)
+        if found is None:
+            raise EasyBuildError("No way to build PyTorch %s is known; the oldest that is: %s",
+                                 self.cfg.version, build_options.ROUTES[-1].since)
+        return found
+
+    def check_tree(self, options):
+        """Refuse a tree that cannot be built, or that does not know an option, before anything is built."""
+        missing = build_options.missing_submodules(self.tree)
+        # the same exception that PyTorch's own check makes
+        if missing and contract.plain(build_options.as_dict(options).get('USE_SYSTEM_LIBS', '')) != 'ON':
+            raise EasyBuildError("The source tree has no files for %d submodule(s): %s. Use the release tarball, which "
+                                 "has all of them, or type in the tree: git submodule update --init --recursive "
+                                 "--depth 1 --jobs 8", len(missing), ', '.join(missing))
+        problems = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
+        if problems:
+            raise EasyBuildError("custom_opts has what %s %s does not know: %s",
+                                 self.cfg.name, self.cfg.version, '; '.join(problems))
+
+    def make_gpu_aware(self):
+        """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
+        try:
+            gpu_aware_mpi.apply(self.tree)
+        except UsersProblem as problem:
+            raise EasyBuildError("gpu_aware_mpi: PyTorch %s has another %s than is known, so nothing was changed: %s. "
+                                 "Set gpu_aware_mpi = False to build without, or add the new place to "
+                                 "hpc_pytorch/source/gpu_aware_mpi.py.",
+                                 self.cfg.version, gpu_aware_mpi.BACKEND, problem)
+
+    def configure(self, profile, said_before=None):
+        """Have CMake configure, with ramgate in front of it, as what CMake writes is what is built."""
+        command = self.route().configure
+        if not command:
+            return
+        self.output = said_before or self.run(command, "configuring PyTorch with CMake", profile)
+        if not self.easyblock.dry_run:
+            self.check_contract()
+
+    def build(self, profile):
+        """Build the wheel; returns its path, None in a dry run."""
+        self.output += self.run(self.route().build, "building PyTorch", profile)
+        if self.easyblock.dry_run:
+            return None
+        self.say_what_was_watched()
+        if not self.route().configure:
+            self.check_contract()
+        wheels = glob.glob(os.path.join(self.tree, 'dist', self.cfg['wheel_pattern']))
+        if len(wheels) != 1:
+            raise EasyBuildError("Building left %d wheels in %s/dist, one was expected", len(wheels), self.tree)
+        return wheels[0]
+
+    def run(self, words, doing, profile):
+        """Run one command of the build; explain its failure."""
+        python = self.packages.python.path if self.packages.python else 'python3'
+        result = run_shell_cmd(self.ramgate(profile) + [python] + list(words), work_dir=self.tree,
+                               fail_on_error=False, use_bash=False)
+        if result.exit_code:
+            raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,
+                                 known_errors.excerpt(result.output), known_errors.explain(result.output))
+        return result.output
+
+    def check_contract(self):
+        """Stop when CMake decided otherwise than was asked for; its cache is wherever this version puts it."""
+        found = glob.glob(os.path.join(self.tree, 'build', '**', 'CMakeCache.txt'), recursive=True)
+        if not found:
+            raise EasyBuildError("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared",
+                                 self.tree)
+        differences = contract.compare(self.asked, contract.read_cache(min(found, key=len)),
+                                       contract.read_summary(self.output))
+        if differences:
+            raise EasyBuildError("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s",
+                                 ', '.join(item.option for item in differences), contract.table(differences))
+        print_msg("CMake's decisions are what was asked for", log=self.easyblock.log)
+
+    def ramgate(self, profile):
+        """The command in front of the build that keeps it within the memory."""
+        top = collection_path('ramgate')
+        if not os.path.isfile(os.path.join(top, '__main__.py')):
+            self.easyblock.log.warning("ramgate is not in this collection: nothing watches the memory")
+            return []
+        command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(top), 'run',
+                   '--jobs', str(self.cfg.parallel), '--report', self.report_directory()]
+        command += ['--profile', profile] if profile else []
+        return command + (['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []) + ['--']
+
+    def report_directory(self):
+        """Where ramgate writes what every compilation needed."""
+        return os.path.join(self.easyblock.builddir, 'ramgate')
+
+    def say_what_was_watched(self):
+        """How much memory building took; a build that went past ramgate shows here."""
+        path = os.path.join(self.report_directory(), 'report.json')
+        if os.path.exists(path):
+            jobs = json.loads(read_file(path))['jobs']
+            print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs),
+                      sum(bool(job['retries']) for job in jobs), max([0] + [job['peak_mb'] for job in jobs]) / 1024,
+                      log=self.easyblock.log)

@@ -1,0 +1,43 @@
+"""Lock files that are not whole: nothing that they name, or named once, is passed over."""
+import random
+
+import pytest
+from common import CHECKOUT
+
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.packages.lock_files import read_lock
+
+LOCK = CHECKOUT / 'locks' / 'mpi4py-build.lock'
+
+
+def test_whole():
+    """Each package of a real lock file, with hashes."""
+    entries = read_lock(LOCK)
+    assert len(entries) == LOCK.read_text().count('==') - LOCK.read_text().count("== '") and all(
+        entry.hashes for entry in entries)
+
+
+@pytest.mark.parametrize('line', ['toy', 'toy @ https://example.org/toy.whl', 'toy==1.0', 'toy==1.0 --hash=sha256:abc'])
+def test_not_locked(tmp_path, line):
+    """A line that locks nothing was passed over once, and the package was not installed."""
+    path = tmp_path / 'toy.lock'
+    path.write_text(line + '\n')
+    with pytest.raises(UsersProblem, match='toy.lock is no whole lock file: expected NAME==VERSION'):
+        read_lock(path)
+
+
+def test_damaged(tmp_path):
+    """Other bytes in it, and it is refused; but where they make a comment, which takes one package away."""
+    whole, names = LOCK.read_bytes(), [entry.name for entry in read_lock(LOCK)]
+    chance = random.Random(1)
+    path = tmp_path / 'damaged.lock'
+    for _ in range(300):
+        content = bytearray(whole)
+        place = chance.randrange(len(content))
+        content[place:place + 20] = bytes(chance.randrange(256) for _ in range(20))
+        path.write_bytes(content)
+        try:
+            found = [entry.name for entry in read_lock(path)]
+        except UsersProblem:
+            continue
+        assert len(found) >= len(names) - 1, found

@@ -1,0 +1,100 @@
+"""What the locks name is fetched, found and kept: nothing that was fetched is lost, and what fails says why."""
+import os
+import subprocess
+
+import pytest
+from common import EB
+from small_software import Toy, make_wheel, sha256
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """See Toy."""
+    return Toy(tmp_path)
+
+
+@pytest.fixture
+def eb(tmp_path):
+    """./eb with its own prefix and its own source path."""
+    runner = EB(tmp_path / 'prefix')
+    runner.sources = tmp_path / 'sources'
+    return runner
+
+
+def names(eb):
+    """What lies where the files are fetched to."""
+    return sorted(path.name for path in eb.sources.glob('t/toy/toy-1.0-wheels/*'))
+
+
+def test_wrong_lock_loses_nothing(eb, toy):
+    """Wrong hashes in a lock file: package, file, both hashes; what was fetched stays, and serves the right lock."""
+    fetched = sorted(path.name for path in toy.wheels)
+    eb(toy.easyconfig, '--fetch', env=toy.online)
+    lock = toy.folder / 'toy.lock'
+    right, wrong = lock.read_text(), '0' * 64
+    lock.write_text(right.replace(sha256(toy.wheels[0]), wrong))
+    output = eb(toy.easyconfig, '--fetch', env=toy.online, status=None)
+    assert output.returncode != 0 and names(eb) == fetched
+    for words in ('toy==1.0', toy.wheels[0].name, wrong, sha256(toy.wheels[0]), 'the lock file may be'):
+        assert words in output.stdout.partition('ERROR')[2], output.stdout
+    lock.write_text(right)
+    eb(toy.easyconfig, '--fetch', env=toy.offline)
+    # another file under the same name, locked by somebody: the one that was there is put aside, and found again
+    make_wheel(toy.index, 'toy', text='another = True\n')
+    lock.write_text(right.replace(sha256(eb.sources / 't/toy/toy-1.0-wheels' / toy.wheels[0].name),
+                                  sha256(toy.wheels[0])))
+    eb(toy.easyconfig, '--fetch', env=toy.online)
+    assert len(names(eb)) == 3
+    lock.write_text(right)
+    eb(toy.easyconfig, '--fetch', env=toy.offline)
+
+
+def test_variants_count_once(eb, toy):
+    """Two lines of a lock file for two Pythons are one package."""
+    other = make_wheel(toy.index, 'other', '1.9')
+    lock = toy.folder / 'toy.lock'
+    lock.write_text("".join(
+        "%s==%s%s --hash=sha256:%s\n" % (*wheel.name.split('-')[:2], marker, sha256(wheel)) for wheel, marker in (
+            (toy.wheels[0], ''), (toy.wheels[1], " ; python_full_version >= '3.0'"),
+            (other, " ; python_full_version < '3.0'"))))
+    assert 'fetching 2 packages into' in eb(toy.easyconfig, '--fetch', env=toy.online).stdout
+    output = eb(toy.easyconfig, "-x", env=toy.offline).stdout
+    lines = [line for line in output.splitlines() if line.startswith("  * other")]
+    assert lines == ['  * other 1.9 or 2.0']
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small file system of the test's own."""
+    place = tmp_path / 'disk'
+    place.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=4M', 'none', str(place)], check=True)
+    yield place
+    subprocess.run(['umount', str(place)], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_read_only_source_path(eb, toy, disk):
+    """What it has is used, what is missing is fetched to a path in front of it; too little room there is said."""
+    writable = eb.sources
+    eb.sources = disk
+    output = eb(toy.easyconfig, '--fetch', env=toy.online, status=None).stdout
+    assert 'The source path has too little room: ' in output and 'MB are free in %s' % disk in output
+    (disk / 't/toy/toy-1.0-wheels').mkdir(parents=True, exist_ok=True)
+    (disk / 't/toy/toy-1.0-wheels' / toy.wheels[0].name).write_bytes(toy.wheels[0].read_bytes())
+    subprocess.run(['mount', '-o', 'remount,ro', str(disk)], check=True)
+    output = eb(toy.easyconfig, '--fetch', env=toy.online, status=None).stdout
+    assert '--sourcepath=$HOME/easybuild/sources:%s' % disk in output and 'other 2.0' in output
+    eb.sources = '%s:%s' % (writable, disk)
+    assert 'fetching 1 packages into %s' % writable in eb(toy.easyconfig, env=toy.online).stdout
+    eb.sources = '%s:%s' % (disk, writable)
+    eb(toy.easyconfig, '--rebuild', env=toy.offline)
+
+
+def test_unfit_prefix(toy, tmp_path):
+    """A blank broke the build of an MPI package after minutes, a quote the module: refused at once, quoted."""
+    for name in ('with blank', 'with\'quote'):
+        output = EB(tmp_path / name)(toy.easyconfig, env=toy.online, status=None)
+        assert output.returncode != 0 and 'has a blank, a quote or the like in it' in output.stdout

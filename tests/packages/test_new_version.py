@@ -1,0 +1,93 @@
+"""./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from common import CHECKOUT
+
+from hpc_pytorch.packages import new_version
+
+pytestmark = pytest.mark.slow
+
+EASYCONFIG = """easyblock = 'LockedWheels'
+name = 'toy'
+version = '1.0'
+homepage = 'https://example.org'
+description = 'a toy'
+toolchain = SYSTEM
+lock_files = ['toy-%(version)s.lock']
+python_versions = ['3.11']
+moduleclass = 'ai'
+"""
+COMMAND = 'uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url '
+
+
+def add(index, name, version, *requires):
+    """A wheel in the index."""
+    path = index.parent / ('%s-%s-py3-none-any.whl' % (name, version))
+    with zipfile.ZipFile(path, 'w') as archive:
+        info = '%s-%s.dist-info/' % (name, version)
+        archive.writestr(info + 'METADATA', 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n%s' % (
+            name, version, ''.join('Requires-Dist: %s\n' % line for line in requires)))
+        archive.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
+        archive.writestr(info + 'RECORD', '')
+    subprocess.run([sys.executable, '-m', 'hpc_pytorch.packages.static_index', index, path], check=True, cwd=CHECKOUT,
+                   stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """An easyconfig for PyTorch 1.0 with a companion that says which PyTorch it is for; the index has 2.0, too."""
+    index = tmp_path / 'index'
+    for version in ('1.0', '2.0'):
+        add(index, 'torch', version, 'numbers-of-toys')
+        add(index, 'torchvision', '0.' + version, 'torch==' + version)
+    add(index, 'numbers_of_toys', '5.1')
+    (tmp_path / 'toy-1.0.eb').write_text(EASYCONFIG)
+    (tmp_path / 'toy-1.0.in').write_text('# What the toy needs. toy-1.0.lock is made from this file:\n#   %s'
+                                         'toy-1.0.in -o toy-1.0.lock\ntorch==1.0\ntorchvision==0.1.0\n' % COMMAND)
+    return tmp_path
+
+
+@pytest.fixture
+def call(toy, eb):
+    """./eb with these options for the toy, asking its index."""
+    def run(*options, status=0, easyconfig='toy-1.0.eb', index=None):
+        return eb(*options, toy / easyconfig, status=status,
+                  env={'UV_DEFAULT_INDEX': index or 'file://%s' % (toy / 'index')}).stdout
+    return run
+
+
+def test_new_version(toy, call):
+    """The newest, with the companion that goes with it; it names nothing of this machine, and can be renewed."""
+    output = call('--new-version', 'latest')
+    assert "+version = '2.0'" in output and 'To try it: ./eb --rehearse -x toy-2.0.eb' in output
+    assert (toy / 'toy-2.0.eb').read_text() == EASYCONFIG.replace("'1.0'", "'2.0'")
+    lock = (toy / 'toy-2.0.lock').read_text()
+    for line in ('torch==2.0 \\', 'torchvision==0.2.0 \\', 'numbers-of-toys==5.1 \\', COMMAND + 'toy-2.0.in -o'):
+        assert line in lock, lock
+    assert lock.count('--hash=sha256:') == 3 and str(toy) not in lock
+    add(toy / 'index', 'numbers_of_toys', '5.2')
+    output = call('--renew', easyconfig='toy-2.0.eb')
+    assert '-numbers-of-toys==5.1' in output and '+numbers-of-toys==5.2' in output
+    assert 'numbers-of-toys==5.2' in (toy / 'toy-2.0.lock').read_text()
+
+
+@pytest.mark.parametrize('version, options, words', [
+    ('3.0', {}, 'there is no torch 3.0 on the indexes that were asked'),
+    ('2.0', {'index': 'https://localhost:9/simple'}, 'could not be reached'),
+])
+def test_impossible(toy, call, version, options, words):
+    """One line, and nothing is written."""
+    before = sorted(toy.iterdir())
+    output = call('--new-version=' + version, status=1, **options)
+    assert words in output and 'nothing was written' in output
+    assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
+
+
+def test_every_lock_can_be_made_anew():
+    """Every .in file says with which command, and the names in it are its own."""
+    for path in (CHECKOUT / 'locks').glob('*.in'):
+        words = new_version.command_of(str(path))
+        assert words[-3:] == [path.name, '-o', path.with_suffix('.lock').name], path

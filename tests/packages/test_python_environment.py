@@ -1,0 +1,61 @@
+"""The module of an installed environment (hpc_pytorch/packages/python_environment.py), as users handle it."""
+import os
+
+import pytest
+from common import CHECKOUT, EB
+from small_software import Toy
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+    """The prefix of a toy, whose modules are in Tcl, which both tools read; installed with a strict umask."""
+    folder = tmp_path_factory.mktemp('module')
+    toy = Toy(folder)
+    eb = EB(folder / 'prefix', ['bash', '-c', 'umask 077; exec "$@"', 'bash', CHECKOUT / 'eb'])
+    eb.sources = folder / 'sources'
+    eb(toy.easyconfig, env=dict(toy.online, EASYBUILD_MODULE_SYNTAX='Tcl'))
+    return eb
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what others install stays as private as their umask says")
+def test_umask(installed):
+    """Directories were open and the module was not, which Lmod then did not find."""
+    paths = [path for path in installed.prefix.glob('**/*') if not path.is_symlink() and '.locks' not in str(path)]
+    assert paths and not [path for path in paths if not path.stat().st_mode & 0o004]
+
+
+USE = """
+module use %s
+export PYTHONPATH=/users/own
+module load toy
+"""
+
+
+def test_reloaded(installed, modules_tool):
+    """Reloading changes nothing, and the user's own $PYTHONPATH comes back afterwards."""
+    output = modules_tool.run(USE % installed.modules + """
+        echo "loaded $PYTHONPATH"; module reload; echo "reloaded $PYTHONPATH"
+        python -c 'import toy, other'
+        module unload toy; echo "unloaded $PYTHONPATH"
+    """)
+    loaded = [line.split()[1] for line in output.splitlines() if line.split()[:1] in (['loaded'], ['reloaded'])]
+    assert len(loaded) == 2 and loaded[0] == loaded[1] and 'site-packages' in loaded[0], output
+    assert 'unloaded /users/own\n' in output
+
+
+def test_saved_and_restored(installed, modules_tool, tmp_path):
+    """A collection of modules brings it back."""
+    output = modules_tool.run(USE % installed.modules + """
+        module save mine; module purge; echo "purged $PYTHONPATH"
+        module restore mine; python -c 'import toy, other'; module list
+    """, env={'HOME': str(tmp_path)})
+    assert 'purged /users/own\n' in output and 'toy/1.0' in output.partition('purged')[2], output
+
+
+def test_described(installed, modules_tool):
+    """Users find it, and read what it is."""
+    assert 'a toy' in modules_tool.run(USE % installed.modules + 'module whatis toy; module help toy')
+    found = 'spider toy' if modules_tool.name == 'Lmod' else 'avail toy'
+    assert 'toy/1.0' in modules_tool.run('module use %s; module %s' % (installed.modules, found))

@@ -1,0 +1,242 @@
+"""The wheel and the sdist are complete, and after either is installed, plain `eb` installs with every easyblock."""
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+from common import CHECKOUT, EB, ModulesTool, clean_environment
+from containers.images import FOR_ROOT
+from easyblocks.small_builds import SmallTorch
+from lumi.lumi_site import EASYCONFIG as CONTAINER
+from lumi.lumi_site import LMOD
+from test_style import tracked
+from torch_mpi.mpi_installation import kept_venv
+
+# Directory of the checkout -> where the wheel has it; all that an installed collection can need.
+INSTALLED = {
+    'hpc_pytorch': 'hpc_pytorch',
+    'hooks': 'hpc_pytorch/hooks',
+    'locks': 'hpc_pytorch/locks',
+    'scripts': 'hpc_pytorch/scripts',
+    'systems': 'hpc_pytorch/systems',
+    'torch_mpi': 'hpc_pytorch/torch_mpi',
+    'ramgate': 'ramgate',
+    'easyblocks': 'easybuild/easyblocks',
+    'easyconfigs': 'easybuild/easyconfigs',
+    'job_backends': 'easybuild/tools/job',
+}
+NOT_INSTALLED = ('ramgate/README.rst', 'torch_mpi/.gitignore')
+
+LOCKED = """easyblock = 'LockedWheels'
+name = 'toy'
+version = '1.0'
+versionsuffix = '-workstation'
+homepage = 'https://example.org/'
+description = "a toy, and the collection's own package for it"
+toolchain = SYSTEM
+lock_files = ['toy.lock']
+python_versions = ['%d.%d']
+collection_packages = ['torch_mpi']
+scripts = ['pytorch-check']
+example_files = ['train.py']
+features = ['mpi']
+sanity_check_commands = ['python -c "import torch_mpi; print(torch_mpi.library_version())"']
+moduleclass = 'ai'
+"""
+
+
+def run(*command, **options):
+    """Run a command; what it prints."""
+    done = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, **dict({'env': clean_environment()}, **options))
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+    """The sdist, and the wheel that is built from it, by the names 'sdist' and 'wheel'."""
+    directory = tmp_path_factory.mktemp('built')
+    for path in tracked():
+        copy = directory / 'source' / path.relative_to(CHECKOUT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy, follow_symlinks=False)
+    run(sys.executable, '-m', 'build', '--no-isolation', '--outdir', directory / 'dist', directory / 'source')
+    (sdist,), (wheel,) = (directory / 'dist').glob('*.tar.gz'), (directory / 'dist').glob('*.whl')
+    return {'sdist': sdist, 'wheel': wheel}
+
+
+@pytest.fixture(scope='module')
+def unpacked(built, tmp_path_factory):
+    """The sdist as its reader unpacks it."""
+    directory = tmp_path_factory.mktemp('unpacked')
+    with tarfile.open(built['sdist']) as archive:
+        archive.extractall(directory)
+    top, = directory.iterdir()
+    return top
+
+
+def test_the_wheel_is_complete(built):
+    """Every file that an installed collection can need is in it, as it is in the checkout."""
+    with zipfile.ZipFile(built['wheel']) as archive:
+        there = {name: archive.read(name) for name in archive.namelist()}
+    wanted = {}
+    for path in tracked():
+        name = str(path.relative_to(CHECKOUT))
+        directory, _, rest = name.partition('/')
+        if directory in INSTALLED and name not in NOT_INSTALLED:
+            wanted['%s/%s' % (INSTALLED[directory], rest)] = path.read_bytes()
+    assert sorted(set(wanted) - set(there)) == []
+    assert [name for name, content in wanted.items() if there[name] != content] == []
+    assert [name for name in there if name not in wanted and '.dist-info/' not in name] == []
+
+
+def test_the_sdist_is_complete(unpacked):
+    """Every file that git knows is in it, and can be executed where it could be."""
+    names = [path.relative_to(CHECKOUT) for path in tracked()]
+    assert [name for name in names if not os.path.lexists(unpacked / name)] == []
+    changed = [str(name) for name in names if (unpacked / name).read_bytes() != (CHECKOUT / name).read_bytes()]
+    # setuptools notes there that an sdist is no snapshot
+    assert changed in ([], ['setup.cfg'])
+    assert [name for name in names
+            if (unpacked / name).stat().st_mode & 0o100 != (CHECKOUT / name).stat().st_mode & 0o100] == []
+
+
+@pytest.mark.slow
+def test_the_sdist_works_as_a_checkout(unpacked):
+    """./eb starts, and ./test finds every test; their environments are the checkout's, to save minutes."""
+    for name in ('.venv', '.venv-test'):
+        (unpacked / name).symlink_to(CHECKOUT / name)
+    assert 'This is EasyBuild' in run('./eb', '--version', cwd=unpacked)
+    found = run('./test', '--co', '-q', cwd=unpacked)
+    assert 'tests/packaging/test_packaging.py::test_the_sdist_works_as_a_checkout' in found
+
+
+def test_one_version():
+    """The collection and its two programs have one version, which all that is written about it names."""
+    def found(file, pattern):
+        return re.search(pattern, (CHECKOUT / file).read_text(), re.M).group(1)
+
+    version = found('hpc_pytorch/__init__.py', r"^VERSION = '(.*)'")
+    assert found('torch_mpi/pyproject.toml', r'^version = "(.*)"') == version
+    assert found('CITATION.cff', r'^version: (.*)') == version
+    assert found('CHANGELOG.rst', r'^(\d\S*) ') == version
+    assert run(sys.executable, '-m', 'ramgate', '--version', cwd=CHECKOUT) == 'ramgate %s\n' % version
+    shown = run(CHECKOUT / 'eb', '--version')
+    assert 'This is hpc-pytorch %s\n' % version in shown and 'This is EasyBuild' in shown
+
+
+# --- installed --------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def environment(tmp_path_factory):
+    """An environment with EasyBuild and nothing else: a copy of the one of ./eb, to save minutes."""
+    directory = tmp_path_factory.mktemp('environment') / 'venv'
+    return shutil.copytree(CHECKOUT / '.venv', directory, symlinks=True)
+
+
+@pytest.fixture(scope='module', params=['wheel', 'sdist'])
+def installed(request, built, environment):
+    """The environment with the collection; there is nothing left of the one before."""
+    pip = [environment / 'bin' / 'python', '-m', 'pip', '--disable-pip-version-check']
+    run(*pip, 'install', '--no-index', '--no-build-isolation', built[request.param])
+    yield environment
+    run(*pip, 'uninstall', '--yes', 'hpc-pytorch')
+    site, = environment.glob('lib/python3*/site-packages')
+    assert not list(site.glob('hpc_pytorch*')) and not list(site.rglob('lockedwheels.py'))
+
+
+@pytest.fixture
+def plain(installed, tmp_path):
+    """The environment's own `eb`, as a site configures it: hooks, and a system with two configuration files."""
+    collection, = installed.glob('lib/python3*/site-packages/hpc_pytorch')
+    where = tmp_path / 'where.cfg'
+    where.write_text('[DEFAULT]\nCOLLECTION = %s\n' % collection)
+    eb = EB(tmp_path / 'prefix', [installed / 'bin' / 'eb'])
+    eb.sources = tmp_path / 'sources'
+
+    def install(system, *arguments, **variables):
+        files = [collection / 'systems' / system / 'easybuild.cfg', where]
+        root = {'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'} if os.geteuid() == 0 else {}
+        return eb(*arguments, cwd=tmp_path, env=dict(
+            root, HPC_SYSTEM=system, EB_PYTHON=str(installed / 'bin' / 'python'), EASYBUILD_MODULES_TOOL='Lmod',
+            LMOD_CMD=LMOD, EASYBUILD_HOOKS=str(collection / 'hooks' / 'hpc_pytorch_hooks.py'),
+            EASYBUILD_CONFIGFILES=','.join(map(str, files)), **variables)).stdout
+    install.eb = eb
+    return install
+
+
+def loaded(plain, module, script, path='', **options):
+    """What a script prints after it has loaded the module."""
+    load = 'module use %s %s\nmodule load %s || exit\n' % (path, plain.eb.modules, module)
+    return ModulesTool('Lmod').run(load + script, **options)
+
+
+def make_wheel(directory, name, version, files):
+    """A small wheel; returns its line for a lock file."""
+    path = directory / ('%s-%s-py3-none-any.whl' % (name, version))
+    info = '%s-%s.dist-info/' % (name, version)
+    with zipfile.ZipFile(path, 'w') as archive:
+        for file, text in dict(files, **{
+                info + 'METADATA': 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' % (name, version),
+                info + 'WHEEL': 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n',
+                info + 'RECORD': ''}).items():
+            archive.writestr(file, text)
+    return '%s==%s --hash=sha256:%s\n' % (name, version, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.mark.slow
+def test_locked_wheels_and_torch_mpi(plain, tmp_path):
+    """A toy wheel, and torch_mpi built for the real PyTorch that another toy leads to."""
+    python = kept_venv()
+    site = run(python, '-c', 'import sysconfig; print(sysconfig.get_paths()["purelib"])').strip()
+    version = run(python, '-c', 'import torch; print(torch.__version__.split("+")[0])').strip()
+    index = tmp_path / 'index'
+    index.mkdir()
+    (tmp_path / 'toy.lock').write_text(make_wheel(index, 'toy', '1.0', {'toy.py': ''})
+                                       + make_wheel(index, 'torch', version, {'elsewhere.pth': site + '\n'}))
+    easyconfig = tmp_path / 'toy-1.0-workstation.eb'
+    easyconfig.write_text(LOCKED % sys.version_info[:2])
+    plain('workstation', easyconfig, PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX='1', PIP_FIND_LINKS=str(index))
+    output = loaded(plain, 'toy', """
+        python -c 'import toy, torch.distributed as dist; import torch_mpi; print(dist.is_mpi_available())'
+        type -P pytorch-check; ls $EBROOTTOY/examples $EBROOTTOY/share""")
+    assert output.split() == ['True', str(plain.eb.prefix / 'software/toy/1.0-workstation/bin/pytorch-check'),
+                              *('%s/software/toy/1.0-workstation/examples:' % plain.eb.prefix, 'train.py'),
+                              *('%s/software/toy/1.0-workstation/share:' % plain.eb.prefix, 'system.cfg')]
+
+
+@pytest.mark.slow
+def test_singularity_container(plain, small_image, tmp_path):
+    """A small image, with the run scripts."""
+    shutil.copy(small_image, tmp_path / 'tool.sif')
+    easyconfig = tmp_path / 'Tool-1.0.eb'
+    easyconfig.write_text(CONTAINER.format(name='Tool', image='tool.sif', checksum=None, more="wrappers = ['sort']"))
+    plain('lumi', easyconfig, **FOR_ROOT)
+    output = loaded(plain, 'Tool', 'type -P sort; printf "b\\na\\n" | sort; ls $RUNSCRIPTS', env=FOR_ROOT).splitlines()
+    assert output[0] == str(plain.eb.prefix / 'software/Tool/1.0/bin/sort')
+    assert 'get-master' in output and output.index('a') < output.index('b')
+
+
+@pytest.mark.slow
+def test_system_settings(plain):
+    """An easyconfig of the collection, by its name."""
+    plain('frontier', 'proxy-1.0-Frontier.eb')
+    assert 'proxy.ccs.ornl.gov' in loaded(plain, 'proxy', 'echo $https_proxy')
+
+
+@pytest.mark.slow
+def test_pytorch_hpc(plain, tmp_path):
+    """A small tree with PyTorch's build interface, from source, with the lock files and a script of the collection."""
+    modules = run(CHECKOUT / 'tests' / 'stand_ins' / 'make', 'archer2').splitlines()[-1]
+    small = SmallTorch('PyTorch-1.13.1-ARCHER2.eb', tmp_path, plain.eb.sources)
+    easyconfig = small.write(scripts=['extend-venv-activate'])
+    assert 'ramgate ran' in plain('archer2', easyconfig, MODULEPATH=modules)
+    ranks = loaded(plain, 'PyTorch', "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'", path=modules)
+    assert ranks.count('(2, 3)') == 2
+    assert os.access(plain.eb.prefix / 'software/PyTorch/1.13.1-ARCHER2-small/bin/extend-venv-activate', os.X_OK)

@@ -1,0 +1,23 @@
+"""extend-venv-activate where there is no modules tool; with one, the workstation's tests have it."""
+import subprocess
+import sys
+from pathlib import Path
+
+from common import CHECKOUT, clean_environment
+
+
+def test_without_module(tmp_path):
+    """One line says what is missing; three times "command not found" was all there was."""
+    module = tmp_path / 'PyTorch'
+    (module / 'bin').mkdir(parents=True)
+    (module / 'bin' / 'python').symlink_to(Path(sys.executable).resolve())
+    venv = tmp_path / 'venv'
+    subprocess.run([module / 'bin' / 'python', '-m', 'venv', '--without-pip', venv], check=True)
+    loaded = {'EBROOTPYTORCH': str(module), 'LOADEDMODULES': 'PyTorch/2.0', '_LMFILES_': '/modules/PyTorch/2.0.lua'}
+    subprocess.run([CHECKOUT / 'scripts' / 'extend-venv-activate', venv], env=dict(clean_environment(), **loaded),
+                   check=True)
+    done = subprocess.run(['bash', '--norc', '-c', 'unset -f module; . %s/bin/activate || echo "status $?"' % venv],
+                          env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and lines[1] == 'status 1', done.stdout
+    assert 'needs the module PyTorch/2.0' in lines[0]

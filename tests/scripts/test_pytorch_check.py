@@ -1,0 +1,116 @@
+"""pytorch-check without a real PyTorch: what it finds in a small site-packages, and how long it waits."""
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from common import CHECKOUT, SCRIPTS, clean_environment
+
+# c10::Error's constructor with GCC's new std::string, and with the old one that torchtext 0.14.1's wheel was made for
+NEW, OLD = '_ZN3c105ErrorC1ENSt7__cxx1112basic_stringIcEE', '_ZN3c105ErrorC1ESs'
+
+
+def compiled(path, text):
+    """A library made of this C."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(['gcc', '-shared', '-fPIC', '-xc', '-', '-o', path], input=text, text=True, check=True)
+
+
+def package(site, name, module='', requires=(), version='1.0'):
+    """An installed package with one module."""
+    (site / name).mkdir(exist_ok=True)
+    (site / name / '__init__.py').write_text(module)
+    about = site / ('%s-%s.dist-info' % (name, version))
+    about.mkdir()
+    (about / 'METADATA').write_text('Metadata-Version: 2.1\nName: %s\nVersion: %s\n%s\n' % (
+        name, version, ''.join('Requires-Dist: %s\n' % line for line in requires)))
+    (about / 'RECORD').write_text('%s/__init__.py,,\n' % name)
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A PyTorch of one function and a package that was compiled for it."""
+    compiled(tmp_path / 'torch/lib/libc10.so', 'void %s(void) {}' % NEW)
+    package(tmp_path, 'torch')
+    package(tmp_path, 'good', requires=['torch', 'inner; extra == "more"'])
+    compiled(tmp_path / 'good/_C.so', 'void %s(void); void f(void) { %s(); }' % (NEW, NEW))
+    return tmp_path
+
+
+def packages_of(site, status):
+    """What the command prints."""
+    done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packages'], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, env=dict(clean_environment(), PYTHONPATH=str(site)))
+    assert done.returncode == status, done.stdout
+    return done.stdout
+
+
+def test_all_is_well(site):
+    """Packages that another one brought along are not imported for themselves."""
+    package(site, 'inner', 'raise OSError("nobody imports it")')
+    package(site, 'outer', requires=['inner>=1.0'])
+    assert packages_of(site, 0) == 'packages works: 2 packages import, and find their symbols\n'
+
+
+def test_another_abi(site):
+    """The wheel imports, and its library would fail at the first use."""
+    package(site, 'torchtext')
+    compiled(site / 'torchtext/lib/libtorchtext.so', 'void %s(void); void f(void) { %s(); }' % (OLD, OLD))
+    assert 'torchtext/lib/libtorchtext.so was compiled for another PyTorch, or another C++ ABI: this one has no %s' % (
+        OLD) in packages_of(site, 1)
+
+
+def test_import_fails(site):
+    """Every package that cannot be imported is named, with the reason."""
+    package(site, 'one', 'import no_such_module')
+    package(site, 'two', 'raise OSError("libx.so: cannot open")')
+    output = packages_of(site, 1)
+    assert "one cannot be imported: ModuleNotFoundError: No module named 'no_such_module'" in output
+    assert 'two cannot be imported: OSError: libx.so: cannot open' in output
+
+
+def test_import_ends_the_process(site):
+    """The package whose import crashes is the last one that is named."""
+    package(site, 'crashing', 'import os; os.abort()')
+    output = packages_of(site, 1)
+    assert 'exit status -6' in output and output.splitlines()[-1] == 'importing crashing'
+
+
+def test_unknown_way():
+    """The ways that there are."""
+    done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packagse'], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 2 and 'no way called packagse; choose from: import, packages, gloo' in done.stdout
+
+
+# --- how long it waits ----------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def check(monkeypatch):
+    """The script as a module, which waits for a fraction of a second on an idle machine."""
+    loader = importlib.machinery.SourceFileLoader('pytorch_check', str(CHECKOUT / 'scripts' / 'pytorch-check'))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader('pytorch_check', loader))
+    monkeypatch.setattr('sys.dont_write_bytecode', True)
+    loader.exec_module(module)
+    monkeypatch.setattr(module, 'SECONDS', 0.2)
+    return module
+
+
+def slow():
+    """A process that takes its time."""
+    return subprocess.Popen(['sh', '-c', 'sleep 2; echo done'], stdout=subprocess.PIPE)
+
+
+def test_busy_machine(check, monkeypatch):
+    """A build of half an hour failed at its end, as two ranks did not start within two minutes."""
+    monkeypatch.setattr(os, 'getloadavg', lambda: (1000.0 * os.cpu_count(), 0, 0))
+    assert check.finish([slow()]) == 'done\n'
+
+
+def test_idle_machine(check, monkeypatch):
+    """What hangs is ended."""
+    monkeypatch.setattr(os, 'getloadavg', lambda: (0.0, 0, 0))
+    with pytest.raises(check.Failed, match='no end after'):
+        check.finish([slow()])
