@@ -51,7 +51,8 @@ def shared_fixture(item):
     """The name of the fixture, and of its parameter, that a test shares with others; None without one."""
     for name, definitions in item._fixtureinfo.name2fixturedefs.items():
         definition = definitions[-1]
-        if definition.scope in ('module', 'session') and definition.baseid and name not in ANYWHERE:
+        own = not definition.func.__module__.startswith(('_pytest', 'xdist'))
+        if definition.scope in ('module', 'session') and own and name not in ANYWHERE:
             parameter = item.callspec.params.get(name, '') if hasattr(item, 'callspec') else ''
             return '%s-%s' % (name, parameter)
     return None
@@ -64,12 +65,20 @@ def when(item):
     return (places + [len(FIRST)])[0] if item.get_closest_marker('slow') else len(FIRST) + 1
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Groups and order for several processes; one process keeps the order of the files."""
     if hasattr(config, 'workerinput'):
         for item in items:
             group = shared_fixture(item)
             if group:
-                item.add_marker(pytest.mark.xdist_group(group))
+                name_with_group(item, group)
         items.sort(key=when)
+
+
+def name_with_group(item, group):
+    """As xdist_group does it, which since pytest 9.1 quietly does nothing (pytest-xdist 3.8.0)."""
+    name = '%s@%s' % (item.nodeid, group)
+    if hasattr(item, '_nodeid'):
+        item._nodeid = name
+    else:
+        item._id = type(item._id).parse(name)

@@ -1,34 +1,16 @@
 """The house keeps its order: who may import whom, and the tests of each module are found by its name."""
 import ast
-import re
 import sys
-from pathlib import Path
 
 import pytest
-from common import CHECKOUT
+from house import CHECKOUT, broken_by, imports, place, covering
 
 # data flows from the first to the last; a room imports from itself and from those before it
 ROOMS = ('machine', 'packages', 'source', 'rules', 'jobs')
-TESTS = [path for path in (CHECKOUT / 'tests').rglob('test_*.py') if path.name != Path(__file__).name]
 MODULES = [path for path in sorted((CHECKOUT / 'hpc_pytorch').glob('*/*.py')) if path.name != '__init__.py']
 # what EasyBuild finds by its place: these may use the rooms, and are used by none
 OUTSIDE = [path for room in ('easyblocks', 'hooks', 'job_backends') for path in sorted((CHECKOUT / room).rglob('*.py'))]
 SCRIPTS = [path for path in sorted((CHECKOUT / 'scripts').rglob('*')) if path.is_file() and not path.suffix == '.pyc']
-
-
-def place(path):
-    """A file's name from the top of the checkout."""
-    return str(path.relative_to(CHECKOUT))
-
-
-def imports(path):
-    """The dotted names that a file imports, wherever in it."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level or path.parts[-2] == 'ramgate', "%s: name the whole module" % path
-            yield from ('.'.join(filter(None, [node.module, alias.name])) for alias in node.names)
 
 
 def rooms(path):
@@ -73,28 +55,26 @@ def test_ramgate_stands_alone():
                 assert name.split('.')[0] in set(sys.stdlib_module_names) | {'ramgate'}, (path.name, name)
 
 
-def found_by_name(path, *words):
-    """Tests whose name is the file's, or that name it."""
-    stem = 'test_' + path.stem.replace('-', '_')
-    return [test for test in TESTS if test.stem == stem or test.stem.startswith(stem + '_')
-            or any(re.search(word, test.read_text()) for word in words)]
+@pytest.mark.parametrize('path', MODULES + OUTSIDE + SCRIPTS, ids=place)
+def test_code_has_tests(path):
+    """test_NAME.py, or a test that imports it or names it with its place."""
+    assert covering(path)
 
 
-@pytest.mark.parametrize('path', MODULES, ids=place)
-def test_modules_have_tests(path):
-    """test_NAME.py, or a test that names hpc_pytorch/ROOM/NAME.py, or imports it."""
-    room, name = path.parent.name, path.stem
-    assert found_by_name(path, r'hpc_pytorch[./]%s[./]%s\b' % (room, name),
-                         r'hpc_pytorch\.%s import [^\n]*\b%s\b' % (room, name))
+@pytest.mark.parametrize('name, test', [
+    ('hpc_pytorch/rules/sbom.py', 'tests/rules/test_provenance.py'),
+    ('hpc_pytorch/source/contract.py', 'tests/easyblocks/test_pytorchhpc.py'),
+    ('torch_mpi/setup.py', 'tests/torch_mpi'), ('systems/lumi/system.cfg', 'tests/lumi'),
+    ('scripts/pytorch-srun', 'tests/scripts/test_pytorch_srun.py'),
+    ('tests/batch_systems/real_slurm.py', 'tests/frontier/test_frontier.py'),
+    ('easyconfigs/p/PyTorch/PyTorch-2.13.0-workstation.eb', 'tests/workstation/test_workstation.py'),
+])
+def test_changed(name, test):
+    """What a change can break, by way of others, too."""
+    assert test in broken_by(name)
 
 
-@pytest.mark.parametrize('path', OUTSIDE, ids=place)
-def test_what_easybuild_finds_has_tests(path):
-    """Likewise."""
-    assert found_by_name(path, re.escape(place(path)))
-
-
-@pytest.mark.parametrize('path', SCRIPTS, ids=place)
-def test_scripts_have_tests(path):
-    """Likewise; what users type is named without its directory."""
-    assert found_by_name(path, r'(?<![\w-])%s(?![\w-])' % re.escape(path.name))
+def test_changed_is_not_everything():
+    """A change in one room leaves most tests alone."""
+    others = ('tests/torch_mpi', 'tests/ramgate')
+    assert not any(test.startswith(others) for test in broken_by('hpc_pytorch/rules/sbom.py'))
