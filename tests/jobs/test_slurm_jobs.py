@@ -277,7 +277,7 @@ def other_batch_system(directory):
     """The commands of PBS, which are never called."""
     tools = directory / 'tools'
     tools.mkdir()
-    for name in ('qsub', 'qstat', 'qdel', 'qrls'):
+    for name in ('qsub', 'qstat', 'qselect', 'qdel'):
         (tools / name).symlink_to('/bin/false')
     return tools
 
