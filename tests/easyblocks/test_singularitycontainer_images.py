@@ -1,4 +1,7 @@
-"""Images of every kind: how they make their Python known, what is installed on top of it, and images of registries."""
+"""
+Images of every kind: how they make their Python known, what is installed on top of it (make-container-venv), what is
+expected of them (check-packages), and images of registries (hpc_pytorch/packages/images.py).
+"""
 import hashlib
 import json
 import shutil

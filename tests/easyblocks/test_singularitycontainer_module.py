@@ -1,4 +1,7 @@
-"""What the module of a container decides when it is loaded, in both syntaxes and with both modules tools."""
+"""
+What the module of a container decides when it is loaded (hpc_pytorch/packages/container_modules.py), in both syntaxes
+and with both modules tools.
+"""
 import os
 import shutil
 import subprocess
