@@ -29,7 +29,7 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch import UsersProblem, collection_path
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import set_by_default
+from hpc_pytorch.machine.module_files import put_aside, set_by_default
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.packages import rocm_pairs
 from hpc_pytorch.packages.lock_files import Locked, normal_name, parse_lock, sha256_of
@@ -516,9 +516,8 @@ class LockedWheels(EasyBlock):
         packages below $HOME are not seen. Virtual environments on top of the module see its packages.
         """
         text = super().make_module_extra(*args, **kwargs)
-        text += self.module_generator.set_environment('PYTHONPATH', {
-            'value': self.site_packages(), 'pushenv': True, 'resolve_env_vars': False})
-        text += self.module_generator.set_environment('PYTHONNOUSERSITE', {'value': '1', 'pushenv': True})
+        for name, value in (('PYTHONPATH', self.site_packages()), ('PYTHONNOUSERSITE', '1')):
+            text += put_aside(self.module_generator, self.name, name, value)
         return text + (self.system_settings() if self.features() else '')
 
     def features(self):
