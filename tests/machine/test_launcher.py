@@ -77,7 +77,7 @@ def test_users_configuration_wins(eb, tmp_path):
 
 
 def test_missing_external_modules(eb, tmp_path):
-    """Names of the modules, where they were looked for, and --rehearse."""
+    """The first that is missing, where it was looked for, and --rehearse."""
     easyconfig = tmp_path / 'toy-1.0.eb'
     easyconfig.write_text("""easyblock = 'Toolchain'
 name = 'toy'
@@ -89,7 +89,7 @@ dependencies = [('no-such-module/1.0', EXTERNAL_MODULE), ('nor-this/2', EXTERNAL
 """)
     output = eb(easyconfig, '-D', status=None, env={'MODULEPATH': str(tmp_path)})
     assert output.returncode != 0
-    assert 'no-such-module/1.0, nor-this/2' in output.stdout
+    assert 'does not have: no-such-module/1.0; loaded before it: nothing; no version of it is here' in output.stdout
     assert str(tmp_path) in output.stdout
     assert './eb --rehearse toy-1.0.eb' in output.stdout
 
