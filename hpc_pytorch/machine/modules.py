@@ -91,9 +91,12 @@ class ModulesShell(object):
     def versions(self, name):
         """The versions of a module that can be loaded now: ['gcc/11.2.0', 'gcc/12.2.0']."""
         base = name.partition('/')[0]
-        _, said = self.call('--terse', 'avail', base)
-        names = [re.sub(r'\(.*\)|<.*>', '', line.strip()).rstrip('/') for line in said.splitlines()]
-        return [one for one in names if one.startswith(base + '/') or one == name]
+        return [one for one in self.available(base) if one.startswith(base + '/') or one == name]
+
+    def available(self, *names):
+        """What can be loaded now, whose name begins with one of these; without them: everything."""
+        _, said = self.call('--terse', 'avail', *names)
+        return [re.sub(r'\(.*\)|<.*>', '', line.strip()).rstrip('/') for line in said.splitlines()]
 
     def openers(self, name):
         """What Lmod says must be loaded before a module can be seen: one string for each way."""
