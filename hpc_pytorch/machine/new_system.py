@@ -16,9 +16,9 @@ from hpc_pytorch.machine.survey import GIB, NotAsked
 # Modules that a PyTorch may need, as machines call them: pattern; EasyBuild's name; part of stand-ins in its place.
 SOFTWARE = (
     (r'cray-mpich', 'cray-mpich', 'cray-mpich'),
-    (r'(?i)open-?mpi', 'OpenMPI', 'openmpi'),
-    (r'(?i)gcc(-native)?|gnu\d*', 'GCC', 'gcc'),
-    (r'(?i)cuda(toolkit)?', 'CUDA', 'cuda'),
+    (r'open-?mpi', 'OpenMPI', 'openmpi'),
+    (r'gcc(-native)?|gnu\d*', 'GCC', 'gcc'),
+    (r'cuda(toolkit)?', 'CUDA', 'cuda'),
     (r'rocm', 'ROCm', 'rocm'),
 )
 EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
@@ -45,7 +45,7 @@ def chosen_modules(machine):
     shell = asked(survey.modules_shell, machine)
     found = []
     for pattern, software, part in (sorted(SOFTWARE, key=lambda row: row[1] != 'GCC') if shell else ()):
-        names = [one for one in shell.available() if re.match('(?:%s)/' % pattern, one)]
+        names = [one for one in shell.available() if re.match('(?:%s)/' % pattern, one, re.I)]
         if software in ('OpenMPI', 'cray-mpich') and any(one[2] in ('openmpi', 'cray-mpich') for one in found):
             continue
         for name in sorted(names, key=lambda one: survey.version_key(one.split('/', 1)[1]), reverse=True):

@@ -485,7 +485,9 @@ def main(arguments):
 
 
 if __name__ == '__main__':
+    # new_system knows this module by its name, not as __main__
+    from hpc_pytorch.machine import survey as this
     try:
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(this.main(sys.argv[1:]))
     except UsersProblem as problem:
         sys.exit("ERROR: %s" % problem)

@@ -4,7 +4,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 
 import pytest
 
@@ -240,7 +239,8 @@ def test_as_it_is_typed(tmp_path):
     assert 'differs    host name' in done.stdout and 'not asked' in done.stdout
     found = json.loads(answer.read_text())
     assert found['system'] == 'lumi' and found['where'] == 'login' and len(found['findings']) > 30
-    assert sys.executable and [path.name for path in tmp_path.iterdir() if path.name != '.lmod.d'] == ['survey.json']
+    # Lmod and pip's compilers leave dot files in $HOME
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith('.')] == ['survey.json']
 
 
 @pytest.mark.slow
