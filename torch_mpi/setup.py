@@ -4,7 +4,10 @@ The wrapper is ``$MPICXX``, or the ``mpicxx`` on ``PATH`` (``CC`` on Cray system
 """
 
 import os
+import re
+import shlex
 import shutil
+import subprocess
 import sys
 
 from setuptools import Extension, setup
@@ -43,6 +46,20 @@ def mpi_compiler():
     sys.exit("torch_mpi: expected an MPI C++ compiler, found none; set MPICXX to it, for example MPICXX=mpicxx")
 
 
+def mpi_headers(compiler):
+    """The wrapper's include directories, and whether its own mpi.h is that of Open MPI.
+
+    They come first: a venv may hold the mpi.h of another MPI, and setuptools puts that directory before the wrapper's.
+    """
+    def said(*arguments, **options):
+        clean = {name: value for name, value in os.environ.items() if name not in ("CPATH", "CPLUS_INCLUDE_PATH")}
+        return subprocess.run([compiler, *arguments], env=clean, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              text=True, **options).stdout
+    folders = [word[2:] for word in shlex.split(said("-show")) if word.startswith("-I")]
+    macros = said("-x", "c++", "-E", "-dM", "-", input="#include <mpi.h>\n")
+    return folders, re.search(r"^#define OPEN_MPI\b", macros, re.MULTILINE) is not None
+
+
 def cxx_standard(torch_version):
     """The C++ that the headers of this PyTorch are written in; torch_mpi itself is C++17."""
     return "-std=c++20" if release(torch_version) >= (2, 14) else "-std=c++17"
@@ -70,6 +87,9 @@ class Build(build_ext):
             if value is not None:
                 ext.define_macros.append(("PYBIND11_" + name, '"%s"' % value))
         compiler = mpi_compiler()
+        folders, open_mpi = mpi_headers(compiler)
+        ext.include_dirs[:0] = folders
+        ext.define_macros.append(("WRAPPER_IS_OPEN_MPI", str(int(open_mpi))))
         commands = {"compiler_so": [compiler, "-fPIC"], "compiler_so_cxx": [compiler, "-fPIC"],
                     "compiler_cxx": [compiler], "linker_so": [compiler, "-shared"],
                     "linker_so_cxx": [compiler, "-shared"]}

@@ -3,6 +3,7 @@
 Imported by torch_mpi.pth at the start of every Python, so it does next to nothing.
 """
 
+import os
 import sys
 
 
@@ -29,4 +30,5 @@ class _Hook:
         return spec
 
 
-sys.meta_path.insert(0, _Hook())
+if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "0":
+    sys.meta_path.insert(0, _Hook())

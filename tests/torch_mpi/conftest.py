@@ -30,7 +30,7 @@ def builds(request, python):
                 "expected %s%s, found none: apt-get install mpich libmpich-dev openmpi-bin libopenmpi-dev"
                 % (program, mpi))
     chosen = [item.callspec.params.get(fixture) for item in request.session.items if hasattr(item, "callspec")
-              for fixture in ("installed", "sanitized")]
+              for fixture in ("installed", "sanitized", "mpi")]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         yield {variant: pool.submit(build, variant, flags, python) for variant, flags in VARIANTS.items()
                if variant in chosen}

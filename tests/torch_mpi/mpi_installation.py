@@ -1,7 +1,5 @@
 """The MPIs of this machine, and PyTorch and torch_mpi installed for them as a user does it."""
 
-import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -9,6 +7,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+from common import CCACHE, kept, locked
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
@@ -41,17 +41,8 @@ def make_venv(folder, torch):
     return str(python)
 
 
-@contextlib.contextmanager
-def locked(path):
-    """One process at a time; others wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open("%s.lock" % path, "w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def kept_venv():
-    """The Python of a venv with PyTorch that is kept between runs."""
+    """The Python of a venv with PyTorch, kept between runs; the file `whole` says so, as no venv can be renamed."""
     venv = CACHE / ("venv-%s" % TORCH)
     with locked(venv):
         if not (venv / "whole").exists():
@@ -72,7 +63,8 @@ def install(compiler, python, prefix):
     shutil.copytree(CHECKOUT / "torch_mpi", source, ignore=shutil.ignore_patterns("build", "*.egg-info"))
     done = subprocess.run(
         [python, "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "--prefix", prefix, source],
-        env=environment(MPICXX=str(compiler)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env=environment(MPICXX=str(compiler), **dict(CCACHE, PATH="/usr/lib/ccache:" + os.environ["PATH"])),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
 
 
@@ -86,19 +78,17 @@ def build(variant, flags, python):
     for path in sorted(path for path in (CHECKOUT / "torch_mpi").rglob("*") if path.is_file()):
         state.update(str(path).encode() + path.read_bytes())
     place = CACHE / "builds" / variant / state.hexdigest()[:16]
-    with locked(place.parent):
-        if not (place / "whole").exists():
-            for older in place.parent.glob("*"):
-                if time.time() - older.stat().st_mtime > 86400:
-                    shutil.rmtree(older)
-            shutil.rmtree(place, ignore_errors=True)
-            place.mkdir(parents=True)
-            compiler = place / "mpicxx"
-            compiler.write_text('#!/bin/sh\nexec mpicxx.%s "$@" %s\n' % (variant.split("-")[0], flags))
-            compiler.chmod(0o755)
-            install(compiler, python, place / "prefix")
-            (place / "whole").touch()
-    return place / "prefix"
+
+    def make(partial):
+        for older in place.parent.glob("*"):
+            if older.is_dir() and time.time() - older.stat().st_mtime > 86400:
+                shutil.rmtree(older)
+        partial.mkdir(parents=True)
+        compiler = partial / "mpicxx"
+        compiler.write_text('#!/bin/sh\nexec mpicxx.%s "$@" %s\n' % (variant.split("-")[0], flags))
+        compiler.chmod(0o755)
+        install(compiler, python, partial / "prefix")
+    return kept(place, make) / "prefix"
 
 
 class Installed:
@@ -114,17 +104,17 @@ class Installed:
         return environment(**dict({"PYTHONPATH": str(self.site)}, **variables))
 
     def run(self, ranks, program, *arguments, timeout=240, options=(), status=0, **variables):
-        """Run one of the programs on so many ranks; returns its output. `status` None: any."""
-        command = self.mpirun + list(options) + ["-n", str(ranks), self.python, str(PROGRAMS / program),
-                                                 *map(str, arguments)]
+        """Run one of the programs, or with -m a module, on so many ranks; returns its output. `status` None: any."""
+        program = program if program == "-m" else PROGRAMS / program
+        command = self.mpirun + list(options) + ["-n", str(ranks), self.python, *map(str, [program, *arguments])]
         done = subprocess.run(command, env=self.environment(**variables), timeout=timeout,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert status is None or done.returncode == status, done.stdout[-6000:]
         return done.stdout
 
-    def alone(self, code, status=0, **variables):
+    def alone(self, code, status=0, cwd=None, **variables):
         """Run Python code without mpirun."""
-        done = subprocess.run([self.python, "-c", code], timeout=120, stdin=subprocess.DEVNULL, text=True,
+        done = subprocess.run([self.python, "-c", code], timeout=240, cwd=cwd, stdin=subprocess.DEVNULL, text=True,
                               env=self.environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert status is None or done.returncode == status, done.stdout
         return done.stdout

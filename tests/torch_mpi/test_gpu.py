@@ -28,14 +28,13 @@ def fake_cuda(python, tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("stream", [0, 1])
 @pytest.mark.parametrize("memory, aware", [("open", True), ("closed", False)])
-def test_gpu_tensors(installed, fake_cuda, memory, aware, stream):
+def test_gpu_tensors(installed, fake_cuda, memory, aware):
     """A GPU-aware MPI gets their addresses, another one copies; both at the right time, whichever stream is used.
 
     Open MPI is never handed such an address in a collective: it would crash.
     """
-    output = installed.run(2, "gpu_tensors.py", stream, FAKE_CUDA=memory, TORCH_MPI_GPU_AWARE=str(int(aware)),
+    output = installed.run(2, "gpu_tensors.py", FAKE_CUDA=memory, TORCH_MPI_GPU_AWARE=str(int(aware)),
                            PYTHONPATH="%s:%s" % (installed.site, fake_cuda))
     collectives = not aware or installed.mpi == "openmpi"
     assert output.count("right; copied through pinned memory: collectives %s, messages %s" % (

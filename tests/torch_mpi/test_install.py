@@ -10,24 +10,78 @@ from mpi_installation import CHECKOUT, environment
 
 pytestmark = pytest.mark.slow
 
-AVAILABLE = "import sys, torch.distributed as d; print(d.is_mpi_available(), 'torch_mpi' in sys.modules)"
+AVAILABLE = ("import sys, torch.distributed as d; print(d.distributed_c10d.is_mpi_available(), d.is_mpi_available(), "
+             "'torch_mpi' in sys.modules)")
+# By its name; for programs that choose by what there is, as MPI did not start this one; imported.
+HERE_BY_NAME, ABSENT, ABSENT_IMPORTED = "True False True", "False False False", "False False True"
+OFF = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 def test_a_prefix_on_pythonpath_is_enough(installed):
-    assert installed.alone(AVAILABLE).strip().endswith("True True")
+    assert installed.alone(AVAILABLE).strip().endswith(HERE_BY_NAME)
 
 
 def test_without_the_entry_point_it_is_imported(installed):
     """As for torch before 2.5."""
-    off = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    assert installed.alone(AVAILABLE, **off).strip().endswith("False False")
-    assert installed.alone("import torch_mpi; " + AVAILABLE, **off).strip().endswith("True True")
+    assert installed.alone(AVAILABLE, **OFF).strip().endswith(ABSENT)
+    assert installed.alone("import torch_mpi; " + AVAILABLE, **OFF).strip().endswith(HERE_BY_NAME)
 
 
-def test_a_site_directory_is_enough_for_any_version(installed):
-    """The .pth file, which a directory on PYTHONPATH does not have read and a site directory has."""
-    code = "import site; site.addsitedir(%r); %s" % (str(installed.site), AVAILABLE)
-    assert installed.alone(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0", PYTHONPATH="").strip().endswith("True True")
+@pytest.mark.parametrize("variables, expected", [({}, HERE_BY_NAME), (OFF, ABSENT)])
+def test_a_site_directory_is_enough_for_any_version(installed, tmp_path, variables, expected):
+    """The .pth file, which a directory on PYTHONPATH does not have read and a site directory has; unless forbidden."""
+    site = tmp_path / "site"
+    shutil.copytree(installed.site, site, ignore=shutil.ignore_patterns("entry_points.txt"))
+    code = "import site; site.addsitedir(%r); %s" % (str(site), AVAILABLE)
+    assert installed.alone(code, PYTHONPATH="", **variables).strip().endswith(expected)
+
+
+def test_installed_is_not_wanted(installed, tmp_path):
+    """Programs that choose "mpi" where it is available get it from mpirun alone, and not under torchrun."""
+    program = tmp_path / "program.py"
+    program.write_text("import os, torch, torch.distributed as d\n"
+                       "d.init_process_group('mpi' if d.is_mpi_available() else 'gloo')\n"
+                       "t = torch.ones(1); d.all_reduce(t)\n"
+                       "os.write(1, b'%s %d\\n' % (d.get_backend().encode(), t.item()))\n"
+                       "d.destroy_process_group()\n")
+    assert installed.run(2, program).count("mpi 2") == 2
+    under_torchrun = ("import sys; from torch.distributed.run import main; "
+                      "main(['--standalone', '--nproc-per-node=2', %r])" % str(program))
+    assert installed.alone(under_torchrun).count("gloo 2") == 2
+
+
+def test_import_torch_beside_the_sources(installed):
+    """A folder torch_mpi in the current one is not taken for the installed package."""
+    for folder in (CHECKOUT, CHECKOUT / "torch_mpi"):
+        assert installed.alone(AVAILABLE, cwd=folder).strip().endswith(HERE_BY_NAME)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_rendezvous(installed, backend):
+    """Any backend is told by MPI who it is and where to meet."""
+    output = installed.run(3, "rendezvous.py", backend)
+    assert output.count("met with %s" % backend) == 3, output
+
+
+def test_headers_of_another_mpi(python, tmp_path):
+    """The wrapper's come before those of the venv; others end the compilation."""
+    log = tmp_path / "log"
+    wrapper = tmp_path / "mpicxx"
+    wrapper.write_text('#!/bin/sh\ncase " $* " in *" -show "*) echo g++ -I/of/the/wrapper -lmpi;;\n'
+                       '*" -E "*) echo "#define OPEN_MPI 1";; *) echo "$@" >%s; exit 1;; esac\n' % log)
+    wrapper.chmod(0o755)
+    source = tmp_path / "source"
+    shutil.copytree(CHECKOUT / "torch_mpi", source)
+    subprocess.run([python, "setup.py", "build_ext"], cwd=source, env=environment(MPICXX=str(wrapper)),
+                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = log.read_text().split()
+    assert [word for word in words if word.startswith("-I")][0] == "-I/of/the/wrapper"
+    assert "-DWRAPPER_IS_OPEN_MPI=1" in words
+    (tmp_path / "mpi.h").write_text("#define MPICH_VERSION 4\n")
+    for family, text in [("1", True), ("0", False)]:
+        command = ["g++", "-E", "-DWRAPPER_IS_OPEN_MPI=" + family, "-I", tmp_path, source / "src" / "module.cpp"]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        assert ("is of another MPI than the compiler wrapper's" in done.stderr) == text
 
 
 def test_one_process_without_mpirun(installed):
@@ -41,7 +95,7 @@ def test_another_mpi_loaded(installed):
     other = {"mpich": "libmpi.so.40", "openmpi": "libmpich.so.12"}[installed.mpi]
     output = installed.alone("import torch_mpi; " + AVAILABLE, LD_PRELOAD=other)
     assert "torch_mpi was built for" in output and "but the MPI library loaded in this process is" in output, output
-    assert "False True" in output, output
+    assert ABSENT_IMPORTED in output, output
 
 
 def test_started_by_the_other_mpirun(installed):
@@ -63,7 +117,7 @@ def test_library_missing(installed, tmp_path):
     extension.write_bytes(extension.read_bytes().replace(library, library[:-1] + b"9"))
     output = installed.alone(AVAILABLE, PYTHONPATH=str(site))
     assert "cannot open shared object file" in output and "load the MPI it was built for" in output, output
-    assert "False True" in output, output
+    assert ABSENT_IMPORTED in output, output
 
 
 @pytest.mark.parametrize("built, message", [
@@ -78,7 +132,7 @@ def test_other_torch(installed, tmp_path, built, message):
         note.write(built + "\n")
     output = installed.alone(AVAILABLE, PYTHONPATH=str(site))
     assert message in output and "Traceback" not in output, output
-    assert "False True" in output, output
+    assert ABSENT_IMPORTED in output, output
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """PyTorch's own distributed tests and those of this directory, on many versions of PyTorch.
 
-    python torch_versions.py FOLDER [--torch 2.1.2 ...] [--mpis mpich openmpi] [--ranks 2 4]
+    PYTHONPATH=.. python torch_versions.py FOLDER [--torch 2.1.2 ...] [--mpis mpich openmpi] [--ranks 2 4]
 
 Makes a venv in FOLDER for each version, installs torch_mpi there for each MPI as the README says, runs PyTorch's test
 class on gloo and on mpi, and the programs below; then prints the table of the README, and by name what passes on gloo

@@ -1,7 +1,5 @@
 #include "backend.h"
 
-#include <sched.h>
-
 #include <cstring>
 #include <numeric>
 
@@ -158,7 +156,7 @@ MPIBackend::MPIBackend(std::shared_ptr<Communicator> communicator, std::vector<i
 
 c10::intrusive_ptr<MPIBackend> MPIBackend::create(std::vector<int> ranks, Milliseconds timeout) {
   auto& runtime = Runtime::get();
-  runtime.start();
+  runtime.start(timeout);
   MPI_Comm made = MPI_COMM_NULL;
   if (ranks.empty()) {
     ranks.resize(static_cast<size_t>(runtime.world_size()));
@@ -231,13 +229,67 @@ void MPIBackend::check_tag(int tag) const {
 WorkPointer MPIBackend::make(
     OpType type, const char* title, at::ArrayRef<at::Tensor> inputs, Tensors outputs, Milliseconds timeout) {
   communicator_->throw_if_failed();
-  TORCH_CHECK(Runtime::get().usable(), "torch_mpi: MPI cannot be used any more (finalised, or a forked process)");
-  sequence_.fetch_add(1, std::memory_order_relaxed);
+  Runtime::get().check_usable();
+  const auto number = sequence_.fetch_add(1, std::memory_order_relaxed);
+  if (C10_UNLIKELY(c10d::debug_level() == c10d::DebugLevel::Detail))
+    compare_calls(number, type, inputs, timeout);
   OptionalTensors profiled;
   if (C10_UNLIKELY(at::hasCallbacks()))
     profiled = inputs.vec();
   return c10::make_intrusive<MPIWork>(
       communicator_, type, title, profiled, std::move(outputs), timeout_or_default(timeout));
+}
+
+namespace {
+
+// What TORCH_DISTRIBUTED_DEBUG=DETAIL has the ranks compare before a collective; as many of the same type each.
+struct Call {
+  int64_t number, operation, type = -1, elements = -1;
+  std::string text() const {
+    return c10::str(
+        "CollectiveFingerPrint(SequenceNumber=", number, ", OpType=", c10d::opTypeToString(static_cast<OpType>(operation)),
+        type < 0 ? "" : c10::str(", TensorDtypes=", static_cast<at::ScalarType>(type)),
+        elements < 0 ? "" : c10::str(", Elements=", elements), ")");
+  }
+  bool operator!=(const Call& other) const {
+    return std::memcmp(this, &other, sizeof(Call)) != 0;
+  }
+};
+
+// Do all ranks give tensors of the same length?
+bool alike(OpType type) {
+  return type != OpType::ALLGATHER && type != OpType::SCATTER && type != OpType::ALLTOALL &&
+      type != OpType::ALLTOALL_BASE;
+}
+
+}  // namespace
+
+// Throws what gloo's users know from torch's own comparison, which needs a group of gloo.
+void MPIBackend::compare_calls(uint64_t number, OpType type, at::ArrayRef<at::Tensor> inputs, Milliseconds timeout) {
+  auto work = c10::make_intrusive<MPIWork>(
+      communicator_, type, "mpi:comparing calls", OptionalTensors(), Tensors(), timeout_or_default(timeout));
+  if (work->is_message())
+    return;
+  Call mine{static_cast<int64_t>(number), static_cast<int64_t>(type)};
+  if (!inputs.empty())
+    mine.type = static_cast<int64_t>(inputs[0].scalar_type());
+  if (alike(type))
+    mine.elements = std::accumulate(
+        inputs.begin(), inputs.end(), int64_t(0), [](int64_t sum, const auto& one) { return sum + one.numel(); });
+  auto all = std::make_shared<std::vector<Call>>(static_cast<size_t>(size_), mine);
+  work->keep(std::shared_ptr<void>(all));
+  Runtime::get().launch(work, false, [&] {
+    check_mpi(
+        MPI_Iallgather(
+            MPI_IN_PLACE, sizeof(Call), MPI_BYTE, all->data(), sizeof(Call), MPI_BYTE, comm(), work->add_request()),
+        "MPI_Iallgather");
+  });
+  work->wait();
+  for (int rank = 0; rank < size_; ++rank)
+    TORCH_CHECK(
+        !(mine != (*all)[static_cast<size_t>(rank)]), "Detected mismatch between collectives on ranks. Rank ", rank_,
+        " is running collective: ", mine.text(), ", but Rank ", rank, " is running collective: ",
+        (*all)[static_cast<size_t>(rank)].text());
 }
 
 template <class Post>
@@ -821,97 +873,36 @@ WorkHandle MPIBackend::barrier(const c10d::BarrierOptions& options) {
   });
 }
 
-namespace {
-
-// A number sent to or expected from another rank; stale ones of an earlier, failed barrier are skipped.
-struct Token {
-  int64_t value[2] = {0, 0};  // which barrier, and whether all came
-  MPI_Request request = MPI_REQUEST_NULL;
-};
-
-bool received(Token& token, int64_t barrier, int from, int tag, MPI_Comm comm) {
-  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  int complete = 0;
-  check_mpi(MPI_Test(&token.request, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-  if (!complete)
-    return false;
-  if (token.value[0] == barrier)
-    return true;
-  check_mpi(MPI_Irecv(token.value, 2, MPI_INT64_T, from, tag, comm, &token.request), "MPI_Irecv");
-  return false;
-}
-
-}  // namespace
-
 // Every rank reports to rank 0, which answers when all have come, or names those that have not.
 void MPIBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   communicator_->throw_if_failed();
+  Runtime::get().check_usable();
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
   const auto deadline = Clock::now() + timeout;
-  const int64_t number = ++monitored_barriers_;
-  const int here = communicator_->here_tag(), go = communicator_->go_tag();
-  auto& mutex = Runtime::get().mutex;
-  const auto wait_for = [&](std::vector<Token>& tokens, int first, int tag) {
-    std::vector<int> missing;
-    do {
-      missing.clear();
-      for (int rank = first; rank < first + static_cast<int>(tokens.size()); ++rank) {
-        auto& token = tokens[static_cast<size_t>(rank - first)];
-        if (token.request != MPI_REQUEST_NULL && !received(token, number, rank, tag, comm()))
-          missing.push_back(rank);
-      }
-      sched_yield();
-    } while (!missing.empty() && Clock::now() < deadline);
-    for (auto& token : tokens) {
-      if (token.request == MPI_REQUEST_NULL)
-        continue;
-      std::lock_guard<std::mutex> lock(mutex);
-      MPI_Cancel(&token.request);
-      MPI_Wait(&token.request, MPI_STATUS_IGNORE);
-    }
-    if (!missing.empty())
+  const Talk talk(comm(), communicator_->barrier_tag(), ++monitored_barriers_);
+  const auto hear = [&](const std::vector<int>& ranks) {
+    auto words = talk.hear(ranks, deadline);
+    if (words.size() < ranks.size())
       communicator_->messages_stay();
-    return missing;
+    return words;
   };
-  const auto tell = [&](int rank, int tag, bool good) {
-    // Small enough to leave at once; the memory stays because a rank that is gone never takes it.
-    auto* token = new Token;
-    token->value[0] = number;
-    token->value[1] = good;
-    std::lock_guard<std::mutex> lock(mutex);
-    check_mpi(MPI_Isend(token->value, 2, MPI_INT64_T, rank, tag, comm(), &token->request), "MPI_Isend");
-    int complete = 0;
-    MPI_Test(&token->request, &complete, MPI_STATUS_IGNORE);
-    if (complete)
-      delete token;
-    else
-      MPI_Request_free(&token->request);
-  };
-  const auto expect = [&](std::vector<Token>& tokens, int first, int tag) {
-    std::lock_guard<std::mutex> lock(mutex);
-    for (size_t i = 0; i < tokens.size(); ++i)
-      check_mpi(
-          MPI_Irecv(
-              tokens[i].value, 2, MPI_INT64_T, first + static_cast<int>(i), tag, comm(), &tokens[i].request),
-          "MPI_Irecv");
-  };
-
   if (rank_ != 0) {
-    std::vector<Token> answer(1);
-    expect(answer, 0, go);
-    tell(0, here, true);
-    const bool none = !wait_for(answer, 0, go).empty();
+    talk.say(0, true);
+    const auto words = hear({0});
     TORCH_CHECK(
-        !none && answer[0].value[1], "[Rank ", rank_, "]: Rank ", rank_,
+        !words.empty() && words.at(0), "[Rank ", rank_, "]: Rank ", rank_,
         " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please "
         "check rank 0 logs for faulty rank.");
     return;
   }
-  std::vector<Token> reports(static_cast<size_t>(size_ - 1));
-  expect(reports, 1, here);
-  const auto missing = wait_for(reports, 1, here);
-  for (int rank = 1; rank < size_; ++rank)
-    tell(rank, go, missing.empty());
+  std::vector<int> others(static_cast<size_t>(size_ - 1)), missing;
+  std::iota(others.begin(), others.end(), 1);
+  const auto words = hear(others);
+  for (int rank : others)
+    if (!words.count(rank))
+      missing.push_back(rank);
+  for (int rank : others)
+    talk.say(rank, missing.empty());
   if (missing.empty())
     return;
   TORCH_CHECK(

@@ -86,6 +86,7 @@ class MPIBackend : public c10d::Backend {
       Milliseconds timeout);
   template <class Post>
   c10::intrusive_ptr<c10d::Work> launch(WorkPointer work, bool asynchronous, const Post& post);
+  void compare_calls(uint64_t number, c10d::OpType type, at::ArrayRef<at::Tensor> inputs, Milliseconds timeout);
   Milliseconds timeout_or_default(Milliseconds asked) const;
   MPI_Comm comm() const {
     return communicator_->handle();

@@ -16,6 +16,7 @@ namespace {
 constexpr auto kNoticeDelivery = std::chrono::seconds(1);
 constexpr auto kDrain = std::chrono::seconds(5);
 constexpr auto kLastWords = std::chrono::seconds(2);
+constexpr auto kOthersEnd = std::chrono::seconds(10);
 constexpr auto kListen = std::chrono::milliseconds(1);
 constexpr size_t kNoticeLength = 512;
 
@@ -29,13 +30,13 @@ int unread(int stream) {
 }
 
 // MPICH's mpirun drops what it has not read when a rank ends all, the reason among it. So it gets a moment.
-void end_all(int rank, const char* why) {
-  std::fprintf(stderr, "torch_mpi: rank %d %s, so all ranks are ended\n", rank, why);
+void end_all(int rank, const std::string& why, int status = 1) {
+  std::fprintf(stderr, "torch_mpi: rank %d %s, so all ranks are ended\n", rank, why.c_str());
   std::fflush(nullptr);
   const auto deadline = Clock::now() + kLastWords;
   while (unread(STDOUT_FILENO) + unread(STDERR_FILENO) > 0 && Clock::now() < deadline)
     std::this_thread::sleep_for(kListen);
-  MPI_Abort(MPI_COMM_WORLD, 1);
+  MPI_Abort(MPI_COMM_WORLD, status);
 }
 
 }  // namespace
@@ -150,6 +151,8 @@ bool MPIWork::cancel_receive() {
 }
 
 void MPIWork::give_up(const std::string& reason) {
+  if (!Runtime::get().usable())
+    return;
   WorkPointer held;
   {
     std::lock_guard<std::mutex> lock(Runtime::get().mutex);
@@ -159,7 +162,10 @@ void MPIWork::give_up(const std::string& reason) {
     held = Runtime::get().remove(*this);
   }
   const auto message = c10::str(description(), " of rank ", rank_, ": ", reason);
-  if (!cancel_receive()) {
+  const bool at_an_end = cancel_receive();
+  if (at_an_end && !cancelled_)
+    return end(nullptr);  // it arrived meanwhile
+  if (!at_an_end) {
     communicator_->fail(message);
     Runtime::get().abandon(held);
   }
@@ -196,7 +202,20 @@ void Runtime::look_after() {
   }
 }
 
+// MPI may hold the memory of what was posted before the error, and the other ranks wait for all of it.
+void Runtime::posting_failed(const WorkPointer& work, std::exception_ptr error) {
+  for (const auto request : work->requests_)
+    if (request != MPI_REQUEST_NULL) {
+      abandon(work);
+      break;
+    }
+  if (!work->is_message())
+    work->communicator_->fail(c10::str(work->description(), " of rank ", work->rank_, " could not be started"));
+  std::rethrow_exception(error);
+}
+
 void Runtime::await_all(std::vector<MPI_Request>& requests, Clock::time_point deadline) {
+  const auto start = Clock::now();
   int complete = 0;
   while (true) {
     {
@@ -209,7 +228,8 @@ void Runtime::await_all(std::vector<MPI_Request>& requests, Clock::time_point de
       return;
     if (Clock::now() > deadline)
       C10_THROW_ERROR(DistBackendError, "torch_mpi: timed out creating a process group: not all of its ranks came");
-    sched_yield();
+    heed_signals();
+    rest(Clock::now() - start);
   }
 }
 
@@ -236,22 +256,51 @@ bool Runtime::drain() {
   }
 }
 
+// When Python ends. Its exit status is not known yet, and with it whether the other ranks must not wait.
 void Runtime::stop(bool failed) {
   if (!usable())
     return;
   if (failed && world_size_ > 1)
     end_all(world_rank_, "ends by an error");
-  const bool clean = drain();
+  clean_ = drain();
   {
     std::lock_guard<std::mutex> lock(mutex);
     stopping_ = true;
     wake();
   }
   thread_.join();
-  if (!initialised_here_)
+}
+
+// Do all ranks come to their end, too? Others are not waited for by one that failed.
+bool Runtime::others_end(int status) {
+  const auto deadline = Clock::now() + kOthersEnd;
+  MPI_Request request = MPI_REQUEST_NULL;
+  int complete = 0;
+  if (MPI_Ibarrier(meeting_, &request) != MPI_SUCCESS)
+    return true;
+  while (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS && !complete) {
+    if (status != 0 && Clock::now() > deadline)
+      return false;
+    std::this_thread::sleep_for(kListen / 10);
+  }
+  return true;
+}
+
+// After Python, when the C library ends the process and tells with which status.
+void Runtime::finish(int status) {
+  int finalised = 0;
+  if (!started_ || forked_ || !initialised_here_ || meeting_ == MPI_COMM_NULL || (MPI_Finalized(&finalised), finalised))
     return;
-  if (!clean)
+  stop(false);
+  if (!clean_)
     end_all(world_rank_, "ends with operations that never became complete");
+  if (!others_end(status))
+    end_all(world_rank_, c10::str("ends with status ", status), status);
+  // Some MPIs warn of messages that nobody received: those to a rank that had given up.
+  for (int left = 0; MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, meeting_, &left, MPI_STATUS_IGNORE) == MPI_SUCCESS && left;) {
+    int64_t words[2];
+    MPI_Recv(words, 2, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, meeting_, MPI_STATUS_IGNORE);
+  }
   free_reductions();
   MPI_Finalize();
 }

@@ -1,4 +1,14 @@
 // The Python module torch_mpi._c.
+#include <mpi.h>
+#ifdef OPEN_MPI
+#define HEADER_IS_OPEN_MPI 1
+#else
+#define HEADER_IS_OPEN_MPI 0
+#endif
+#if HEADER_IS_OPEN_MPI != WRAPPER_IS_OPEN_MPI
+#error "torch_mpi: the mpi.h found is of another MPI than the compiler wrapper's; look for it in $CPATH and include/ of the venv"
+#endif
+
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -55,7 +65,14 @@ PYBIND11_MODULE(_c, module) {
       .def("_set_timeout", &MPIBackend::setTimeout);
   module.def(
       "create", &MPIBackend::create, py::arg("ranks"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
-  module.def("start", [] { Runtime::get().start(); }, py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "start", [](Milliseconds timeout) { Runtime::get().start(timeout); }, py::arg("timeout"),
+      py::call_guard<py::gil_scoped_release>());
+  Runtime::get().act_on_signals = [] {
+    const py::gil_scoped_acquire python;
+    if (PyErr_CheckSignals() != 0)
+      throw py::error_already_set();
+  };
   module.def("world_rank", [] { return Runtime::get().world_rank(); });
   module.def("world_size", [] { return Runtime::get().world_size(); });
   module.def("library_version", &library_version);

@@ -2,7 +2,12 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
 
 namespace torch_mpi {
 namespace {
@@ -40,12 +45,24 @@ bool Runtime::usable() const {
   return started_ && !stopping_ && !forked_;
 }
 
-void Runtime::start() {
-  std::lock_guard<std::mutex> lock(mutex);
+void Runtime::check_usable() const {
+  TORCH_CHECK(usable(), "torch_mpi: MPI cannot be used any more (finalised, or a forked process)");
+}
+
+void Runtime::heed_signals() const {
+  if (act_on_signals && syscall(SYS_gettid) == getpid())  // Python acts on them in its first thread
+    act_on_signals();
+}
+
+void Runtime::start(Milliseconds timeout) {
+  std::lock_guard<std::mutex> starting(start_mutex_);
   TORCH_CHECK(!forked_, "torch_mpi: MPI cannot be used in a forked process");
   TORCH_CHECK(!stopping_, "torch_mpi: MPI has been finalised");
-  if (started_)
+  if (started_) {
+    if (meeting_ == MPI_COMM_NULL)
+      meeting_ = duplicate(timeout);
     return;
+  }
   int initialised = 0, finalised = 0;
   MPI_Initialized(&initialised);
   MPI_Finalized(&finalised);
@@ -68,8 +85,15 @@ void Runtime::start() {
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &world_size_), "MPI_Comm_size");
   pthread_atfork(nullptr, nullptr, [] { Runtime::get().forked_ = true; });
+  on_exit([](int status, void*) { Runtime::get().finish(status); }, nullptr);
+  int* limit = nullptr;
+  int found = 0;
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found);
+  if (found)
+    tag_limit_ = *limit;
   started_ = true;
   thread_ = std::thread([this] { run(); });
+  meeting_ = duplicate(timeout);
 }
 
 void Runtime::add(const WorkPointer& work, bool asynchronous) {
@@ -91,6 +115,8 @@ WorkPointer Runtime::remove(MPIWork& work) {
 }
 
 void Runtime::poll(MPIWork& work) {
+  if (!usable())
+    return;
   WorkPointer held;
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -122,12 +148,12 @@ void Runtime::run() {
   Milliseconds idle = kShortestDoze;
   Clock::duration pause = kShortestPause;
   auto last_notice = Clock::now();
-  while (!stopping_) {
+  const auto turn = [&] {
     if (all_attended()) {
       push_on();
       idle = doze(idle) ? kShortestDoze : std::min<Milliseconds>(idle * 2, kLongestDoze);
       pause = kShortestPause;
-      continue;
+      return;
     }
     idle = kShortestDoze;
     if (tend())
@@ -142,7 +168,13 @@ void Runtime::run() {
       std::this_thread::sleep_for(pause);
     else
       sched_yield();
-  }
+  };
+  while (!stopping_)
+    try {
+      turn();
+    } catch (const std::exception& error) {  // out of memory, say: no reason to end the process
+      std::fprintf(stderr, "torch_mpi: rank %d: the progress thread met: %s\n", world_rank_, error.what());
+    }
 }
 
 // Tests all operations and ends those that are complete. True when something moved.
@@ -183,11 +215,6 @@ Communicator::Communicator(MPI_Comm comm) : comm_(comm) {
   check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
-  int* limit = nullptr;
-  int found = 0;
-  MPI_Comm_get_attr(comm_, MPI_TAG_UB, &limit, &found);
-  if (found)
-    tag_limit_ = *limit;
 }
 
 Communicator::~Communicator() {
@@ -215,56 +242,134 @@ void Runtime::retire(MPI_Comm comm) {
     MPI_Comm_free(&oldest);
 }
 
-// Creating a communicator blocks and knows no timeout. So the members meet first, in a way that does.
-void Runtime::await_members(const std::vector<int>& ranks, int tag, Milliseconds timeout) {
-  static char nothing;
-  const auto deadline = Clock::now() + timeout;
-  const int rank = world_rank_;
-  const int first = ranks.front();
-  std::vector<MPI_Request> requests;
-  const auto exchange = [&](bool send) {
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      requests.clear();
-      for (int other : ranks) {
-        if (rank == first ? other == first : other != first)
+void Talk::say(int rank, int64_t word) const {
+  // Small enough to leave at once; the memory stays where a rank that is gone never takes it.
+  auto* words = new int64_t[2]{subject_, word};
+  MPI_Request request = MPI_REQUEST_NULL;
+  int complete = 0;
+  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+  check_mpi(MPI_Isend(words, 2, MPI_INT64_T, rank, tag_, comm_, &request), "MPI_Isend");
+  MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
+  if (complete)
+    delete[] words;
+  else
+    MPI_Request_free(&request);
+}
+
+std::map<int, int64_t> Talk::hear(const std::vector<int>& ranks, Clock::time_point deadline) const {
+  struct Ear {
+    int64_t heard[2];
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  auto& runtime = Runtime::get();
+  std::vector<Ear> ears(ranks.size());
+  std::map<int, int64_t> words;
+  const auto listen = [&](size_t i) {
+    check_mpi(MPI_Irecv(ears[i].heard, 2, MPI_INT64_T, ranks[i], tag_, comm_, &ears[i].request), "MPI_Irecv");
+  };
+  const auto stop_listening = [&] {
+    std::lock_guard<std::mutex> lock(runtime.mutex);
+    for (auto& ear : ears)
+      if (ear.request != MPI_REQUEST_NULL) {
+        MPI_Cancel(&ear.request);
+        MPI_Wait(&ear.request, MPI_STATUS_IGNORE);
+      }
+  };
+  try {
+    const auto start = Clock::now();
+    for (bool begun = false; words.size() < ranks.size(); begun = true) {
+      if (begun) {
+        if (Clock::now() > deadline)
+          break;
+        runtime.heed_signals();
+        rest(Clock::now() - start);
+      }
+      std::lock_guard<std::mutex> lock(runtime.mutex);
+      for (size_t i = 0; i < ranks.size(); ++i) {
+        int complete = 0;
+        if (!begun)
+          listen(i);
+        if (ears[i].request == MPI_REQUEST_NULL)
           continue;
-        requests.push_back(MPI_REQUEST_NULL);
-        if (send)
-          check_mpi(MPI_Isend(&nothing, 0, MPI_BYTE, other, tag, meeting_, &requests.back()), "MPI_Isend");
-        else
-          check_mpi(MPI_Irecv(&nothing, 0, MPI_BYTE, other, tag, meeting_, &requests.back()), "MPI_Irecv");
+        check_mpi(MPI_Test(&ears[i].request, &complete, MPI_STATUS_IGNORE), "MPI_Test");
+        if (complete && ears[i].heard[0] == subject_)
+          words[ranks[i]] = ears[i].heard[1];
+        else if (complete)
+          listen(i);
       }
     }
-    await_all(requests, deadline);
-  };
-  exchange(/*send=*/rank != first);
-  exchange(/*send=*/rank == first);
+  } catch (...) {
+    stop_listening();
+    throw;
+  }
+  stop_listening();
+  return words;
+}
+
+// Creating a communicator blocks and knows no timeout, so it may only begin when all members are sure to take part. The
+// first one hears from all; as some may have timed out since, it asks all once more, and then decides.
+void Runtime::agree(const std::vector<int>& ranks, int64_t subject, Milliseconds timeout) {
+  enum : int64_t { here, asked, gone, begin, off };
+  constexpr auto kAnswer = std::chrono::seconds(10);
+  const Talk talk(meeting_, static_cast<int>(subject % tag_limit_), subject);
+  const auto deadline = Clock::now() + timeout;
+  const int first = ranks.front();
+  bool all = false;
+  if (world_rank_ == first) {
+    const std::vector<int> others(ranks.begin() + 1, ranks.end());
+    const auto all_here = [&](Clock::time_point until) {
+      size_t count = 0;
+      for (const auto& [rank, word] : talk.hear(others, until))
+        count += word == here;
+      return count == others.size();
+    };
+    const auto tell = [&](int64_t word) {
+      for (int rank : others)
+        talk.say(rank, word);
+    };
+    if (all_here(deadline)) {
+      tell(asked);
+      all = all_here(Clock::now() + kAnswer);
+    }
+    tell(all ? begin : off);
+  } else {
+    const auto answer = [&](Clock::time_point until) {
+      const auto words = talk.hear({first}, until);
+      return words.empty() ? gone : words.begin()->second;
+    };
+    talk.say(first, here);
+    int64_t word = answer(deadline);
+    if (word == asked) {
+      talk.say(first, here);
+      word = answer(Clock::now() + 2 * kAnswer);
+    } else {
+      talk.say(first, gone);
+    }
+    all = word == begin;
+  }
+  if (!all)
+    C10_THROW_ERROR(DistBackendError, "torch_mpi: timed out creating a process group: not all of its ranks came");
 }
 
 MPI_Comm Runtime::create(const std::vector<int>& world_ranks, Milliseconds timeout) {
-  // Only MPI_COMM_WORLD is there when the default group is of another backend; others may use that one, so no
-  // messages of ours in it.
-  const MPI_Comm parent = meeting_ == MPI_COMM_NULL ? MPI_COMM_WORLD : meeting_;
-  unsigned tag = 0;
+  uint64_t subject = 0;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    tag = created_[world_ranks]++;  // the same on all members
-    for (int rank : world_ranks)
-      tag = tag * 31 + static_cast<unsigned>(rank) + 7;
-    tag %= 32000;
+    subject = created_[world_ranks]++;  // the same on all members
   }
-  if (parent == meeting_)
-    await_members(world_ranks, static_cast<int>(tag), timeout);
+  for (int rank : world_ranks)
+    subject = (subject * 1099511628211u) ^ (static_cast<uint64_t>(rank) + 7);
+  subject >>= 1;
+  agree(world_ranks, static_cast<int64_t>(subject), timeout);
   MPI_Comm made = MPI_COMM_NULL;
   MPI_Group all, some;
   std::unique_lock<std::mutex> lock(mutex);
-  check_mpi(MPI_Comm_group(parent, &all), "MPI_Comm_group");
+  check_mpi(MPI_Comm_group(meeting_, &all), "MPI_Comm_group");
   check_mpi(MPI_Group_incl(all, static_cast<int>(world_ranks.size()), world_ranks.data(), &some), "MPI_Group_incl");
   // It blocks until all members are there: others may go on meanwhile, if MPI allows it.
   if (thread_level_ == MPI_THREAD_MULTIPLE)
     lock.unlock();
-  const int code = MPI_Comm_create_group(parent, some, static_cast<int>(tag), &made);
+  const int code = MPI_Comm_create_group(meeting_, some, static_cast<int>(subject % 32000), &made);
   if (!lock.owns_lock())
     lock.lock();
   MPI_Group_free(&some);
@@ -273,21 +378,16 @@ MPI_Comm Runtime::create(const std::vector<int>& world_ranks, Milliseconds timeo
   return made;
 }
 
-MPI_Comm Runtime::duplicate_world(Milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
-  const auto duplicate = [&] {
-    MPI_Comm made = MPI_COMM_NULL;
-    std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &made, &requests[0]), "MPI_Comm_idup");
-    }
-    await_all(requests, deadline);
-    return made;
-  };
-  if (meeting_ == MPI_COMM_NULL)
-    meeting_ = duplicate();
-  return duplicate();
+MPI_Comm Runtime::duplicate(Milliseconds timeout) {
+  auto* made = new MPI_Comm(MPI_COMM_NULL);  // MPI may write there after this has given up
+  std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, made, &requests[0]), "MPI_Comm_idup");
+  }
+  await_all(requests, Clock::now() + timeout);
+  const std::unique_ptr<MPI_Comm> done(made);
+  return *done;
 }
 
 }  // namespace torch_mpi

@@ -32,6 +32,23 @@ void check_mpi(int code, const char* what);
 std::string mpi_error_text(int code);
 std::exception_ptr error_of(const std::string& message);
 std::string in_seconds(Milliseconds time);
+// Between two tests: offers the core of this thread to others.
+void rest(Clock::duration without_news);
+
+// Small messages with a time limit about one subject; the number of that tells them from those of an earlier one, which
+// may have been left over. Every rank may talk to several.
+class Talk {
+ public:
+  Talk(MPI_Comm comm, int tag, int64_t subject) : comm_(comm), tag_(tag), subject_(subject) {}
+  void say(int rank, int64_t word) const;
+  // Rank → word; those that said nothing in time are not in it.
+  std::map<int, int64_t> hear(const std::vector<int>& ranks, Clock::time_point deadline) const;
+
+ private:
+  MPI_Comm comm_;
+  int tag_;
+  int64_t subject_;
+};
 
 class MPIWork;
 using WorkPointer = c10::intrusive_ptr<MPIWork>;
@@ -54,21 +71,16 @@ class Communicator {
   int size() const {
     return size_;
   }
-  // The highest tag is kept for the notice of a failure, the next two for monitoredBarrier, one for all_gather.
-  int notice_tag() const {
-    return tag_limit_;
-  }
-  int here_tag() const {
-    return tag_limit_ - 1;
-  }
-  int go_tag() const {
-    return tag_limit_ - 2;
+  // The highest tag is kept for the notice of a failure, the next one for monitoredBarrier, one for all_gather.
+  int notice_tag() const;
+  int barrier_tag() const {
+    return notice_tag() - 1;
   }
   int gather_tag() const {
-    return tag_limit_ - 3;
+    return notice_tag() - 2;
   }
   int highest_user_tag() const {
-    return tag_limit_ - 4;
+    return notice_tag() - 3;
   }
 
   bool failed() const {
@@ -91,7 +103,6 @@ class Communicator {
   MPI_Comm comm_;
   int rank_ = 0;
   int size_ = 1;
-  int tag_limit_ = 32767;
   std::atomic<bool> failed_{false};
   std::atomic<bool> messages_left_{false};
   std::mutex reason_mutex_;
@@ -173,6 +184,8 @@ class MPIWork : public c10d::Work {
   Clock::time_point deadline_;
   Milliseconds timeout_;
   bool receive_ = false;
+  bool cancelled_ = false;
+  bool future_ended_ = false;  // under mutex_
   int source_ = -1;
   int mpi_error_ = MPI_SUCCESS;
   std::exception_ptr stage_error_;
@@ -188,11 +201,15 @@ class Runtime {
   static Runtime& get();
 
   // Initialises MPI unless somebody else has, and starts the progress thread.
-  void start();
-  // At the end of the process. `failed`: it ends by an exception nobody caught, so the other ranks must not wait.
+  void start(Milliseconds timeout);
+  // At the end of Python. `failed`: by an exception nobody caught, so the other ranks must not wait.
   void stop(bool failed);
   // MPI is initialised, not finalised, and this is not a forked child.
   bool usable() const;
+  void check_usable() const;
+  // Ctrl-C while this thread waits; throws what Python makes of it.
+  void heed_signals() const;
+  std::function<void()> act_on_signals;
 
   // Around every call of MPI.
   std::mutex mutex;
@@ -200,15 +217,22 @@ class Runtime {
   // Posts the requests of an operation; what MPI completes at once, as it does small messages, needs nothing more.
   template <class Post>
   void launch(const WorkPointer& work, bool asynchronous, const Post& post) {
+    std::exception_ptr error;
     {
       std::lock_guard<std::mutex> lock(mutex);
-      post();
-      if (!work->advance()) {
-        add(work, asynchronous);
-        return;
+      try {
+        post();
+        if (!work->advance()) {
+          add(work, asynchronous);
+          return;
+        }
+        work->state_.store(MPIWork::completing, std::memory_order_release);
+      } catch (...) {
+        error = std::current_exception();
       }
-      work->state_.store(MPIWork::completing, std::memory_order_release);
     }
+    if (C10_UNLIKELY(error != nullptr))
+      posting_failed(work, error);
     work->end(nullptr);
   }
   // Under the lock: nobody needs to test it any more.
@@ -223,13 +247,19 @@ class Runtime {
 
   // Creates a communicator of these ranks; called by its members only.
   MPI_Comm create(const std::vector<int>& world_ranks, Milliseconds timeout);
-  MPI_Comm duplicate_world(Milliseconds timeout);
+  MPI_Comm duplicate_world(Milliseconds timeout) {
+    return duplicate(timeout);
+  }
 
   int world_rank() const {
     return world_rank_;
   }
   int world_size() const {
     return world_size_;
+  }
+
+  int tag_limit() const {
+    return tag_limit_;
   }
 
   enum gpu_platform platform = GPU_PLATFORM_OTHER;
@@ -247,7 +277,11 @@ class Runtime {
   void push_on();
   bool doze(Milliseconds time);
   bool drain();
-  void await_members(const std::vector<int>& ranks, int tag, Milliseconds timeout);
+  void finish(int status);
+  bool others_end(int status);
+  void posting_failed(const WorkPointer& work, std::exception_ptr error);
+  MPI_Comm duplicate(Milliseconds timeout);
+  void agree(const std::vector<int>& ranks, int64_t subject, Milliseconds timeout);
   void await_all(std::vector<MPI_Request>& requests, Clock::time_point deadline);
 
   std::vector<WorkPointer> under_way_;
@@ -264,11 +298,18 @@ class Runtime {
   std::atomic<bool> dozing_{false};
   std::atomic<bool> stopping_{false};
   std::atomic<bool> started_{false};
+  std::mutex start_mutex_;
   bool initialised_here_ = false;
+  bool clean_ = true;
   int thread_level_ = MPI_THREAD_SINGLE;
   bool forked_ = false;
   int world_rank_ = 0;
   int world_size_ = 1;
+  int tag_limit_ = 32767;
 };
+
+inline int Communicator::notice_tag() const {
+  return Runtime::get().tag_limit();
+}
 
 }  // namespace torch_mpi

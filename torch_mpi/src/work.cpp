@@ -14,9 +14,31 @@ constexpr auto kDataMoved = std::chrono::microseconds(1);
 // A waiter tests so often before it offers its core to others between the tests, and naps after so long without news.
 constexpr unsigned kSpins = 100;
 constexpr auto kSpin = std::chrono::milliseconds(20);
-constexpr auto kNap = std::chrono::microseconds(20);
+// A quarter of the time that has passed already, within these limits: it ends at most so much later than it could.
+constexpr Clock::duration kShortestNap = std::chrono::microseconds(20), kLongestNap = std::chrono::microseconds(200);
+// Another program ran when an offer took so long. When that comes twice in a row cores are scarce, for a while at least.
+constexpr auto kOthersRan = std::chrono::microseconds(30);
+constexpr auto kInARow = std::chrono::milliseconds(20);
+constexpr auto kScarce = std::chrono::milliseconds(100);
 
 }  // namespace
+
+// Where cores are scarce one who naps gets a core back soon after waking up; who has used up his share by testing waits
+// for milliseconds.
+void rest(Clock::duration without_news) {
+  static std::atomic<Clock::time_point> others_ran{Clock::time_point{}}, scarce_until{Clock::time_point{}};
+  const auto now = Clock::now();
+  if (without_news > kSpin || now < scarce_until.load(std::memory_order_relaxed)) {
+    std::this_thread::sleep_for(std::min(std::max(without_news / 4, kShortestNap), kLongestNap));
+    return;
+  }
+  sched_yield();
+  const auto after = Clock::now();
+  if (after - now < kOthersRan)
+    return;
+  if (now - others_ran.exchange(after, std::memory_order_relaxed) < kInARow)
+    scarce_until.store(after + kScarce, std::memory_order_relaxed);
+}
 
 MPIWork::MPIWork(
     std::shared_ptr<Communicator> communicator,
@@ -44,8 +66,12 @@ bool MPIWork::test_requests() {
     }
     if (!complete)
       return false;
-    if (receive_)
+    if (receive_) {
+      int cancelled = 0;
+      MPI_Test_cancelled(&status, &cancelled);
+      cancelled_ = cancelled != 0;
       source_ = status.MPI_SOURCE;
+    }
   }
   return true;
 }
@@ -101,16 +127,24 @@ void MPIWork::end(std::exception_ptr error) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    future_ended_ = true;  // one that getFuture() makes from now on it completes itself
     future = future_;
   }
   state_.store(complete, std::memory_order_release);
   done_.store(true, std::memory_order_release);
   if (!future)
     return;
-  if (error)
-    future->setError(error);
-  else
-    future->markCompleted(c10::IValue(outputs_));
+  // Callbacks run now, maybe on the progress thread, where an exception would end the process.
+  try {
+    if (error)
+      future->setError(error);
+    else
+      future->markCompleted(c10::IValue(outputs_));
+  } catch (const std::exception& problem) {
+    TORCH_WARN("torch_mpi: a callback of ", description(), " failed: ", problem.what());
+  } catch (...) {
+    TORCH_WARN("torch_mpi: a callback of ", description(), " failed");
+  }
 }
 
 bool MPIWork::isCompleted() {
@@ -158,6 +192,7 @@ struct MPIWork::Attendance {
 bool MPIWork::wait(Milliseconds asked) {
   auto& runtime = Runtime::get();
   if (!done_.load(std::memory_order_acquire)) {
+    runtime.check_usable();
     const Attendance attendance(*this);
     const bool sooner = asked > kNoTimeout && Clock::now() + asked < deadline_;
     const auto limit = sooner ? Clock::now() + asked : deadline_;
@@ -178,6 +213,7 @@ bool MPIWork::wait(Milliseconds asked) {
         news = notice = before;
       if (now - notice >= kNoticeInterval) {
         notice = now;
+        runtime.heed_signals();
         communicator_->look_for_notice();
         if (communicator_->failed())
           give_up("the process group failed: " + communicator_->reason());
@@ -187,10 +223,8 @@ bool MPIWork::wait(Milliseconds asked) {
       if (now - before > kDataMoved) {
         news = now;
         turn = 0;
-      } else if (now - news > kSpin) {
-        std::this_thread::sleep_for(kNap);
       } else {
-        sched_yield();
+        rest(now - news);
       }
     }
   }
@@ -207,7 +241,7 @@ c10::intrusive_ptr<c10::ivalue::Future> MPIWork::getFuture() {
       future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
       created = true;
     }
-    if (created && completed_) {
+    if (created && future_ended_) {
       if (exception_)
         future_->setError(exception_);
       else

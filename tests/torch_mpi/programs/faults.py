@@ -1,9 +1,11 @@
-"""Run by MPI processes: what happens when something goes wrong. usage: faults.py CASE
+"""Run by MPI processes: what happens when something goes wrong. usage: faults.py CASE...
 
-Prints what the test looks for; a case that is not survived ends the processes.
+Prints what the test looks for; a case that is not survived ends the processes. Several cases: one after the other, each
+on a new default group; then all ranks end with status 3, which ends nobody else, as all work is done.
 """
 
 import datetime
+import faulthandler
 import fcntl
 import os
 import signal
@@ -38,10 +40,14 @@ def outcome(function, *arguments, **options):
     return "no error", time.monotonic() - begin
 
 
+def say(text):
+    """One line, whole, however many ranks write, that begins with the case."""
+    os.write(1, ("[%s] %s\n" % (os.environ["CASE"], text)).encode())
+
+
 def report(text, seconds=None):
-    """One line, whole, however many ranks write."""
-    where = "" if seconds is None else " [%.1f s]" % seconds
-    os.write(1, ("rank %d: %s%s\n" % (dist.get_rank(), text, where)).encode())
+    """What this rank found."""
+    say("rank %d: %s%s" % (dist.get_rank(), text, "" if seconds is None else " [%.1f s]" % seconds))
 
 
 def unread(pipe):
@@ -207,6 +213,8 @@ def dropped():
         dist.recv(tensor, left)
         assert tensor.eq(left).all()
     report("all arrived")
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def delivered():
@@ -287,7 +295,145 @@ def contradicted():
     try:
         dist.init_process_group("mpi", rank=5, world_size=7)
     except RuntimeError as error:
-        os.write(1, ("%s\n" % error).encode())
+        say(error)
+
+
+def contradicted_by_lightning():
+    """As Lightning does it without mpi4py."""
+    code = "import torch.distributed as dist; dist.init_process_group('mpi', rank=7, world_size=2)"
+    try:
+        exec(code, {"__name__": "lightning.fabric.utilities"})
+    except RuntimeError as error:
+        say(error)
+
+
+def late_first():
+    """A member of a new group times out and leaves; the first member, which comes later, does not wait for ever."""
+    rank, _ = start(300)
+    flag = os.environ["FLAG_FILE"]
+    while rank == 0 and not os.path.exists(flag):
+        time.sleep(0.01)
+    report(*outcome(dist.new_group, [0, 1], timeout=datetime.timedelta(seconds=1)))
+    if rank == 1:
+        open(flag, "w").close()
+    dist.barrier()
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=60))
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=group)
+    report("the next group has %d" % tensor.item())
+    dist.destroy_process_group()
+
+
+def exit_status():
+    """Rank 1 ends with a status while the others wait for it."""
+    rank, _ = start(300)
+    report("started")
+    if rank == 1:
+        sys.exit(3)
+    dist.all_reduce(torch.ones(10))
+
+
+def handled():
+    """What pytest leaves behind after a test that failed as expected: no reason to end anybody."""
+    start(300)
+    sys.last_value = ValueError("handled")
+    dist.barrier()
+    report("all is well")
+    dist.destroy_process_group()
+
+
+def interrupted():
+    """Ctrl-C in a rank that waits."""
+    rank, _ = start(300)
+    dist.barrier()
+    if rank == 0:
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        try:
+            dist.all_reduce(torch.ones(10))
+        except KeyboardInterrupt:
+            report("interrupted", time.monotonic() - begin)
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        try:
+            dist.new_group([0, 1])
+        except KeyboardInterrupt:
+            report("interrupted again", time.monotonic() - begin)
+        open(os.environ["FLAG_FILE"] + ".interrupted", "w").close()
+    while not os.path.exists(os.environ["FLAG_FILE"] + ".interrupted"):
+        time.sleep(0.01)
+    if rank == 1:
+        dist.all_reduce(torch.ones(10))  # the one that rank 0 has begun
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def forked():
+    """Children of a process that calls MPI all the time look at a work that they inherited."""
+    start(300)
+    work = dist.irecv(torch.ones(10), dist.get_rank() ^ 1)
+    threading.Thread(target=work.wait).start()
+    stuck = 0
+    for _ in range(30):
+        child = os.fork()
+        if child == 0:
+            faulthandler.register(signal.SIGALRM, chain=True)
+            signal.alarm(60)
+            found = work.is_completed(), outcome(work.wait)[0]
+            os._exit(0 if not found[0] and "cannot be used any more" in found[1] else 1)
+        stuck += os.waitpid(child, 0)[1] != 0
+        if stuck:
+            break
+    report("stuck %d" % stuck)
+    dist.barrier()
+    dist.send(torch.ones(10), dist.get_rank() ^ 1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def mismatch():
+    """Calls that do not fit together, with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    rank, _ = start(300)
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    report(outcome(dist.all_reduce, torch.ones(4 + rank))[0])
+    report(outcome(dist.all_reduce, torch.ones(4, dtype=[torch.float32, torch.float64][rank]))[0])
+    report(outcome(*[(dist.all_reduce, torch.ones(4)), (dist.broadcast, torch.ones(4), 0)][rank])[0])
+    tensors = [torch.ones(one + 1) for one in range(2)]
+    dist.all_gather(tensors, tensors[rank].clone())
+    dist.barrier()
+    report("still usable")
+    dist.set_debug_level(before)
+    dist.destroy_process_group()
+
+
+def half_posted():
+    """The second of two parts of an operation cannot be started on rank 1."""
+    rank, size = start(300)
+    os.environ["MPI_DOES"] = "fail"
+    outputs, inputs = [torch.zeros(3), torch.zeros(3)], [torch.ones(3 * size), torch.ones(3 * size)]
+    options = dist.ReduceScatterOptions()
+    name = next(name for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
+                if hasattr(dist.group.WORLD, name))
+    report(outcome(lambda: getattr(dist.group.WORLD, name)(outputs, inputs, options).wait())[0])
+    report_together(*outcome(dist.all_reduce, torch.ones(3)))
+
+
+def arrived_meanwhile():
+    """A message arrives between the timeout of its receive and the cancelling."""
+    rank, _ = start(300)
+    os.environ["MPI_DOES"] = "deliver"
+    tensor = torch.zeros(3)
+    if rank == 0:
+        dist.group.WORLD._get_backend(CPU)._set_timeout(datetime.timedelta(milliseconds=100))
+        report(outcome(dist.recv, tensor, 1)[0] + " %s" % tensor.tolist())
+        dist.group.WORLD._get_backend(CPU)._set_timeout(datetime.timedelta(seconds=300))
+    else:
+        time.sleep(1)
+        dist.send(torch.ones(3), 0)
+    dist.barrier()
+    del os.environ["MPI_DOES"]
+    dist.destroy_process_group()
 
 
 def availability():
@@ -298,5 +444,15 @@ def availability():
     dist.destroy_process_group()
 
 
+def main(cases):
+    """Run them."""
+    flag = os.environ.get("FLAG_FILE", "")
+    for case in cases:
+        os.environ.update(CASE=case, FLAG_FILE=flag + "." + case)
+        globals()[case]()
+    if len(cases) > 1:
+        sys.exit(3)
+
+
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    main(sys.argv[1:])

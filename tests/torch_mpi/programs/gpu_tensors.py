@@ -1,24 +1,27 @@
-"""Every kind of operation on GPU tensors, on the imitated device of fake_cuda.cpp; run by mpirun.
-
-usage: gpu_tensors.py STREAM: which of the device's streams this program's thread uses
+"""Every kind of operation on GPU tensors, on the imitated device of fake_cuda.cpp or a real one; run by mpirun.
 
 Kernels on that device run only when somebody waits for them. So each tensor is filled on the stream just before the
 operation, and its memory is looked at right after it, without waiting for the device.
 """
 
 import os
-import sys
 
-import fake_cuda  # before torch, which looks for a device only once
+if "FAKE_CUDA" in os.environ:
+    import fake_cuda as gpu  # before torch, which looks for a device only once
+else:
+    import real_cuda as gpu
 import torch
 import torch.distributed as dist
 
-torch.cuda._lazy_init = lambda: None
-torch.cuda.get_device_capability = lambda device=None: (9, 0)
+if "FAKE_CUDA" in os.environ:
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
 
 
 def on_device(value, count=6):
     """A tensor whose contents are still to come."""
+    if "FAKE_CUDA" not in os.environ:
+        torch.cuda._sleep(1000000)
     return torch.zeros(count).to("cuda").fill_(value)
 
 
@@ -29,7 +32,7 @@ def column(value):
 
 def check(what, tensor, expected):
     """Is it there, now?"""
-    found = fake_cuda.peek(tensor)
+    found = gpu.peek(tensor)
     wanted = torch.as_tensor(expected, dtype=found.dtype).expand_as(found)
     assert torch.equal(found, wanted), (what, found, wanted)
 
@@ -155,22 +158,23 @@ def several(rank, size):
 
 def copied(operation):
     """Does it go through the host?"""
-    before = fake_cuda.pinned_allocations()
+    before = gpu.pinned_allocations()
     operation()
-    return fake_cuda.pinned_allocations() > before
+    return gpu.pinned_allocations() > before
 
 
 def main():
     """All of them, on contiguous tensors and on others."""
     dist.init_process_group("mpi")
     rank, size = dist.get_rank(), dist.get_world_size()
-    fake_cuda.use_stream(int(sys.argv[1]))
-    for layout in (on_device, column):
-        for name, run in operations(rank, size, layout):
-            for tensor, expected in run():
-                check((name, layout.__name__), tensor, expected)
-    for more in (one_piece, uneven, several):
-        more(rank, size)
+    for stream in (0, 1):  # which of the device's streams this program's thread uses
+        gpu.use_stream(stream)
+        for layout in (on_device, column):
+            for name, run in operations(rank, size, layout):
+                for tensor, expected in run():
+                    check((name, layout.__name__, stream), tensor, expected)
+        for more in (one_piece, uneven, several):
+            more(rank, size)
     print("rank %d: GPU tensors are right; copied through pinned memory: collectives %s, messages %s" % (
         rank, copied(lambda: dist.broadcast(on_device(1.0), 0)),
         copied(lambda: dist.send(on_device(1.0), 1) if rank == 0 else dist.recv(on_device(9.0), 0))))
@@ -179,5 +183,5 @@ def main():
 
 
 if __name__ == "__main__":
-    assert os.environ["FAKE_CUDA"] in ("open", "closed")
+    assert os.environ.get("FAKE_CUDA", "open") in ("open", "closed")
     main()

@@ -5,11 +5,13 @@ place for this very backend, ``distributed_c10d.ProcessGroupMPI``, which a build
 """
 
 import atexit
+import datetime
 import os
 import sys
 import warnings
 
 from ._barrier import extend_monitored_barrier
+from ._rendezvous import register_rendezvous
 
 # Who starts MPI processes, and the variable by which the other family's programs would know their number.
 FOREIGN_SIZE = {
@@ -17,7 +19,16 @@ FOREIGN_SIZE = {
     "MPICH": ["OMPI_COMM_WORLD_SIZE"],
 }
 
-_state = {"registered": False, "started": False}
+# Of these a launcher of MPI programs sets at least one in each process.
+LAUNCHED = {"PMI_RANK", "PMI_FD", "PMI_JOBID", "PMI_CONTROL_PORT", "PMIX_RANK", "OMPI_COMM_WORLD_RANK",
+            "MV2_COMM_WORLD_RANK", "PALS_RANKID"}
+# Whose code gave a rank that is not MPI's → what mends it.
+GIVEN_BY = {
+    "lightning": "Lightning asks mpi4py for the ranks: install that",
+    "pytorch_lightning": "Lightning asks mpi4py for the ranks: install that",
+}
+
+_state = {"registered": False, "started": False, "failed": False}
 
 
 class MPIUnavailable(RuntimeError):
@@ -52,7 +63,8 @@ def register():
     """Make "mpi" a backend of torch.distributed; done once, at import.
 
     Also the entry point of the group ``torch.backends``. Where the MPI library cannot be used it says so once, and
-    ``is_mpi_available()`` stays False.
+    ``is_mpi_available()`` stays False; as it does for processes that MPI did not start, since programs that choose by
+    it would take "mpi" under torchrun.
     """
     import torch.distributed as dist
     if _state["registered"] or not dist.is_available():
@@ -68,13 +80,20 @@ def register():
         return
     compiled.set_platform(_platform())
     extend_monitored_barrier()
-    c10d._MPI_AVAILABLE = True
+    register_rendezvous()
+    c10d._MPI_AVAILABLE = True  # what init_process_group looks at
+    dist.is_mpi_available = is_mpi_available
     c10d.ProcessGroupMPI = ProcessGroupMPI
     dist.Backend.backend_capability["mpi"] = ["cpu", "cuda"]
     if hasattr(dist.Backend, "_ensure_backend_registered"):  # from 2.14 on
         dist.Backend.register_backend(
             "mpi", _plugin, extended_api=True, devices=dist.Backend.backend_capability["mpi"],
             _backend_type=dist.ProcessGroup.BackendType.MPI)
+
+
+def is_mpi_available():
+    """Has MPI started this process? "mpi" by name works in any, alone where it has not."""
+    return _state["started"] or "TORCHELASTIC_RUN_ID" not in os.environ and not LAUNCHED.isdisjoint(os.environ)
 
 
 def _plugin(options, _):
@@ -117,7 +136,7 @@ class ProcessGroupMPI:
             raise MPIUnavailable(
                 "torch_mpi: the default process group is not of the mpi backend, so MPI has not been started yet, and "
                 "that takes all processes: call torch_mpi.start() on all of them before this group is made")
-        start()
+        start(asked["timeout"])
         _check(asked, _c.world_rank(), _c.world_size(), ranks)
         return _c.create(list(ranks), asked["timeout"])
 
@@ -127,10 +146,13 @@ def _asked():
 
     It is read from torch's own functions that lead here, whose names and arguments are the same from 2.1 to 2.15.
     """
-    asked = {"timeout": None, "rank": -1, "world_size": -1}
+    asked = {"timeout": None, "rank": -1, "world_size": -1, "by": ""}
     frame = sys._getframe(2)
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.distributed.distributed_c10d":
+        module = frame.f_globals.get("__name__") or ""
+        if asked["rank"] != -1 and not asked["by"] and module.split(".")[0] not in ("torch", "torch_mpi"):
+            asked["by"] = "%s, line %d" % (module, frame.f_lineno)
+        if module == "torch.distributed.distributed_c10d":
             known = frame.f_locals
             if frame.f_code.co_name == "_new_process_group_helper":
                 asked["timeout"] = known["timeout"]
@@ -151,28 +173,36 @@ def _check(asked, rank, size, ranks):
     said += [("%s=%s in the environment" % (name, os.environ[name]), int(os.environ[name]), value)
              for name, value in [("RANK", rank), ("WORLD_SIZE", size)] if os.environ.get(name, "").isdigit()]
     for what, value, truth in said:
-        if value not in (-1, truth):
-            raise MPIUnavailable(
-                "torch_mpi: rank and size come from MPI: this is rank %d of %d, but %s was given. Start the program "
-                "with mpirun or srun, and leave that out." % (rank, size, what))
+        if value in (-1, truth):
+            continue
+        by = " by " + asked["by"] if asked["by"] and " in the environment" not in what else ""
+        mend = ("" if LAUNCHED & set(os.environ) else "start the program with mpirun or srun, and ") + "leave that out"
+        raise MPIUnavailable("torch_mpi: rank and size come from MPI: this is rank %d of %d, but %s was given%s; %s" % (
+            rank, size, what, by, GIVEN_BY.get(asked["by"].split(".")[0], mend)))
     if ranks and dist.is_initialized() and dist.get_rank() != rank:
         raise MPIUnavailable(
             "torch_mpi: this process is rank %d in MPI, but rank %d in the default process group; both must number "
             "the processes alike" % (rank, dist.get_rank()))
 
 
-def start():
+def start(timeout=datetime.timedelta(minutes=30)):
     """Initialise MPI, once, and see to it that the process ends it. All processes must call it.
 
     init_process_group("mpi") does. Only programs that make "mpi" groups beside a default group of another backend need
     to call it themselves.
     """
     compiled = _load()
-    compiled.start()
+    compiled.start(timeout)
     if _state["started"]:
         return
     _state["started"] = True
-    atexit.register(_stop, compiled)
+    hook = sys.excepthook
+
+    def note(*error):
+        _state["failed"] = True
+        hook(*error)
+    sys.excepthook = note  # sys.last_value would do, had not pytest and others set it for what they handle
+    atexit.register(lambda: compiled.stop(failed=_state["failed"]))
     if compiled.world_size() > 1:
         return
     family = "Open MPI" if "Open MPI" in compiled.library_version() else "MPICH"
@@ -181,8 +211,3 @@ def start():
             raise MPIUnavailable(
                 "torch_mpi: was built for %s, but another MPI started this program (%s=%s): each process is alone. "
                 "Use the mpirun that belongs to %s" % (family, name, os.environ[name], compiled.library_version()))
-
-
-def _stop(compiled):
-    """At the end of Python: finalise MPI, or end all ranks when this one ends by an exception nobody caught."""
-    compiled.stop(failed=getattr(sys, "last_value", None) is not None)

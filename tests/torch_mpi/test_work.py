@@ -1,0 +1,26 @@
+"""Single operations: their futures, and how they are waited for."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def test_futures_that_are_made_while_their_work_ends(installed):
+    assert installed.run(2, "futures.py", 100000).count("all futures ended") == 2
+
+
+def test_it_goes_on_while_the_program_does_something_else(installed):
+    """Nobody waits for an all_reduce of 32 MB for a while; then hardly anything of it is left."""
+    output = installed.run(2, "overlap.py")
+    assert float(output.split("left to wait for: ")[1].split()[0]) < 0.5, output
+
+
+def test_nothing_disturbs_a_rank_that_waits(installed):
+    """Its thread for operations nobody waits for does not run each millisecond: that cost a tenth of the time."""
+    output = installed.run(2, "progress_thread_rests.py")
+    found = re.findall(r"(\w+): (\d+) times in (\d+) ms", output)
+    assert found, output
+    for name, times, milliseconds in found:
+        assert int(times) * 3 < int(milliseconds), (name, output)
