@@ -31,8 +31,10 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
                  write the same for another version, with its lock files; X may be: latest
   --renew EASYCONFIG
                  make the lock files of an easyconfig anew, with what the package indexes have today
-  --survey[=FILE] [--job]           compare this machine with what systems/ says of it; FILE: as JSON, to be sent
-  --survey --new-system=NAME        drafts of systems/NAME, its stand-in and its first easyconfig
+  --survey [FILE] [--job]
+                 compare this machine with what systems/ says of it; FILE: as JSON, to be sent
+  --survey --new-system NAME
+                 write drafts of systems/NAME, its stand-in and its first easyconfig
 
 What follows is EasyBuild's own help.
 """

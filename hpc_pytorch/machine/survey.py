@@ -256,6 +256,12 @@ def compilers_of(system):
     return sorted({command for command in system.compilers.values() if command})
 
 
+def home_is_left_out(system):
+    """Whether compute nodes do not have $HOME."""
+    home = os.path.join(os.path.realpath(os.environ.get('HOME', '/')), '')
+    return any(home.startswith(os.path.join(directory, '')) for directory in system.node['not_mounted'])
+
+
 # name; where it is asked (login, job or both); how, for people; the question; what systems/ says, None for nothing; the
 # comparison
 Probe = collections.namedtuple('Probe', 'name where how ask expected same')
@@ -314,7 +320,7 @@ PROBES = tuple(Probe(*row) for row in (
     ('temporary directory', 'job', 'ls', there(lambda s: [s.node['temporary_directory'] or '/tmp']),
      lambda s: [s.node['temporary_directory'] or '/tmp'], all_there),
     ('$HOME in jobs', 'job', 'ls', lambda machine: os.path.isdir(machine.path(machine.environ.get('HOME', '/'))),
-     lambda s: not s.node['not_mounted'], equal),
+     lambda s: not home_is_left_out(s) if s.node['not_mounted'] else None, equal),
     ('room in $HOME', 'login', 'df, df -i', quota, lambda s: None, equal),
     ('images', 'login', 'ls', there(lambda s: s.container['image_search_path']),
      lambda s: s.container['image_search_path'] or None, all_there),
@@ -442,10 +448,8 @@ def submit(system, path):
         account = os.environ.get(system.scheduler['account_variable'] or '')
         request = batch_systems.Request(account, system.scheduler['partition'], system.scheduler['qos'], 1, None, 5,
                                         system.node['gpus'] or None, system.scheduler['gpus_option'],
-                                        system.scheduler['nodes_exclusive'], system.node['local_storage_option'])
-        job = scheduler.submit(scheduler.command(request, 'survey', path + '.log', []), script.name)
-        scheduler.release([job])
-    return job
+                                        system.scheduler['nodes_exclusive'], {}, system.node['local_storage_option'])
+        return scheduler.submit(scheduler.command(request, 'survey', 'survey', path + '.log', []), script.name)
 
 
 def main(arguments):

@@ -43,7 +43,8 @@ versionsuffix = '-Derecho'
 homepage = 'https://example.org/'
 description = 'one small package in its place'
 toolchain = SYSTEM
-dependencies = [('aws-ofi-nccl', '1.0', '-Derecho'), ('conda/latest', EXTERNAL_MODULE)]
+dependencies = [
+    ('ncarenv/23.09', EXTERNAL_MODULE), ('aws-ofi-nccl', '1.0', '-Derecho'), ('conda/latest', EXTERNAL_MODULE)]
 lock_files = ['PyTorch-1.0-Derecho.lock']
 python_versions = [%r]
 sanity_check_commands = ['python -c "import toy"']

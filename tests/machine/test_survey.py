@@ -38,6 +38,7 @@ gpus = 2
 gpu_cores = 0-3 4-7
 local_storage = /mnt/bb
 temporary_directory = /tmp
+not_mounted = /nowhere
 [network]
 interfaces = hsn0 hsn1
 [container]

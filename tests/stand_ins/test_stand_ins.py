@@ -121,7 +121,8 @@ def test_every_module_of_the_metadata(stand_ins, modules_tool, system):
         prefix = metadata[name].get('prefix', '')
         if prefix and not prefix.startswith('/'):
             script.append('echo "@prefix %s ${%s-}"' % (name, prefix))
-        script += ['module unload %s' % name,
+        # a sticky one wants to be asked twice
+        script += ['module --force unload %s' % name,
                    'after="$(%s)"' % variables,
                    'diff <(echo "$before") <(echo "$after") && echo "@clean %s"' % name, ') || true']
     # an empty path, so that what modules prepend to and Lmod tidies up makes no difference
