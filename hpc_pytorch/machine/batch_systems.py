@@ -169,16 +169,11 @@ class Slurm(BatchSystem):
         return command + [word for word in request.options if not word.startswith(('--export', '--mem'))]
 
     def expected_start(self, command, script):
-        """
-        When a job would start if it was submitted now, in Slurm's words; None if that is not known. What no node has is
-        refused only here: when other jobs wait, sbatch takes such a job, which then waits for ever.
-        """
+        """When a job would start if it was submitted now, in Slurm's words; None if that is not known."""
         try:
             output = self.ask(command + ['--test-only', script])[1]
         except NoAnswer:
             return None
-        if 'node configuration is not available' in output:
-            raise Refused(output)
         found = re.search(r'to start at (\S+)', output)
         return found and found.group(1)
 
