@@ -110,8 +110,8 @@ def request_for(system, scheduler, needs, hours=None):
 def check_fits(option, asked, most, system):
     """Refuse what no node has; other partitions may have other nodes."""
     if asked and most and asked > most:
-        raise EasyBuildError("%s: no node has that: %d is more than the %d of a node of %s, so nothing was submitted. Ask "
-                             "for less, or name a partition with larger nodes", option, asked, most,
+        raise EasyBuildError("%s: no node has that: %d is more than the %d of a node of %s, so nothing was submitted. "
+                             "Ask for less, or name a partition with larger nodes", option, asked, most,
                              system.system['title'])
 
 
