@@ -11,10 +11,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import time
 import uuid
 
 from easybuild.tools.config import build_option, install_path
+
+from hpc_pytorch.machine.batch_systems import SCHEDULERS
 
 # What jobs get of the environment of the login node, and why; everything else is the job's own. EasyBuild's options
 # are in the command already.
@@ -90,6 +93,9 @@ def number_of(job):
 def remove_record(record):
     """Forget a job, and what it has left behind beside its log."""
     for path in glob.glob(glob.escape(files_of(record)) + '.*') + [record_path(record['name'])]:
+        if '.alive.' in path[len(files_of(record)):]:
+            # it may be: the next job waits for it
+            continue
         try:
             os.remove(path)
         except OSError:
@@ -115,6 +121,9 @@ def write_script(record, command, log):
         # the eb that is called here is found in the job, too
         here = os.path.dirname(os.path.abspath(os.environ['EB_SCRIPT_PATH']))
         lines.append('export PATH=%s:"$PATH"' % shlex.quote(here))
+    # a job asks how others are, whose locks it finds
+    tool = shutil.which(SCHEDULERS[record['scheduler']].tool)
+    lines += ['export PATH="$PATH":%s' % shlex.quote(os.path.dirname(tool))] if tool else []
     lines += ['%s=%s' % (name, shlex.quote(value)) for name, value in (
         ('record', record_path(record['name'])), ('token', record['token']), ('files', files_of(record)),
         ('log', log))]

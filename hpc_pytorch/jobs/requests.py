@@ -89,16 +89,30 @@ def request_for(system, scheduler, needs, hours=None):
     if environment.get('walltime'):
         minutes = slurm_minutes(environment['walltime'])
     minutes = min(minutes, 60 * build_option('job_max_walltime'))
+    cores = build_option('job_cores') or cores
+    memory = memory_of(words['memory']) if 'memory' in words else memory
+    gpus = int(words.get('gpus', needs.gpus))
+    if not (words.get('partition') or environment.get('partition')):
+        # Slurm takes a job that no node fits while others wait, and never starts it
+        check_fits('--job-cores', cores, (node['cores'] or 0) * (node['threads_per_core'] or 1), system)
+        check_fits('--job-target-resource=memory', memory, node['memory'], system)
+        check_fits('--job-target-resource=gpus', gpus, node['gpus'], system)
     return Request(
         account=account(system, words),
         partition=words.get('partition') or environment.get('partition') or settings['build_partition']
         or settings['partition'],
         qos=words.get('qos') or environment.get('qos') or (None if settings['build_partition'] else settings['qos']),
-        cores=build_option('job_cores') or cores,
-        memory=memory_of(words['memory']) if 'memory' in words else memory,
-        minutes=minutes, gpus=int(words.get('gpus', needs.gpus)), gpus_option=settings['gpus_option'],
+        cores=cores, memory=memory, minutes=minutes, gpus=gpus, gpus_option=settings['gpus_option'],
         exclusive=not shared, extra={name: words[name] for name in EXTRAS if name in words},
         options=settings['options'])
+
+
+def check_fits(option, asked, most, system):
+    """Refuse what no node has; other partitions may have other nodes."""
+    if asked and most and asked > most:
+        raise EasyBuildError("%s: no node has that: %d is more than the %d of a node of %s, so nothing was submitted. "
+                             "Ask for less, or name a partition with larger nodes", option, asked, most,
+                             system.system['title'])
 
 
 def account(system, words):

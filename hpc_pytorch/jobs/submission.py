@@ -243,10 +243,9 @@ class SystemJobs(object):
         mark = '%s_%s' % (mark_of(job.name), record['token'])
         command = self.scheduler.command(request, job.name, mark, record['log'] if opens_log
                                          else files_of(record) + '.out', after)
-        if not after:
-            start = self.scheduler.expected_start(command, script)
-            if start:
-                print_msg("%s would start at %s", job.module, start, log=self.log)
+        start = None if after else self.scheduler.expected_start(command, script)
+        if start:
+            print_msg("%s would start at %s", job.module, start, log=self.log)
         write_record(record)
         try:
             job.jobid = self.scheduler.submit(command, script)

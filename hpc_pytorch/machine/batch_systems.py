@@ -120,7 +120,7 @@ class BatchSystem(object):
 class Slurm(BatchSystem):
     """Slurm's commands."""
 
-    kind = 'slurm'
+    kind, tool = 'slurm', 'scontrol'
     # Slurm opens a job's log itself, and writes into it why it killed something
     opens_log = True
     job_variable = 'SLURM_JOB_ID'
@@ -166,7 +166,7 @@ class Slurm(BatchSystem):
         dependencies += ['afterany:%s' % request.extra['after']] if 'after' in request.extra else []
         if dependencies:
             command += ['--dependency=%s' % ','.join(dependencies), '--kill-on-invalid-dep=yes']
-        return command + [word for word in request.options if not word.startswith('--export')]
+        return command + [word for word in request.options if not word.startswith(('--export', '--mem'))]
 
     def expected_start(self, command, script):
         """When a job would start if it was submitted now, in Slurm's words; None if that is not known."""
@@ -229,7 +229,7 @@ class Slurm(BatchSystem):
 class Pbs(BatchSystem):
     """PBS Pro's commands (also OpenPBS)."""
 
-    kind = 'pbs'
+    kind, tool = 'pbs', 'qstat'
     # PBS brings the output at the end: the script writes the log, and PBS's own words go elsewhere
     opens_log = False
     job_variable = 'PBS_JOBID'
