@@ -10,7 +10,7 @@ import urllib.request
 from contextlib import contextmanager
 
 from batch_systems.real_slurm import free_ports, wait_for
-from containers.images import locked
+from common import locked
 
 CONFIGURATION = """version: 0.1
 storage: {{filesystem: {{rootdirectory: {directory}/data}}}}

@@ -108,7 +108,7 @@ def test_help(kinds):
 
 def test_commands_of_other_modules(kinds):
     """pytorch-check in the container, pytorch-jobscript outside; the small torch only can be imported."""
-    output = kinds.as_user('pytorch-check import; pytorch-jobscript --nodes 2 train.py', 'venv')
+    output = kinds.as_user('pytorch-check import; pytorch-jobscript --account project_1 train.py || true', 'venv')
     assert 'import   FAILS' in output and 'numpy' in output, "the small image has none"
     assert 'load the PyTorch module first' in output, "this module is called otherwise"
 
@@ -151,7 +151,7 @@ def slurm(kinds):
 
 @pytest.mark.parametrize('kind', containers.KINDS)
 def test_on_slurm(kinds, slurm, kind):
-    """Two nodes, two jobs at once, as two users; pytorch-srun gives ranks to a script written for torchrun."""
+    """Two nodes, two jobs at once; pytorch-srun gives ranks to a script written for torchrun."""
     script = 'timeout 200 srun -N2 -n4 --ntasks-per-node=2 pytorch-srun rank.py'
     both = '%s > first & %s > second & wait -n && wait -n; echo "status $?"; cat first; echo; cat second'
     output = kinds.as_user(both % (script, script), kind, env=slurm.environment)
