@@ -1,4 +1,7 @@
-"""Images of every kind: how they make their Python known, what is installed on top of it, and images of registries."""
+"""
+Images of every kind: how they make their Python known, what is installed on top of it (with make-container-venv), and
+images of registries (packages/images.py).
+"""
 import hashlib
 import json
 import shutil

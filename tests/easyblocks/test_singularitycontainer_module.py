@@ -1,4 +1,7 @@
-"""What the module of a container decides when it is loaded, in both syntaxes and with both modules tools."""
+"""
+What the module of a container decides when it is loaded, in both syntaxes and with both modules tools
+(packages/container_modules.py).
+"""
 import os
 import shutil
 import subprocess

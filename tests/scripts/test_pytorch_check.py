@@ -1,4 +1,4 @@
-"""pytorch-check without a real PyTorch: what it finds in a small site-packages, and how long it waits."""
+"""pytorch-check, with check-packages, without a real PyTorch: what it finds in a small site-packages, and how long it waits."""
 import importlib.machinery
 import importlib.util
 import os
