@@ -25,7 +25,7 @@ CACHE = CHECKOUT / '.local' / 'test-cache'
 TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
 os.chmod(TEMPORARY, 0o1777)
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
-# mpi4py is one file of half a minute, compiled for the same MPI and Python by many installations
+# mpi4py is one file of half a minute, which the next run of the tests finds compiled
 CCACHE = {'CCACHE_DIR': str(CACHE / 'ccache'), 'CCACHE_NOHASHDIR': '1', 'STAND_IN_COMPILER_LAUNCHER': 'ccache'}
 
 # nohup, and a shell that starts the tests in the background, make them and all that they start ignore these; with a
@@ -96,7 +96,7 @@ class EB:
                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                     cwd=cwd or self.prefix.parent)
 
-    def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=900, user=None):
+    def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=3000, user=None):
         """Run it; `status` is the exit status that is expected, None for any. Returns the process with its output."""
         done = subprocess.run(**self.call(arguments, env, cwd, user=user), timeout=timeout)
         assert status is None or done.returncode == status, done.stdout

@@ -77,7 +77,8 @@ def place(path):
 def covering(path):
     """Tests that have a file's name in theirs, import it, or name it."""
     name, stem = place(path), 'test_' + path.stem.replace('-', '_')
-    word = r'(?<![\w-])%s(?![\w-])' % re.escape(path.name if name.startswith(('scripts', 'easyconfigs')) else name)
+    short = path.name if name.startswith(('scripts', 'easyconfigs')) else '/'.join(path.parts[-2:])
+    word = r'(?<![\w-])%s(?![\w-])' % re.escape(short)
     return [test for test in TESTS if test.stem == stem or test.stem.startswith(stem + '_')
             or path in imported_files(test) or re.search(word, test.read_text())]
 

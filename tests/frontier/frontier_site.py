@@ -60,7 +60,7 @@ class Site:
         """Run a script as on a login node, with the module loaded."""
         environment = dict(self.slurm.environment if self.slurm else {}, **dict(env))
         load = 'module use %s %s\nmodule load %s || exit\n' % (self.system_modules, self.eb.modules, load)
-        return ModulesTool('Lmod').run(load + script, env=environment, cwd=self.directory, timeout=500, **options)
+        return ModulesTool('Lmod').run(load + script, env=environment, cwd=self.directory, timeout=3000, **options)
 
     @property
     def system_modules(self):

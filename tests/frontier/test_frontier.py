@@ -17,7 +17,7 @@ from frontier.frontier_site import MODULE
 pytestmark = pytest.mark.slow
 
 # as the page starts it, with fewer ranks; timeouts, as srun waits for ever for what cannot be
-SRUN = 'timeout 240 srun -N2 -n4 --ntasks-per-node=2 -c7 --export=ALL '
+SRUN = 'timeout 1500 srun -N2 -n4 --ntasks-per-node=2 -c7 --export=ALL '
 TRAIN = '$EBROOTPYTORCH/examples/train.py '
 FREE_PORT = '''
 free_port() { python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])'; }
@@ -113,10 +113,10 @@ def test_killed_twenty_times(frontier, tmp_path):
         with output.open('w') as handle:
             training = start(frontier, script, handle)
             # it is at work when there is a new snapshot, and a moment later anywhere between two of them
-            wait_for(lambda: newest(snapshots) != known or training.poll() is not None, "a snapshot", 200)
+            wait_for(lambda: newest(snapshots) != known or training.poll() is not None, "a snapshot", 1500)
             time.sleep(chance.uniform(0, 0.05))
             kill_a_rank(frontier, snapshots, chance)
-            status = training.wait(200)
+            status = training.wait(1500)
         assert status != 0, "it came to its end after %d kills: make it longer\n%s" % (kills, output.read_text())
         kills += 1
     final = frontier.run('%s pytorch-srun %s %s' % (SRUN, TRAIN, options + str(snapshots)))

@@ -2,7 +2,8 @@
 ./eb --job with a real Slurm: the chain, what is asked for, memory, failing nodes, what users see.
 
 Of job_backends/hpcslurm.py, hpc_pytorch/machine/batch_systems.py, hpc_pytorch/rules/resource_needs.py, and
-hpc_pytorch/jobs/submission.py, hpc_pytorch/jobs/requests.py, hpc_pytorch/jobs/records.py, hpc_pytorch/jobs/status.py.
+hpc_pytorch/jobs/submission.py, hpc_pytorch/jobs/requests.py, hpc_pytorch/jobs/records.py, hpc_pytorch/jobs/status.py,
+hpc_pytorch/jobs/cancel.py.
 """
 import json
 import os

@@ -1,4 +1,4 @@
-"""pytorch-check without a real PyTorch: what it finds in a small site-packages, and how long it waits."""
+"""pytorch-check and check-packages without PyTorch: what they find in a small site-packages, how long they wait."""
 import importlib.machinery
 import importlib.util
 import os

@@ -79,7 +79,7 @@ def openers_of(system, name):
 def make(*arguments, script=MAKE, **options):
     """Run the script that makes stand-ins."""
     return subprocess.run([sys.executable, '-I', str(script), *map(str, arguments)], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900, **options)
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=3000, **options)
 
 
 class StandIns:
@@ -549,7 +549,7 @@ def test_killed_while_python_is_made(tmp_path):
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while 'making python' not in process.stderr.readline():
         assert process.poll() is None
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while not (into / 'parts' / 'python' / 'bin').exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
