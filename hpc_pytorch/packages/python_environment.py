@@ -13,7 +13,7 @@ from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.machine.module_files import put_aside, set_by_default
+from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES
 from hpc_pytorch.packages import locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
@@ -42,7 +42,8 @@ class PythonEnvironment:
         self.features = features
         self.compilers = compilers
         if features:
-            self.cfg['usage'] = '\n'.join(filter(None, [self.cfg['usage'], self.advice()]))
+            self.cfg['usage'] = '\n'.join(filter(None, [
+                self.cfg['usage'], explain(self.settings(), self.packages.system.advice)]))
 
     def path(self, *parts):
         """A path in the installation."""
@@ -153,24 +154,8 @@ class PythonEnvironment:
 
     def system_settings(self, module):
         """What the system's data say for these features, and what pytorch-srun and cpu-mask want to know."""
-        system = self.packages.system
-        text = ''.join(set_by_default(module, setting) for setting in self.settings())
-        told = {
-            'HPC_MASTER_PORT': system.network['master_port'],
-            'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
-            'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in system.node['gpu_cores']),
-        }
-        return text + ''.join(module.set_environment(name, str(value)) for name, value in told.items() if value)
-
-    def advice(self):
-        """For `module help`: what the module sets for this system, and what the site advises to try."""
-        lines = []
-        for title, variables in (("Set by this module:", self.settings()),
-                                 ("Worth trying on this system:", self.packages.system.advice)):
-            if variables:
-                lines += ['', title]
-                lines += ["  %s=%s: %s" % (variable.name, variable.value, variable.reason) for variable in variables]
-        return '\n'.join(lines)
+        return ''.join([set_by_default(module, setting) for setting in self.settings()]
+                       + [module.set_environment(*pair) for pair in told_by(self.packages.system)])
 
     def sanity_check_paths(self):
         """What must be there; asks Python where nothing was installed in this call."""
