@@ -328,8 +328,10 @@ PROBES = tuple(Probe(*row) for row in (
      lambda s: ['singularity'] if s.container['bind_paths'] else None, all_there),
     ('paths for containers', 'job', 'ls', there(lambda s: s.container['bind_paths']),
      lambda s: s.container['bind_paths'] or None, all_there),
-    ('package index', 'login', 'pip index versions', package_index, lambda s: 'reached', equal),
-    ('package index in jobs', 'job', 'pip index versions', package_index, lambda s: None, equal),
+    ('package index', 'login', 'pip index versions', lambda machine: package_index(machine), lambda s: 'reached',
+     equal),
+    ('package index in jobs', 'job', 'pip index versions', lambda machine: package_index(machine), lambda s: None,
+     equal),
 ))
 
 

@@ -189,10 +189,10 @@ def test_easyconfigs_of_two_systems():
         system.choose(None, {}, 'laptop', ['PyTorch-1.13.1-ARCHER2.eb', 'PyTorch-2.4.0-Derecho.eb'])
 
 
-def test_every_easyconfig_belongs_to_one_system():
+def test_no_easyconfig_belongs_to_two_systems():
     systems = [system.load(name) for name in NAMES]
     for path in (CHECKOUT / 'easyconfigs').rglob('*.eb'):
-        assert len([one for one in systems if system.is_for(path.name, one)]) == 1, path.name
+        assert len([one for one in systems if system.is_for(path.name, one)]) <= 1, path.name
 
 
 def test_choosing_imports_nothing_heavy():
