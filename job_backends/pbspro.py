@@ -19,6 +19,6 @@ class PbsPro(SystemJobs, JobBackend):
 
     def _check_version(self):
         """The commands are there; any version since select statements (2007) will do."""
-        for command in ('qsub', 'qstat', 'qdel', 'qrls'):
+        for command in ('qsub', 'qstat', 'qselect', 'qdel'):
             if which(command) is None:
                 raise EasyBuildError("Required command '%s' not found", command)

@@ -51,6 +51,8 @@ def arguments():
     command.add_argument('--like', metavar='FILE', action='append', default=[],
                          help='a profile of another version or machine, for what --profile does not know')
     command.add_argument('--report', metavar='DIR', help='write report.json, report.html and the profile there')
+    command.add_argument('--jobserver', action='store_true',
+                         help='be a jobserver for make, ninja 1.13, cargo: for builds that cannot take a launcher')
     command.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND', help=argparse.SUPPRESS)
     command.set_defaults(function=run)
 

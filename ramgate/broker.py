@@ -97,6 +97,7 @@ class Broker:
                 self.next_plan = end + PLAN_PAUSE * (end - now)
         for job in self.schedule.in_state(RUNNING, FROZEN):
             send(job, signal.SIGKILL)
+        self.notify('finished', None)
 
     def look(self, now):
         """Measure everything; freeze or kill where it must be."""

@@ -237,7 +237,12 @@ class Knowledge:
         self.foreseen, self.earlier = 0, []
         if path and os.path.exists(path):
             self.keep(load(path))
-        self.earlier += [Earlier(load(other), DOUBT_OTHERS, CAUTION, scale) for other in others]
+        self.warnings = []
+        for other in others:
+            try:
+                self.earlier.append(Earlier(load(other), DOUBT_OTHERS, CAUTION, scale))
+            except (Problem, OSError) as error:
+                self.warnings.append('the build does without a profile: %s' % error)
         if shipped:
             works = {work.name: work for work in traces.read_traces(SHIPPED)}
             self.earlier.append(Earlier(works, DOUBT_OTHERS, CAUTION, scale))

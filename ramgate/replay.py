@@ -181,6 +181,7 @@ def ramgate(profiled=False, knows_pytorch=False):
         class Run:
             """As the command line gives it."""
             jobs, memory, command = options.cores, None, ['ninja', '-C', stage.directory]
+            jobserver = False
             scale, like, shipped = (1.0 / options.shrink_memory, 1.0 / options.shrink_time), [], knows_pytorch
         Run.groups = [stage.room.cgroup]
         if not profiled and os.path.exists(profile):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 
+from ramgate import jobserver
 from ramgate.broker import Broker, listen
 from ramgate.estimates import Knowledge
 from ramgate.limits import Limits, Problem, cgroups, number
@@ -103,28 +104,34 @@ class Build:
         directory = tempfile.mkdtemp(prefix='ramgate.')
         try:
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-            compiled = make_launcher(directory)
-            # more slots than cores, so that the broker has a choice; waiting Python launchers cost memory themselves
-            slots = self.jobs * 4 if compiled else self.jobs * 2
             for number_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number_, self.stop)
-            for line in self.limits.warnings():
+            for line in self.limits.warnings() + self.knowledge.warnings:
                 sys.stderr.write('ramgate: %s\n' % line)
-            self.start_broker(directory)
+            if self.options.jobserver:
+                tokens = jobserver.Tokens(directory)
+                self.start_broker(lambda control: jobserver.Jobserver(tokens, control, self.limits, self.jobs,
+                                                                      os.getppid()))
+                return self.run_command(self.options.command, jobserver.environment(tokens, self.jobs, os.environ),
+                                        tokens.inherited)
+            # more slots than cores, so that the broker has a choice; waiting Python launchers cost memory themselves
+            slots = self.jobs * (4 if make_launcher(directory) else 2)
+            listener, schedule = listen(directory), Schedule(self.knowledge, self.jobs, self.limits.tightest(0))
+            self.start_broker(lambda control: Broker(listener, control, self.limits, schedule, os.getcwd(),
+                                                     self.watchers))
+            listener.close()
             return self.run_command(with_slots(self.options.command, slots), environment(directory, slots, os.environ))
         finally:
             self.end()
             shutil.rmtree(directory, ignore_errors=True)
 
-    def start_broker(self, directory):
+    def start_broker(self, make):
         """The broker in a process of its own: should it die, the build's exit status still arrives."""
-        listener = listen(directory)
         reader, self.control = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         self.broker = os.fork()
         if self.broker:
-            listener.close()
             os.close(reader)
             return
         status = 1
@@ -132,10 +139,7 @@ class Build:
             os.close(self.control)
             for number_ in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number_, signal.SIG_IGN)
-            schedule = Schedule(self.knowledge, self.jobs, self.limits.tightest(0))
-            Broker(listener, reader, self.limits, schedule, os.getcwd(), self.watchers).serve()
-            for watcher in self.watchers:
-                watcher('finished', None, schedule)
+            make(reader).serve()
             if self.options.profile:
                 self.knowledge.save(self.options.profile)
             status = 0
@@ -144,10 +148,10 @@ class Build:
         finally:
             os._exit(status)
 
-    def run_command(self, command, environ):
+    def run_command(self, command, environ, inherited=()):
         """The build itself; the exit status as a shell gives it."""
         try:
-            self.command = subprocess.Popen(command, env=environ, preexec_fn=die_with_parent)
+            self.command = subprocess.Popen(command, env=environ, preexec_fn=die_with_parent, pass_fds=inherited)
         except OSError as error:
             raise Problem('%s: %s' % (command[0], error.strerror))
         while True:

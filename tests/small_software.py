@@ -66,7 +66,7 @@ class Toys:
         output = output[re.search(r'^\S+/\S+  job ', output, re.M).start():]
         return {part.split('  ')[0]: part for part in re.split(r'\n(?=\S)', output.strip())}
 
-    def wait(self, true, what, seconds=240):
+    def wait(self, true, what, seconds=900):
         """Poll --job-status until something is true of it."""
         deadline = time.monotonic() + seconds
         while True:

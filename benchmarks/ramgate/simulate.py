@@ -20,8 +20,8 @@ from ramgate.limits import Constraint  # noqa: E402
 from ramgate.schedule import KILL, RUNNING, START, Schedule  # noqa: E402
 from ramgate.traces import bound, memory_at, read_traces, wanted  # noqa: E402
 
-# seconds of virtual time between two looks, at most
-STEP = 0.25
+# of the bound so much passes between two looks, at most
+STEP = 0.001
 LONGER, LARGER, SPREAD, HELD_OUT = 1.3, 1.2, 0.15, 3
 # moments into which a packing divides the bound
 MOMENTS = 400
@@ -30,6 +30,7 @@ Command = collections.namedtuple('Command', 'name language partial')
 
 def simulate(works, cores, megabytes, knowledge):
     """Seconds, kills by the kernel, and what happened how often."""
+    step = STEP * bound(works, cores, megabytes)[0]
     limit, events, kills = megabytes * MB, collections.Counter(), 0
     schedule = Schedule(knowledge, cores, Constraint('the node', limit, limit, '/'))
     todo, alive, now = list(works), {}, 0.0
@@ -62,9 +63,9 @@ def simulate(works, cores, megabytes, knowledge):
             end(victim, 137)
         schedule.measured(memory, now)
         schedule.constraint = schedule.constraint._replace(free=limit - sum(memory.values()))
-        carry_out(schedule.relieve(STEP, now))
+        carry_out(schedule.relieve(step, now))
         carry_out(schedule.plan(now))
-        now += min([STEP] + [work.seconds - job.age(now) for job, work in alive.items() if job.state == RUNNING])
+        now += min([step] + [work.seconds - job.age(now) for job, work in alive.items() if job.state == RUNNING])
     return now, kills, events
 
 

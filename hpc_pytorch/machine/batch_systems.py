@@ -49,8 +49,8 @@ REFUSALS = tuple((re.compile(pattern, re.I), remedy) for pattern, remedy in (
     (r'invalid partition|unknown queue|no default queue',
      "choose another: --job-target-resource=partition=NAME (see: sinfo -s, qstat -Q)"),
     (r'invalid qos', "choose another: --job-target-resource=qos=NAME (see: sacctmgr show qos)"),
-    (r'limit|policy|exceeds', "ask for less (--job-target-resource=walltime=1:00:00,memory=16G and --job-cores=8), or "
-                              "wait until your other jobs have ended"),
+    (r'limit|policy|exceeds|already in queue', "ask for less (--job-target-resource=walltime=1:00:00,memory=16G and "
+     "--job-cores=8), or wait until your other jobs have ended"),
     (r'configuration|can ?not be satisfied|insufficient|resource',
      "no node has that: ask for less with --job-cores and --job-target-resource=memory=SIZE"),
 ))

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 
 if __name__ == '__main__':
     # run as a file, with -I: Python knows nothing of the collection
@@ -20,8 +21,14 @@ MANAGERS = (
     ('dnf', ('dnf', '-q', '-y', 'install'), {'lmod': 'Lmod', 'python3-venv': 'python3-pip'}),
     ('zypper', ('zypper', '-n', '-q', 'install'), {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip'}),
 )
+# Distributions whose package of a modules tool is too old -> the next release of theirs whose package will do.
+NEXT_RELEASES = {'bullseye': 'bookworm', 'focal': 'noble', 'jammy': 'noble'}
 # Debian's services must not start because a test installs them.
 ENVIRONMENT = {'DEBIAN_FRONTEND': 'noninteractive', 'LC_ALL': 'C.UTF-8'}
+
+
+class WouldRemove(UsersProblem):
+    """Installing this would remove other packages; one message."""
 
 
 def command_for(names):
@@ -55,22 +62,76 @@ def install(names):
             raise UsersProblem("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
         command = ['sudo', '-n'] + command
     print("Installing with %s: %s" % (command[0], ' '.join(names)), file=sys.stderr, flush=True)
+    refuse_removals(command, names)
     done = run(command)
     if done.returncode and 'apt-get' in command:
         # a new machine has no package lists, an old one stale ones; a dpkg that was killed wants to be told to go on
         as_root = command[:command.index('apt-get')]
         run(as_root + ['dpkg', '--configure', '-a'])
         run(as_root + ['apt-get', '-qq', '-o', 'DPkg::Lock::Timeout=600', 'update'])
+        refuse_removals(command, names)
         done = run(command)
     if done.returncode:
         raise UsersProblem("could not be installed: %s. The package manager said: %s. Try by hand: %s"
                            % (' '.join(names), last_line(done.stdout), by_hand))
 
 
-def run(command):
+def refuse_removals(command, names):
+    """Stop when apt would remove what somebody else has installed; dnf and zypper ask, and get no answer."""
+    if 'apt-get' not in command:
+        return
+    plan = run(command + ['--simulate', '-q=0'])
+    removed = [line.split()[1] for line in plan.stdout.splitlines() if line.startswith('Remv ')]
+    if removed:
+        raise WouldRemove("installing %s would remove %s, and nothing was changed. If nobody needs that: sudo apt-get "
+                          "install %s" % (' '.join(names), ' '.join(removed), ' '.join(names)))
+
+
+def codename():
+    """The distribution's name for its release, such as bookworm."""
+    try:
+        with open('/etc/os-release') as handle:
+            words = dict(line.strip().split('=', 1) for line in handle if '=' in line)
+    except OSError:
+        return ''
+    return words.get('VERSION_CODENAME', '').strip('"')
+
+
+def unpack(package, target):
+    """
+    The files of a Debian package in a directory, of the distribution's next release where this one's is too old. apt
+    checks its signature; its lists and settings for the machine stay as they are, and nobody need be root.
+    """
+    release = NEXT_RELEASES.get(codename(), codename())
+    if not shutil.which('apt-get'):
+        raise UsersProblem("a newer %s is needed than this distribution has: install it by hand" % package)
+    with tempfile.TemporaryDirectory() as work:
+        for name in ('lists/partial', 'cache/archives/partial', 'debs'):
+            os.makedirs(os.path.join(work, name))
+        open(os.path.join(work, 'status'), 'w').close()
+        listed = run(['apt-get', 'indextargets', '--format', '$(RELEASE) deb $(REPO_URI) %s $(COMPONENT)' % release,
+                      'Created-By: Packages']).stdout.splitlines()
+        with open(os.path.join(work, 'sources.list'), 'w') as handle:
+            handle.writelines(line.split(' ', 1)[1] + '\n' for line in sorted(set(listed))
+                              if line.startswith(codename() + ' '))
+        command = ['apt-get', '-qq', '-o', 'APT::Sandbox::User=root', '-o', 'Dir::Etc::sourceparts=-',
+                   '-o', 'Acquire::Languages=none']
+        for key, name in (('Etc::sourcelist', 'sources.list'), ('State::Lists', 'lists'), ('State::status', 'status'),
+                          ('Cache', 'cache')):
+            command += ['-o', 'Dir::%s=%s' % (key, os.path.join(work, name))]
+        for words in (command + ['update'], command + ['download', package]):
+            done = run(words, cwd=os.path.join(work, 'debs'))
+            if done.returncode:
+                raise UsersProblem("%s of %s could not be fetched. The package manager said: %s" % (
+                    package, release, last_line(done.stdout)))
+        for name in os.listdir(os.path.join(work, 'debs')):
+            subprocess.run(['dpkg', '-x', os.path.join(work, 'debs', name), target], check=True)
+
+
+def run(command, **options):
     """One command of the package manager, quiet unless it fails."""
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True, env=dict(os.environ, **ENVIRONMENT))
+                          universal_newlines=True, env=dict(os.environ, **ENVIRONMENT), **options)
 
 
 def last_line(text):

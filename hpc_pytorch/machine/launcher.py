@@ -12,6 +12,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -30,6 +31,8 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
                  write the same for another version, with its lock files; X may be: latest
   --renew EASYCONFIG
                  make the lock files of an easyconfig anew, with what the package indexes have today
+  --survey[=FILE] [--job]           compare this machine with what systems/ says of it; FILE: as JSON, to be sent
+  --survey --new-system=NAME        drafts of systems/NAME, its stand-in and its first easyconfig
 
 What follows is EasyBuild's own help.
 """
@@ -61,27 +64,23 @@ make_site()
 sys.path.insert(0, SITE)
 from hpc_pytorch import UsersProblem, VERSION  # noqa: E402
 from hpc_pytorch.machine import distribution_packages, systems  # noqa: E402
+from hpc_pytorch.machine.modules import LMOD_PLACES, OWN_LMOD, program_of_modules_tool  # noqa: E402
 
-# Modules tools, best first: EasyBuild's name, syntax of module files, variable that names the program,
-# places where it is when the variable is not set.
-MODULES_TOOLS = (
-    ('Lmod', 'Lua', 'LMOD_CMD', ('/usr/share/lmod/lmod/libexec/lmod', '/opt/cray/pe/lmod/lmod/libexec/lmod')),
-    ('EnvironmentModules', 'Tcl', 'MODULES_CMD', ('/usr/lib/x86_64-linux-gnu/modulecmd.tcl',
-                                                  '/usr/lib/aarch64-linux-gnu/modulecmd.tcl',
-                                                  '/usr/share/Modules/libexec/modulecmd.tcl',
-                                                  '/usr/lib64/Modules/modulecmd.tcl')),
-)
-# Environment Modules before this one lack what our module files use (pushenv).
-OLDEST_ENVIRONMENT_MODULES = (5, 1)
+# Options that are often typed right before an easyconfig, and take no value from there.
+FLAGS = ('--robot', '-r', '--rehearse', '--dry-run', '-D', '--extended-dry-run', '-x', '--fetch', '--job', '--rebuild',
+         '--force', '-f', '--missing', '-M')
+# Options with which easyconfigs are only read, so that they may be for several systems.
+ONLY_READ = ('--check-contrib', '--check-style')
 # What ./eb becomes, by our option.
 PROGRAMS = {
     'job-status': 'hpc_pytorch.jobs.status',
     'job-cancel': 'hpc_pytorch.jobs.cancel',
     'new-version': 'hpc_pytorch.packages.new_version',
     'renew': 'hpc_pytorch.packages.new_version',
+    'survey': 'hpc_pytorch.machine.survey',
 }
 # Those that read the option themselves.
-THEIR_OWN = ('new-version', 'renew')
+THEIR_OWN = ('new-version', 'renew', 'survey')
 
 
 def say(text):
@@ -115,6 +114,13 @@ def easyconfig_names(arguments):
     return [argument for argument in arguments if argument.endswith('.eb') and not argument.startswith('-')]
 
 
+def easyconfigs_of_easystacks(arguments):
+    """The easyconfigs in the easystack that the arguments name; EasyBuild is going to say what is wrong with it."""
+    words = [word for argument in arguments for word in argument.split('=', 1)]
+    paths = [path for option, path in zip(words, words[1:]) if option == '--easystack' and os.path.isfile(path)]
+    return [name for path in paths for name in re.findall(r'[^\s/:]+\.eb\b', open(path, errors='replace').read())]
+
+
 def check_easyconfigs(arguments):
     """Stop at a name that no easyconfig has, with the nearest names; EasyBuild itself searches much longer."""
     elsewhere = ('--robot=', '--robot-paths', '-r', '--from-', '--search', '--try-', '--new-pr')
@@ -123,7 +129,7 @@ def check_easyconfigs(arguments):
     known = set()
     for _, _, files in os.walk(os.path.join(COLLECTION, 'easyconfigs')):
         known.update(name for name in files if name.endswith('.eb'))
-    for name in easyconfig_names(arguments):
+    for name in easyconfig_names(arguments) + names_without_suffix(arguments, known):
         if os.path.exists(name) or name in known:
             continue
         near = difflib.get_close_matches(os.path.basename(name), sorted(known), n=3, cutoff=0.4)
@@ -131,34 +137,52 @@ def check_easyconfigs(arguments):
             name, "The nearest: %s" % ', '.join(near) if near else "See: ls %s/easyconfigs/*/*" % COLLECTION))
 
 
-def program_of_modules_tool():
-    """The first modules tool that is on this machine: (EasyBuild's name, syntax, variable, program), or None."""
-    for tool, syntax, variable, places in MODULES_TOOLS:
-        for program in (os.environ.get(variable),) + places:
-            if program and os.access(program, os.X_OK) and (tool == 'Lmod' or new_enough(program)):
-                return tool, syntax, variable, program
-    return None
-
-
-def new_enough(program):
-    """Whether this is an Environment Modules that our module files can be used with."""
-    answer = subprocess.run([program, 'bash', '--version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            stdin=subprocess.DEVNULL, universal_newlines=True).stdout
-    version = re.search(r'Modules Release (\d+)\.(\d+)', answer)
-    return bool(version) and tuple(map(int, version.groups())) >= OLDEST_ENVIRONMENT_MODULES
+def names_without_suffix(arguments, known):
+    """Arguments that look like an easyconfig's name without .eb; one after an option may be that option's value."""
+    software = tuple({name.split('-')[0] for name in known})
+    return [word for before, word in zip([''] + arguments, arguments)
+            if word.startswith(software) and not word.endswith('.eb')
+            and (not before.startswith('-') or before in FLAGS)]
 
 
 def modules_tool():
     """The modules tool, installed if there is none and that is allowed."""
     found = program_of_modules_tool()
     if found is None:
-        say("no modules tool is here (Lmod, or Environment Modules %d.%d or newer)" % OLDEST_ENVIRONMENT_MODULES)
-        distribution_packages.install(['lmod'])
+        say("no modules tool that will do is here (Lmod 8, or Environment Modules 5.1)")
+        try:
+            if distribution_packages.codename() in distribution_packages.NEXT_RELEASES:
+                own_lmod()
+            else:
+                distribution_packages.install(['lmod'])
+        except distribution_packages.WouldRemove:
+            own_lmod()
         found = program_of_modules_tool()
     if found is None:
         raise UsersProblem("Lmod was installed, and is at none of: %s. Set LMOD_CMD to its libexec/lmod."
-                           % ', '.join(MODULES_TOOLS[0][3]))
+                           % ', '.join(LMOD_PLACES))
     return found
+
+
+def own_lmod():
+    """An Lmod beside the checkout; what it runs with are packages of this distribution's, which remove no others."""
+    distribution_packages.install(['lua5.3', 'lua-filesystem', 'lua-json', 'lua-posix', 'lua-term', 'tcl'])
+    say("unpacking a newer Lmod to %s" % OWN_LMOD)
+    partial = '%s.%d' % (OWN_LMOD, os.getpid())
+    distribution_packages.unpack('lmod', partial)
+    # its files name the place that the package has for it
+    for directory, _, names in os.walk(partial):
+        for path in [os.path.join(directory, name) for name in names]:
+            with open(os.devnull if os.path.islink(path) else path, 'rb') as handle:
+                content = handle.read()
+            moved = content.replace(b'/usr/share/lmod', os.path.join(OWN_LMOD, 'usr/share/lmod').encode())
+            if moved != content and b'\0' not in content:
+                with open(path, 'wb') as handle:
+                    handle.write(moved)
+    if os.path.exists(OWN_LMOD):
+        shutil.rmtree(partial)
+    else:
+        os.rename(partial, OWN_LMOD)
 
 
 def set_default(name, value):
@@ -199,9 +223,7 @@ def configure_rehearsal(system):
     if made.returncode:
         raise UsersProblem("the stand-in of %s could not be made; see above" % system)
     modules = made.stdout.split('\n')[0]
-    for name in ('LOADEDMODULES', '_LMFILES_'):
-        os.environ.pop(name, None)
-    os.environ['MODULEPATH'] = modules
+    log_in(os.path.dirname(modules))
     # the system's metadata, and after it that of the stand-in for what has a fixed place on the real system
     metadata = [os.path.join(COLLECTION, 'systems', system, 'external_modules.cfg'),
                 os.path.join(os.path.dirname(modules), 'external_modules.cfg')]
@@ -210,6 +232,19 @@ def configure_rehearsal(system):
         os.environ['EASYBUILD_EXTERNAL_MODULES_METADATA'] = ','.join(metadata)
     set_default('PREFIX', os.path.join(COLLECTION, '.local', 'rehearsal', system))
     say("rehearsing on the stand-in of %s: %s" % (system, modules))
+
+
+def log_in(stand_in):
+    """The environment that users of the system have after logging in, instead of what is loaded here."""
+    for name in list(os.environ):
+        if name.startswith(('_ModuleTable', '__LMOD_', '__MODULES_')) or name in ('LOADEDMODULES', '_LMFILES_'):
+            del os.environ[name]
+    os.environ['MODULEPATH'] = os.path.join(stand_in, 'modules')
+    tool, _, variable, program = modules_tool()
+    script = 'module() { eval "$("$%s" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0' % variable
+    done = subprocess.run(['bash', '-c', script, 'bash', stand_in], stdout=subprocess.PIPE, universal_newlines=True,
+                          env=dict(os.environ, **{variable: program}), check=True)
+    os.environ.update(entry.split('=', 1) for entry in done.stdout.split('\0') if '=' in entry)
 
 
 def configure_hooks(arguments):
@@ -285,11 +320,12 @@ def consent_of_root(arguments):
 def prepare(arguments):
     """Everything before EasyBuild; returns our options and EasyBuild's arguments."""
     option, wishes, arguments = own_options(arguments)
-    if '--help' in arguments or '-h' in arguments:
+    if not arguments or '--help' in arguments or '-h' in arguments:
         print(USAGE % ', '.join(systems.names()))
     if '--version' in arguments:
         print("This is hpc-pytorch %s" % VERSION)
     easyconfigs = [os.path.basename(name) for name in easyconfig_names(arguments)]
+    easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs + easyconfigs_of_easystacks(arguments)
     system, reason = systems.choose(option, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
     check_easyconfigs(arguments)
@@ -298,6 +334,10 @@ def prepare(arguments):
     if 'rehearse' in wishes:
         os.environ['HPC_PYTORCH_REHEARSAL'] = system
         configure_rehearsal(system)
+    if 'survey' in wishes:
+        # nothing is installed for it, not even a modules tool
+        configure_jobs(system, 'rehearse' in wishes)
+        return wishes, arguments
     configure_modules_tool(arguments)
     arguments = configure_hooks(arguments)
     configure_files(system)

@@ -93,6 +93,13 @@ def scheduler_kind(value):
     return value
 
 
+def decision(value):
+    """refuse, warn or allow"""
+    if value not in ('refuse', 'warn', 'allow'):
+        raise ValueError("expected refuse, warn or allow")
+    return value
+
+
 def conditions(value):
     """features (see FEATURES) or versions of software (aws-ofi-nccl>=1.13), separated by blanks; all must hold"""
     found = [CONDITION.match(word) for word in value.split()]
@@ -127,6 +134,13 @@ SCHEMA = collections.OrderedDict([
         ('host_names', (words, "patterns of the names of all hosts, as `hostname` prints them: frontier*")),
         ('login_hosts', (words, "patterns of the names of the hosts where nobody should compile for hours")),
         ('architecture', (text, "of the compute nodes, as `uname -m` prints it: x86_64")),
+        ('python_module', (words, "modules to load, in order, for a newer python3 than the system's: cray-python")),
+    ])),
+    ('installation', collections.OrderedDict([
+        ('prefix', (text, "where installations belong, for users to fill in: /work/PROJECT/PROJECT/$USER/easybuild")),
+        ('unfit', (words, "directories below which they do not: $HOME")),
+        ('reason', (text, "why not")),
+        ('policy', (decision, "for an unfit place; a site's own [policy] goes before it")),
     ])),
     ('compilers', collections.OrderedDict([
         ('c', (text, "command that compiles C: cc")),

@@ -13,7 +13,7 @@ from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.machine.module_files import set_by_default
+from hpc_pytorch.machine.module_files import put_aside, set_by_default
 from hpc_pytorch.machine.systems import FEATURES
 from hpc_pytorch.packages import locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
@@ -142,9 +142,8 @@ class PythonEnvironment:
         packages below $HOME are not seen. Virtual environments on top of the module see its packages.
         """
         module = self.easyblock.module_generator
-        text = module.set_environment('PYTHONPATH', {
-            'value': self.site_packages(), 'pushenv': True, 'resolve_env_vars': False})
-        text += module.set_environment('PYTHONNOUSERSITE', {'value': '1', 'pushenv': True})
+        text = ''.join(put_aside(module, self.easyblock.name, name, value)
+                       for name, value in (('PYTHONPATH', self.site_packages()), ('PYTHONNOUSERSITE', '1')))
         return text + (self.system_settings(module) if self.features else '')
 
     def settings(self):

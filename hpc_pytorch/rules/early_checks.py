@@ -10,14 +10,17 @@ import os
 import re
 import shlex
 import socket
+import subprocess
 import sys
 import tempfile
+import zipfile
 
 from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.config import build_option, build_path, install_path, source_paths, update_build_option
 from easybuild.tools.modules import curr_module_paths, modules_tool
 
 from hpc_pytorch.machine.batch_systems import own_job
+from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
 from hpc_pytorch.rules.resource_needs import LEAST_ROOM, NEEDS, needs_of
 from hpc_pytorch.rules.site_rules import OWN_FILE, policy
@@ -32,7 +35,8 @@ ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-
 def external_modules(ec):
     """Names of the system's own modules that an easyconfig depends on; at parse time they are still plain tuples."""
     names = []
-    for parameter in ('dependencies', 'builddependencies'):
+    # in the order in which EasyBuild loads them
+    for parameter in ('builddependencies', 'dependencies'):
         for dep in ec[parameter]:
             if isinstance(dep, (tuple, list)) and dep[-1] == 'EXTERNAL_MODULE':
                 names.append(dep[0])
@@ -41,23 +45,42 @@ def external_modules(ec):
     return names
 
 
+def why_missing(shell, name, said):
+    """What helps with a module that cannot be loaded: its versions here, what opens it, or what the tool says."""
+    versions = shell.versions(name)
+    if name in versions:
+        return "it is there, and loading it fails: %s" % ' '.join(said.split())
+    if versions:
+        return "versions of it here: %s" % ', '.join(versions)
+    ways = shell.openers(name)
+    return "it can be seen only after: module load %s" % ' or '.join(ways) if ways else "no version of it is here"
+
+
 def check_external_modules(ec):
-    """Stop when modules of the system are not there: it is another machine, or the module was removed."""
-    if any(word.startswith(ONLY_FILES) for word in sys.argv):
-        return
+    """Stop when the system's modules cannot be loaded in their order: another machine, or a module was removed."""
     names = external_modules(ec)
-    missing = [name for name, exists in zip(names, modules_tool().exist(names)) if not exists] if names else []
-    if missing and type(modules_tool()).__name__ == 'NoModulesTool':
+    if not names or any(word.startswith(ONLY_FILES) for word in sys.argv):
+        return
+    tool = modules_tool()
+    if type(tool).__name__ == 'NoModulesTool':
         raise EasyBuildError("%s: which files are needed depends on modules of the system, and --fetch does without "
                              "them. Type --stop=fetch instead, or ./eb, which does so by itself",
                              os.path.basename(ec.path))
-    if missing:
+    shell = ModulesShell(tool.cmd)
+    problem = first_that_fails(shell, names)
+    if problem:
+        name, said = problem
         raise EasyBuildError(
-            "%s needs modules that this machine does not have: %s. Looked for in: %s. On the right machine, "
-            "'module avail' shows what there is instead, and the easyconfig's dependencies are the place to say so; "
-            "to try it here on the system's stand-in: ./eb --rehearse %s",
-            os.path.basename(ec.path), ', '.join(missing), ':'.join(curr_module_paths()) or 'an empty $MODULEPATH',
+            "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Looked for in: %s. On "
+            "the right machine, the easyconfig's dependencies are the place to name another version; to try it here on "
+            "the system's stand-in: ./eb --rehearse %s",
+            os.path.basename(ec.path), name, ' '.join(names[:names.index(name)]) or 'nothing',
+            why_missing(shell, name, said), shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH',
             os.path.basename(ec.path))
+    if build_option('extended_dry_run'):
+        # EasyBuild only pretends to load what it cannot see from the start, and prefixes then have no values
+        opened = [path for path in shell.environ['MODULEPATH'].split(os.pathsep) if path not in curr_module_paths()]
+        os.environ['MODULEPATH'] = os.pathsep.join(curr_module_paths() + opened)
 
 
 # --- directories ----------------------------------------------------------------------------------------------------
@@ -88,6 +111,24 @@ def check_directories():
         if not os.access(existing(path), os.W_OK | os.X_OK):
             raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with "
                                  "%s, for example: --prefix=$HOME/easybuild", kind, path, existing(path), option)
+    check_install_path()
+
+
+def check_install_path():
+    """Say where installations belong, on a system where they do not belong just anywhere."""
+    easyconfig = next(word for word in sys.argv if word.endswith('.eb'))
+    place, wanted = current(easyconfig).installation, install_path('software')
+    unfit = [directory for directory in place['unfit']
+             if is_below(wanted, os.path.expandvars(directory)) and not os.environ.get('HPC_PYTORCH_REHEARSAL')]
+    if unfit and going_to_install():
+        by_policy('install_path', "%s is below %s, and %s. Installations belong elsewhere: --prefix=%s" % (
+            wanted, unfit[0], place['reason'], place['prefix']), place['policy'])
+
+
+def is_below(path, directory):
+    """Whether a path leads into a directory, whatever links there are."""
+    directory = os.path.realpath(directory)
+    return os.path.commonpath([os.path.realpath(path), directory]) == directory
 
 
 def keep_umask():
@@ -103,9 +144,9 @@ def keep_umask():
 
 # --- policies -------------------------------------------------------------------------------------------------------
 
-def by_policy(name, problem):
-    """Refuse, warn or say nothing, as the site has decided."""
-    answer = policy(name)
+def by_policy(name, problem, default=None):
+    """Refuse, warn or say nothing, as the site has decided, else by `default`, which is the system's own."""
+    answer = policy(name) or default
     if answer == 'refuse':
         raise EasyBuildError("%s\nWhether this is refused is the site's choice: '%s = warn' or 'allow' below [policy] "
                              "in a file that $%s names.", problem, name, OWN_FILE)
@@ -190,6 +231,38 @@ def reserve(directory, size):
     return None
 
 
+def files_left(directory):
+    """How many files a user may still make there: of the file system's, and of Lustre's quotas; None where all may."""
+    state = os.statvfs(directory)
+    left = [state.f_favail] if state.f_files else []
+    if kind_of(directory) == 'lustre':
+        for option, owner in (('-u', os.geteuid()), ('-g', os.getegid())):
+            try:
+                answer = subprocess.run(['lfs', 'quota', '-q', option, str(owner), directory], stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, universal_newlines=True, timeout=10).stdout
+            except (OSError, subprocess.TimeoutExpired):
+                continue
+            left += left_of_quota(answer)
+    return min(left) if left else None
+
+
+def left_of_quota(answer):
+    """The files that `lfs quota -q` leaves: its words are the file system, then used, quota, limit, grace, twice."""
+    words = answer.replace('*', '').split()[1:]
+    used, _, limit = words[4:7] if len(words) >= 7 else ('', '', '0')
+    return [max(0, int(limit) - int(used))] if used.isdigit() and limit.isdigit() and int(limit) else []
+
+
+def files_needed(easyblock):
+    """The files that wheels become, in twos: Python compiles most of them to another one."""
+    store, count = getattr(easyblock, 'wheels', None), 0
+    for path in glob.glob(os.path.join(glob.escape(store), '*.whl')) if store else []:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                count += 2 * len(archive.namelist())
+    return count
+
+
 def bytes_of(paths):
     """What these files take; those that are not there take nothing."""
     return sum(os.path.getsize(path) for path in paths if path and os.path.isfile(path))
@@ -224,3 +297,9 @@ def check_room(easyblock):
                       "choose another place with %s." % (
                           kind, path, problem, human(size), " (%s with the other directories there)" % human(together)
                           if together > size else "", option))
+    place, count = existing(install_path('software')), files_needed(easyblock)
+    left = files_left(place) if count else None
+    if left is not None and left < count:
+        by_policy('free_space', "The install directory %s has too little room: you can make %d more files there, and "
+                  "about %d are needed. Remove some, or choose another place with --prefix or --installpath."
+                  % (place, left, count))

@@ -6,6 +6,7 @@ whose it is, before it is made, so that a dead owner's can be told from a runnin
 
 Python 3.6.
 """
+import contextlib
 import glob
 import os
 import pwd
@@ -44,7 +45,11 @@ def owners(lock_path):
 def is_dead(note, host, pid, started, job):
     """Whether an installation has ended without giving its lock back; a job that was started again is its own heir."""
     if job:
-        return job == own_job() or not alive(job, age=time.time() - os.path.getmtime(note))
+        try:
+            age = time.time() - os.path.getmtime(note)
+        except OSError:
+            return True
+        return job == own_job() or not alive(job, age)
     return host == socket.gethostname() and start_time(pid) != started
 
 
@@ -54,7 +59,9 @@ def release_dead_lock(lock_path):
     for note, host, pid, started, job in owners(lock_path):
         (dead if is_dead(note, host, pid, started, job) else living).append(note)
     for note in dead:
-        os.remove(note)
+        # another process may find the same
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(note)
     if dead and not living and os.path.isdir(lock_path):
         remove_dir(lock_path)
         print_msg("an installation was killed earlier; its lock is removed: %s", lock_path)

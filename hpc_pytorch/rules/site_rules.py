@@ -22,7 +22,7 @@ import re
 from easybuild.base import fancylogger
 
 from hpc_pytorch import UsersProblem, collection_path, version_key
-from hpc_pytorch.machine.systems import RELATIONS, current, nearest, read_section, words
+from hpc_pytorch.machine.systems import RELATIONS, current, decision, nearest, read_section, words
 from hpc_pytorch.packages.lock_files import sha256_of
 
 _log = fancylogger.getLogger('site_rules', fname=False)
@@ -33,13 +33,6 @@ EXTERNAL = 'EXTERNAL_MODULE'
 
 
 # -- types, as in system.cfg
-
-def answer(value):
-    """refuse, warn or allow"""
-    if value not in ('refuse', 'warn', 'allow'):
-        raise ValueError("expected refuse, warn or allow")
-    return value
-
 
 def ranges(value):
     """bounds of versions, all of which hold: >=1.13 <2.1"""
@@ -58,8 +51,9 @@ def additions(value):
 
 
 POLICY = collections.OrderedDict([
-    ('login_node', (answer, "what to do about a build of hours on a login node, or where there is too little memory")),
-    ('free_space', (answer, "what to do when a file system, or a quota, has less room than is needed")),
+    ('login_node', (decision, "what to do about a build of hours on a login node, or with too little memory")),
+    ('free_space', (decision, "what to do when a file system, or a quota, has less room than is needed")),
+    ('install_path', (decision, "what to do about installing where, by the system's data, nothing belongs")),
 ])
 RULE = collections.OrderedDict([
     ('software', (words, "patterns of names of software")),
@@ -172,4 +166,4 @@ def apply(ec):
 
 def policy(name):
     """What the site decided."""
-    return load()[0][name]
+    return load()[0].get(name)

@@ -4,6 +4,7 @@ What to type once something is installed.
 Python 3.6.
 """
 import os
+import shlex
 import sys
 
 from easybuild.framework.easyconfig.easyconfig import ActiveMNS
@@ -17,23 +18,40 @@ from hpc_pytorch.machine.systems import current
 ASKED_FOR = []
 USERS_MODULEPATH = os.environ.get('MODULEPATH', '').split(os.pathsep)
 
-# How to get the `module` command into a shell that does not have it, by the modules tool's name.
+# How to get the `module` command into a shell that does not have it, or has an older one: by the modules tool's name,
+# then by the shell; None stands for all others.
 MODULE_COMMAND = {
-    'Lmod': "source {home}/init/bash",
-    'Environment Modules': 'eval "$({program} bash autoinit)"',
+    'Lmod': {None: "source {home}/init/{shell}"},
+    'Environment Modules': {
+        'tcsh': "eval `{program} tcsh autoinit`",
+        'fish': "{program} fish autoinit | source",
+        None: 'eval "$({program} {shell} autoinit)"',
+    },
 }
+# Whose lines these tools have something for; anybody else knows bash, and job scripts are written for it.
+SHELLS = ('bash', 'zsh', 'tcsh', 'fish')
+
+
+def module_command(tool):
+    """The line that gives the user's shell the `module` command of this modules tool, or None if it has it."""
+    home, theirs = os.path.dirname(os.path.dirname(tool.cmd)), os.environ.get('MODULESHOME')
+    if theirs and (tool.NAME != 'Lmod' or os.path.realpath(theirs) == os.path.realpath(home)):
+        return None
+    if tool.NAME not in MODULE_COMMAND:
+        return None
+    shell = os.path.basename(os.environ.get('SHELL', 'bash'))
+    shell = shell if shell in SHELLS else 'bash'
+    lines = MODULE_COMMAND[tool.NAME]
+    return lines.get(shell, lines[None]).format(program=shlex.quote(tool.cmd), home=shlex.quote(home), shell=shell)
 
 
 def what_to_type(ec):
     """The lines that make this module usable and check it."""
-    lines = []
     tool = modules_tool()
-    if 'MODULESHOME' not in os.environ and tool.NAME in MODULE_COMMAND:
-        lines.append(MODULE_COMMAND[tool.NAME].format(program=tool.cmd,
-                                                      home=os.path.dirname(os.path.dirname(tool.cmd))))
+    lines = [line for line in [module_command(tool)] if line]
     modules = os.path.join(install_path('modules'), build_option('suffix_modules_path'))
     if modules not in USERS_MODULEPATH:
-        lines.append("module use %s" % modules)
+        lines.append("module use %s" % shlex.quote(modules))
     lines.append("module load %s" % ec.full_mod_name)
     prefix = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec))
     command = what_to_run(os.path.join(prefix, 'bin'))
@@ -43,7 +61,8 @@ def what_to_type(ec):
     elif system.scheduler['kind'] != 'none':
         lines.append("%s %s" % (' '.join(system.launcher['two_processes']), command))
     if os.path.exists(os.path.join(prefix, 'bin', 'pytorch-check')):
-        lines.append("pytorch-check        # two processes add up a tensor")
+        # no comment behind it: zsh and tcsh, typed to, would take that for arguments
+        lines.append("pytorch-check")
     return lines
 
 

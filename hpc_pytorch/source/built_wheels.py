@@ -35,9 +35,10 @@ def read_note(directory):
     """What is known of the wheel in a directory; None if that cannot be read."""
     try:
         with open(os.path.join(directory, NOTE), encoding='utf-8') as handle:
-            return json.load(handle)
+            note = json.load(handle)
     except (OSError, ValueError):
         return None
+    return note if isinstance(note, dict) and isinstance(note.get('asked'), dict) else None
 
 
 def keep(wheel, store, facts, more):

@@ -23,9 +23,11 @@ def find(builddir):
     """The note of an interrupted build; None if there is none that can be read."""
     try:
         with open(os.path.join(builddir, NOTE), encoding='utf-8') as file:
-            return json.load(file)
+            note = json.load(file)
     except (OSError, ValueError):
         return None
+    whole = isinstance(note, dict) and {'source', 'cmake_output'} <= set(note) and isinstance(note.get('facts'), dict)
+    return note if whole else None
 
 
 def differences(facts, others):

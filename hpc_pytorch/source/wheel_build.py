@@ -195,7 +195,12 @@ class WheelBuild:
             return []
         command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(top), 'run',
                    '--jobs', str(self.cfg.parallel), '--report', self.report_directory()]
-        command += ['--profile', profile] if profile else []
+        if profile:
+            command += ['--profile', profile]
+            # other versions need about the same for most of their files; the newest measurement first
+            others = glob.glob(os.path.join(os.path.dirname(profile), '%s-*-ramgate.json' % self.cfg['name']))
+            for other in sorted(set(others) - {profile}, key=os.path.getmtime, reverse=True):
+                command += ['--like', other]
         return command + (['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []) + ['--']
 
     def report_directory(self):

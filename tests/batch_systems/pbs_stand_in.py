@@ -5,11 +5,12 @@ runs the jobs for real, each without a network if the server is root, as compute
     with Pbs(directory, accounts=['NCAR0001']) as pbs:
         subprocess.run(['qsub', 'script'], env=dict(os.environ, **pbs.environment))
 
-It follows the documentation of PBS Professional 2021 for what it has: job ids, the states Q H R E F, user and system
-holds, `-W depend=afterok`, `-l select`, walltime and mem (a job that takes more is killed, with PBS's words and exit
-statuses), `-j oe -o`, history with `qstat -x`, exit statuses and messages of the commands. It does not have: arrays,
-reservations, routing queues, several chunks, staging. What a real PBS does not refuse and this one does: options
-that it does not know.
+It follows the documentation of PBS Professional 2021 for what it has: job ids, the states Q H W R E F M, holds of users
+and of the system, `-W depend=afterok` and `afterany`, `-a`, `-l select`, walltime and mem (a job that takes more is
+killed, with PBS's words and exit statuses), `-j oe -o`, history with `qstat -x`. Messages and exit statuses of the
+commands are OpenPBS's (pbs_messages.c; the numbers in pbs_error.h modulo 256), and so is how qstat folds lines
+(qstat.c). It does not have: arrays, reservations, routing queues, several chunks, staging. What a real PBS does not
+refuse and this one does: options that it does not know.
 
     pbs.fail('qsub', 1)     the next qsub finds no server
     pbs.lose('qsub', 1)     the next qsub submits, and its answer gets lost
@@ -94,6 +95,14 @@ class Pbs:
     def node_down(self, name, lives_on=False):
         """A node goes away with all that runs on it; or only its daemon does."""
         talk(self.directory, {'command': 'node_down', 'node': name, 'lives_on': lives_on})
+
+    def node_up(self, name):
+        """It is back."""
+        talk(self.directory, {'command': 'node_up', 'node': name})
+
+    def delete(self, number):
+        """Somebody deletes a job."""
+        talk(self.directory, {'command': 'delete', 'number': number})
 
     def reject(self, pattern, words):
         """The site's hook rejects jobs with such names, in these words."""
@@ -277,9 +286,15 @@ def qselect(directory, words):
 
 def qdel(directory, words):
     """Delete jobs."""
+    status = 0
     for number in words:
-        talk(directory, {'command': 'delete', 'number': number})
-    return 0
+        try:
+            talk(directory, {'command': 'delete', 'number': number})
+        except Failed as problem:
+            # the others are deleted all the same (qdel.c)
+            print("qdel: %s" % problem.args[0], file=sys.stderr)
+            status = problem.args[1]
+    return status
 
 
 def qrls(directory, words):
@@ -500,6 +515,8 @@ class Server:
         job = self.find(number)
         if job.state == 'F':
             raise Failed("Job has finished %s" % job.id, 35)
+        if job.state == 'E':
+            raise Failed("Request invalid for state of job %s" % job.id, 168)
         job.deleted = True
         if job.process:
             job.kill(signal.SIGTERM)
@@ -508,7 +525,8 @@ class Server:
 
     def node_down(self, node, lives_on=False):
         """What runs there dies, or nobody knows of it any more; what may is queued again."""
-        self.nodes.remove(node)
+        if node in self.nodes:
+            self.nodes.remove(node)
         for job in self.jobs.values():
             if job.process and job.node == node:
                 if lives_on:
@@ -522,6 +540,11 @@ class Server:
                 else:
                     job.finish(-3, 'Job failed: node %s is down' % node)
 
+    def node_up(self, node):
+        """It can be used again."""
+        if node not in self.nodes:
+            self.nodes.append(node)
+
     def step(self):
         """One round of the scheduler."""
         with self.lock:
@@ -530,14 +553,17 @@ class Server:
                     status = job.process.returncode
                     job.kill()
                     job.process = None
-                    # killed by a signal: 256 and its number
-                    job.finish(KILLED.get(job.killed, 256 - status if status < 0 else status))
+                    # E while the node's daemon brings the output back; the status is shown already (qstat(1B)); killed
+                    # by a signal: 256 and its number
+                    job.state, job.exit_status = 'E', KILLED.get(job.killed, 256 - status if status < 0 else status)
+                elif job.state == 'E':
+                    job.finish(job.exit_status)
             for job in self.jobs.values():
                 self.consider(job)
 
     def consider(self, job):
         """Hold, delete or start a job that is not running."""
-        if job.state not in 'QH':
+        if job.state not in 'QHW':
             return
         bad = [before for kind, before in job.after if unmet(kind, before)]
         if bad:
@@ -545,6 +571,9 @@ class Server:
             return
         waits = job.user_hold or any(before.state != 'F' for _, before in job.after)
         job.state = 'H' if waits else 'Q'
+        # -a [[CC]YY]MMDDhhmm: W until then (qsub(1B))
+        if not waits and (job.request['after_time'] or '') > time.strftime('%Y%m%d%H%M'):
+            job.state, waits = 'W', True
         free = [node for node in self.nodes if not any(other.process and other.node == node
                                                        for other in self.jobs.values())]
         if not waits and free:

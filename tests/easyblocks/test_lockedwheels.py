@@ -1,10 +1,7 @@
 """LockedWheels through ./eb, with small packages that the test makes: what is installed, and what is refused."""
 import getpass
 import os
-import random
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -169,28 +166,6 @@ def test_no_lock_for_another_version(eb):
     assert output.returncode != 0
     assert 'There is no lock file torch-2.6.0-cpu.lock' in output.stdout
     assert "Couldn't find file" not in output.stdout
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment(eb, toy, lmod):
-    """Killed with signal 9 at random, again and again; the next call ends well and no lock stays."""
-    begin = time.monotonic()
-    eb(toy.easyconfig, env=toy.online)
-    duration = time.monotonic() - begin
-    chance = random.Random(1)
-    for _ in range(6):
-        running = subprocess.Popen([str(CHECKOUT / 'eb'), str(toy.easyconfig), '--rebuild', '--prefix=%s' % eb.prefix,
-                                    '--sourcepath=%s' % eb.sources], env=dict(clean_environment(), **toy.online),
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                   start_new_session=True)
-        try:
-            running.wait(timeout=duration * chance.uniform(0.1, 1))
-        except subprocess.TimeoutExpired:
-            os.killpg(running.pid, signal.SIGKILL)
-            running.wait()
-    eb(toy.easyconfig, '--rebuild', env=toy.online)
-    assert not list((eb.prefix / 'software' / '.locks').iterdir())
-    lmod.run("module use %s; module load toy; python -c 'import toy, other'" % eb.modules)
 
 
 def test_lock_of_a_running_installation_is_kept(eb, toy):

@@ -84,3 +84,9 @@ def test_not_there(toy):
     """Neither fetched nor to be fetched."""
     toy.wheel.unlink()
     toy.refused("Couldn't find file %s anywhere, and downloading it didn't work" % toy.wheel.name)
+
+
+def test_dry_run(toy):
+    """A source without a checksum is no reason to warn of a file that nobody has promised."""
+    (toy.folder / 'toy-1.0.eb').write_text(EASYCONFIG % (toy.wheel.name, None, *sys.version_info[:2]))
+    assert 'checksums.json' not in toy.eb(toy.folder / 'toy-1.0.eb', '-x').stdout

@@ -1,4 +1,4 @@
-"""A small tree with PyTorch's build interface, built by the easyblock (source/wheel_build.py) on ARCHER2's stand-in."""
+"""A small tree with PyTorch's build interface, built (hpc_pytorch/source/wheel_build.py) on the stand-in of ARCHER2."""
 import hashlib
 import os
 import re

@@ -1,6 +1,6 @@
 """
-Images of every kind: how they make their Python known, what is installed on top of it (with make-container-venv), and
-images of registries (packages/images.py).
+Images of every kind: how they make their Python known, what is installed on top of it (make-container-venv), what is
+expected of them (check-packages), and images of registries (hpc_pytorch/packages/images.py).
 """
 import hashlib
 import json

@@ -1,6 +1,6 @@
 """
-What the module of a container decides when it is loaded, in both syntaxes and with both modules tools
-(packages/container_modules.py).
+What the module of a container decides when it is loaded (hpc_pytorch/packages/container_modules.py), in both syntaxes
+and with both modules tools.
 """
 import os
 import shutil

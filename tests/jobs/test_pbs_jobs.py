@@ -233,8 +233,11 @@ def test_lost_answer(toys, pbs):
     assert 'Whether other-1.0-Derecho is in the queue is not known' in output and 'no job was submitted' not in output
     (pbs.directory / 'last-qselect').unlink()
     assert toys.submit(other) == ['2.pbs'] and len(pbs.jobs()) == 2
+    follow = toys.eb.started('--rehearse', '--system=derecho', '--job-status', '--follow', env=toys.environment)
+    toys.wait(lambda found: all('  running' in text for text in found.values()), "start of the jobs")
     (toys.directory / 'go').touch()
     assert all('  done' in text for text in toys.wait_for_end().values())
+    assert follow.communicate(timeout=300)[0].count('  done') >= 2 and follow.returncode == 0
 
 
 @pytest.fixture
@@ -318,7 +321,8 @@ def test_cancel_and_filter(toys, pbs):
     toys.submit(other, '--job-target-resource=begin=2038-01-01T00:00,nice=5,mail=me@example.org')
     toys.submit(top, '--job-target-resource=after=1.pbs')
     facts = pbs.jobs()
-    assert facts['1.pbs']['Execution_Time'] == '203801010000' and facts['1.pbs']['Priority'] == '-5'
+    assert facts['1.pbs']['job_state'] == 'W' and facts['1.pbs']['Execution_Time'] == '203801010000'
+    assert facts['1.pbs']['Priority'] == '-5'
     assert facts['1.pbs']['Mail_Users'] == 'me@example.org' and facts['3.pbs']['depend'] == (
         'afterok:2.pbs,afterany:1.pbs')
     shown = toys.run('--job-status', top)

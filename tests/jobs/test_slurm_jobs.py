@@ -177,7 +177,10 @@ def test_users_environment(toys, slurm):
     assert facts(slurm, job)['TimeLimit'] == '1-00:00:00', "no more than --job-max-walltime"
     wait_for((toys.directory / 'limit').exists, "start of the job", 120)
     assert (toys.directory / 'limit').read_text().strip() != '777'
-    assert toys.submit(easyconfig, '--force', env={'SBATCH_TIMELIMIT': '33'}) != [job]
+    output = toys.run(easyconfig, '--job', '--force', env={'SBATCH_TIMELIMIT': '33'})
+    assert 'toy/1.0-ARCHER2 is job' in output and 'is job %s' % job not in output
+    assert 'toy/1.0-ARCHER2 would start at 20' in output
+    assert '1 job(s), which cost at most 0.6 node hours' in output
     (toys.directory / 'go').touch()
     job = re.search(r'job (\d+)', toys.wait_for_end()['toy/1.0-ARCHER2']).group(1)
     assert facts(slurm, job)['TimeLimit'] == '00:33:00'
@@ -275,7 +278,7 @@ def other_batch_system(directory):
     """The commands of PBS, which are never called."""
     tools = directory / 'tools'
     tools.mkdir()
-    for name in ('qsub', 'qstat', 'qdel', 'qrls'):
+    for name in ('qsub', 'qstat', 'qselect', 'qdel'):
         (tools / name).symlink_to('/bin/false')
     return tools
 
@@ -289,6 +292,8 @@ ASKED = [
     ('LUMI', ['--job-cores=3', '--job-target-resource=walltime=0:20:00,memory=5G,gpus=2,partition=gh,account=other'],
      {'Partition': 'gh', 'CPUs/Task': '3', 'MinMemoryNode': '5G', 'TimeLimit': '00:20:00', 'Account': 'other',
       'TresPerNode': 'gres:gpu:2'}),
+    ('ARCHER2', ['--job-target-resource=begin=2038-01-01T00:00,nice=7,mail=me@example.org'],
+     {'EligibleTime': '2038-01-01T00:00:00', 'Nice': '7', 'MailUser': 'me@example.org', 'MailType': 'END,FAIL'}),
 ]
 
 

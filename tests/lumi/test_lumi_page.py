@@ -79,9 +79,10 @@ def ranks(output):
 
 
 def nothing_left(output):
-    """The directories of the ranks are gone."""
-    places = [rank[8] for rank in ranks(output).values()]
-    assert len(set(places)) == len(places)
+    """Each node had a directory for its ranks, and they are gone."""
+    found = ranks(output).values()
+    places = {rank[8] for rank in found}
+    assert len(places) == len({rank[2] for rank in found})
     assert not any(map(os.path.exists, places))
 
 
@@ -129,9 +130,8 @@ def test_two_nodes_and_two_jobs_at_once(user):
     first, second = jobs.values()
     assert {match[2] for match in first} == {match[2] for match in second}, "both jobs are on the same nodes"
     assert first[0][5] != second[0][5]
-    for line in output.splitlines():
-        if line.startswith('rank '):
-            nothing_left(line)
+    for members in jobs:
+        nothing_left('\n'.join(line for line in output.splitlines() if ' job %s,' % members in line))
 
 
 MASKS = ('0x${c}000000000000,0x${c}00000000000000,0x${c}0000,0x${c}000000,'

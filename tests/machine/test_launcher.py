@@ -77,7 +77,7 @@ def test_users_configuration_wins(eb, tmp_path):
 
 
 def test_missing_external_modules(eb, tmp_path):
-    """Names of the modules, where they were looked for, and --rehearse."""
+    """The first that is missing, where it was looked for, and --rehearse."""
     easyconfig = tmp_path / 'toy-1.0.eb'
     easyconfig.write_text("""easyblock = 'Toolchain'
 name = 'toy'
@@ -89,7 +89,7 @@ dependencies = [('no-such-module/1.0', EXTERNAL_MODULE), ('nor-this/2', EXTERNAL
 """)
     output = eb(easyconfig, '-D', status=None, env={'MODULEPATH': str(tmp_path)})
     assert output.returncode != 0
-    assert 'no-such-module/1.0, nor-this/2' in output.stdout
+    assert 'does not have: no-such-module/1.0; loaded before it: nothing; no version of it is here' in output.stdout
     assert str(tmp_path) in output.stdout
     assert './eb --rehearse toy-1.0.eb' in output.stdout
 
@@ -245,3 +245,60 @@ components = [('toy', '1.0', {'easyblock': 'Tarball', 'sources': ['toy-1.0.tar.g
 moduleclass = 'ai'
 """)
     assert 'toys' in eb(easyconfig, '-x').stdout
+
+
+# What EasyBuild can do with files, of its own documentation, and words of what it prints. {ec}: one of our easyconfigs,
+# {many}: easyconfigs for several systems, {stack}: an easystack with {ec}, {tmp}: a directory.
+OPTIONS = [
+    ('--check-style {ec}', '[PASS]'),
+    ('--check-contrib {many}', '[PASS]'),
+    ('--easystack {stack} -D', '(module: PyTorch/1.13.1-ARCHER2)'),
+    ('--dep-graph={tmp}/graph.dot {workstation}', 'dependency graph'),
+    ('--list-toolchains', 'List of known toolchains'),
+    ('--avail-easyconfig-params -e LockedWheels', 'lock_files'),
+    ('--search workstation', 'PyTorch-2.13.0-workstation.eb'),
+    ('--show-ec {ec}', "versionsuffix = '-ARCHER2'"),
+    ('--missing {workstation}', 'PyTorch/2.13.0-workstation'),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('words, said', OPTIONS)
+def test_easybuilds_options(eb, tmp_path, words, said):
+    """./eb is EasyBuild with all of its options: those that need packages or a system of their own are there, too."""
+    (tmp_path / 'stack.yaml').write_text('easyconfigs:\n  - PyTorch-1.13.1-ARCHER2.eb\n')
+    many = ' '.join(str(path) for path in (CHECKOUT / 'easyconfigs/p/PyTorch').glob('PyTorch-2.[36]*.eb'))
+    words = words.format(ec='PyTorch-1.13.1-ARCHER2.eb', workstation=WORKSTATION, tmp=tmp_path, many=many,
+                         stack=tmp_path / 'stack.yaml').split()
+    rehearse = ['--rehearse'] if '--easystack' in words else []
+    output = eb(*rehearse, *words, status=None).stdout
+    assert said in output and 'ERROR' not in output, output
+    if '--easystack' in words:
+        assert 'system archer2 (the name of PyTorch-1.13.1-ARCHER2.eb says so)' in output
+
+
+def test_name_without_suffix_and_bare_call():
+    """The nearest names; and what ./eb adds to EasyBuild is shown to whoever types nothing else."""
+    def call(*arguments):
+        return subprocess.run([str(CHECKOUT / 'eb'), *arguments], env=clean_environment(), stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    done = call('PyTorch-2.13.0-workstation', '--robot')
+    assert done.returncode == 1 and 'no easyconfig is called PyTorch-2.13.0-workstation. The nearest: ' in done.stdout
+    assert WORKSTATION in done.stdout
+    assert all(option in call().stdout for option in ('--system NAME', '--rehearse', '--survey'))
+
+
+def test_where_installations_belong(eb, tmp_path):
+    """Said before anything is fetched, by the system's policy, which the site's goes before."""
+    home = tmp_path / 'home'
+    easyconfig = tmp_path / 'toy-1.0-ARCHER2.eb'
+    easyconfig.write_text(test_rehearsal.EASYCONFIG.split('dependencies')[0] + "moduleclass = 'toolchain'\n")
+    eb.prefix = home / 'easybuild'
+    home.mkdir()
+    output = eb(easyconfig, env={'HOME': str(home)}, status=None, cwd=tmp_path)
+    assert output.returncode and 'compute nodes do not see $HOME' in output.stdout
+    assert '--prefix=/work/PROJECT/PROJECT/$USER/easybuild' in output.stdout
+    site = tmp_path / 'site.cfg'
+    site.write_text('[policy]\ninstall_path = allow\n')
+    eb(easyconfig, env={'HOME': str(home), 'HPC_SITE_CONFIG': str(site)}, cwd=tmp_path)

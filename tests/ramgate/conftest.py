@@ -71,7 +71,7 @@ class Build:
     def environment(self, **more):
         """The developer's, with ninja of the tests' environment; temporary files in the test's directory."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
-        return dict(os.environ, PATH=path, PYTHONPATH=str(CHECKOUT), TMPDIR=str(self.directory / 'tmp'), **more)
+        return dict(dict(os.environ, PATH=path, PYTHONPATH=str(CHECKOUT), TMPDIR=str(self.directory / 'tmp')), **more)
 
     def start(self, *options, command=('ninja',), launcher='ramgate-cc', **more):
         """ramgate run, as a process."""

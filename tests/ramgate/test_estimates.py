@@ -73,6 +73,8 @@ def test_another_version_s_profile_fills_the_gaps(tmp_path):
         (tmp_path / name).write_text(json.dumps({'version': 1, 'files': {
             'src/deep/%s.cpp.o' % file: {'seconds': 5, 'curve': [megabytes], 'language': 'CXX'}
             for file in ('common', name)}}))
-    knowledge = Knowledge(str(tmp_path / 'own'), others=[str(tmp_path / 'other')])
+    (tmp_path / 'broken').write_text('{')
+    knowledge = Knowledge(str(tmp_path / 'own'), others=[str(tmp_path / name) for name in ('none', 'broken', 'other')])
+    assert len(knowledge.warnings) == 2 and 'broken is no profile of ramgate' in knowledge.warnings[1]
     assert knowledge.estimate('src/deep/common.cpp.o', 'CXX').peak == 100
     assert knowledge.estimate('build/src/deep/other.cpp.o', 'CXX').peak == pytest.approx(900, rel=0.15)

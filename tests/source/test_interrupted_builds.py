@@ -5,12 +5,14 @@ from hpc_pytorch.source import interrupted_builds
 def test_note(tmp_path):
     """It is read as it was left; none, or one that cannot be read, is none."""
     assert interrupted_builds.find(str(tmp_path)) is None
-    interrupted_builds.leave(str(tmp_path), {'compiler': 'gcc'})
-    interrupted_builds.leave(str(tmp_path), {'compiler': 'clang'})
-    assert interrupted_builds.find(str(tmp_path)) == {'compiler': 'clang'}
+    left = {'facts': {'compiler': 'gcc'}, 'source': '/tree', 'cmake_output': ''}
+    interrupted_builds.leave(str(tmp_path), left)
+    interrupted_builds.leave(str(tmp_path), dict(left, facts={'compiler': 'clang'}))
+    assert interrupted_builds.find(str(tmp_path))['facts'] == {'compiler': 'clang'}
     note, = tmp_path.iterdir()
-    note.write_text('{"compiler"')
-    assert interrupted_builds.find(str(tmp_path)) is None
+    for damaged in ('{"compiler"', '{"facts": {}}', '[]'):
+        note.write_text(damaged)
+        assert interrupted_builds.find(str(tmp_path)) is None
 
 
 def test_differences():

@@ -34,7 +34,7 @@ def test_refused_without_it(eb, easyconfig):
     """The modules are not on this machine: their names and the option."""
     output = eb(easyconfig, '--robot', status=None)
     assert output.returncode != 0
-    assert 'PrgEnv-gnu' in output.stdout and '--rehearse toy-1.0-ARCHER2.eb' in output.stdout
+    assert 'does not have: cmake/3.21.3' in output.stdout and '--rehearse toy-1.0-ARCHER2.eb' in output.stdout
 
 
 def test_dry_runs(eb, easyconfig):
@@ -52,6 +52,39 @@ def test_install(eb, easyconfig):
     for name in ('PrgEnv-gnu', 'cray-python', 'cray-fftw', 'mkl/2023.0.0'):
         assert name in module
     assert 'cmake' not in module
+
+
+# what Derecho's users load; the real tree shows each only after the one that opens it
+HIERARCHY = EASYCONFIG.replace('ARCHER2', 'Derecho').replace("""    ('PrgEnv-gnu', EXTERNAL_MODULE),
+    ('cray-python', EXTERNAL_MODULE),
+    ('cray-fftw', EXTERNAL_MODULE),
+    ('mkl/2023.0.0', EXTERNAL_MODULE),
+]
+builddependencies = [('cmake/3.21.3', EXTERNAL_MODULE)]
+""", """    ('ncarenv/23.09', EXTERNAL_MODULE),
+    ('gcc/12.2.0', EXTERNAL_MODULE),
+    ('cray-mpich/8.1.27', EXTERNAL_MODULE),
+    ('mkl/2024.0.0', EXTERNAL_MODULE),
+]
+""")
+
+
+@pytest.mark.parametrize('login', ['', 'bare'])
+def test_modules_in_their_order(eb, tmp_path, login):
+    """They are loaded, not pretended, whatever was loaded at login."""
+    path = tmp_path / 'toy-1.0-Derecho.eb'
+    path.write_text(HIERARCHY)
+    output = eb('--rehearse', path, '-x', env={'HPC_LOGIN': login}).stdout
+    assert 'module load mkl/2024.0.0' in output and 'SIMULATED' not in output
+
+
+def test_first_missing_module(eb, tmp_path):
+    """Its name, what was loaded before it, and which versions there are."""
+    path = tmp_path / 'toy-1.0-Derecho.eb'
+    path.write_text(HIERARCHY.replace('8.1.27', '8.1.99'))
+    output = eb('--rehearse', path, '-D', status=None).stdout
+    assert ('does not have: cray-mpich/8.1.99; loaded before it: ncarenv/23.09 gcc/12.2.0; '
+            'versions of it here: cray-mpich/8.1.27' in output)
 
 
 def test_users_modules_do_not_get_in(eb, easyconfig, tmp_path):

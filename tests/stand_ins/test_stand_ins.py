@@ -60,12 +60,20 @@ def metadata_of(system):
     return metadata
 
 
-def needs_of(system):
-    """Which modules want another one to be loaded before them: {module: other}."""
+def described(system):
+    """The modules of a stand-in: {name: its keys}."""
     description = configparser.ConfigParser(delimiters=('=',), interpolation=None)
     description.read(str(STAND_INS / system / 'stand_in.cfg'))
-    return {section.split()[1]: description[section]['needs'] for section in description.sections()
-            if 'needs' in description[section]}
+    return {section.split()[1]: description[section] for section in description.sections()
+            if section.startswith('module ')}
+
+
+def openers_of(system, name):
+    """What must be loaded before a module can be seen, in this order."""
+    modules = described(system)
+    full = next((one for one in modules if one == name or one.startswith(name + '/')), name)
+    opener = modules.get(full, {}).get('opened_by', '').split()[:1]
+    return openers_of(system, opener[0]) + opener if opener else []
 
 
 def make(*arguments, script=MAKE, **options):
@@ -100,13 +108,13 @@ def stand_ins():
 @pytest.mark.parametrize('system', WITH_MODULES)
 def test_every_module_of_the_metadata(stand_ins, modules_tool, system):
     """It loads, has the version and the prefix that the metadata says, and unloading leaves nothing."""
-    modules, metadata, needs = stand_ins[system], metadata_of(system), needs_of(system)
+    modules, metadata = stand_ins[system], metadata_of(system)
     script = ['module use %s' % modules]
     # all but what the tools remember for themselves
     variables = 'env | grep -vE "^(_|__?LMOD|__MODULES|_LMFILES_|_ModuleTable|LMOD_|LOADEDMODULES)" | sort'
     for name in metadata.sections():
-        full = [one for one in needs if one == name or one.startswith(name + '/')]
-        script += ['(', 'module load %s' % needs[full[0]] if full else ':',
+        openers = openers_of(system, name)
+        script += ['(', 'module load %s' % ' '.join(openers) if openers else ':',
                    'before="$(%s)"' % variables,
                    'module load %s || echo FAILED %s' % (name, name),
                    'echo "@loaded %s $LOADEDMODULES"' % name]
@@ -139,10 +147,12 @@ def test_every_module_of_the_metadata(stand_ins, modules_tool, system):
 
 @pytest.mark.parametrize('system', SYSTEMS)
 def test_module_files_are_only_those_described(stand_ins, system):
-    description = configparser.ConfigParser(delimiters=('=',), interpolation=None)
-    description.read(str(STAND_INS / system / 'stand_in.cfg'))
-    there = [str(path.relative_to(stand_ins[system])) for path in stand_ins[system].rglob('*') if path.is_file()]
-    assert sorted(there) == sorted(section.split()[1] for section in description.sections())
+    modules, opened = stand_ins[system], stand_ins[system].parent / 'opened'
+    there = [str(path.relative_to(modules)) for path in modules.rglob('*') if path.is_file()]
+    for opener in described(system):
+        there += [name for name, module in described(system).items() if opener in module.get('opened_by', '').split()
+                  and (opened / opener / name).is_file()]
+    assert set(there) == set(described(system))
 
 
 @pytest.mark.parametrize('system', SYSTEMS)
@@ -151,22 +161,39 @@ def test_stand_in_says_how_it_differs(system):
     assert len(text) > 100
 
 
-def test_modules_want_what_users_must_load_first(stand_ins, modules_tool):
+def test_modules_are_seen_only_after_those_that_open_them(stand_ins, modules_tool):
     out = modules_tool.run('module use %s; module load partition/container; echo "<$LUMI_STACK_PARTITION>"'
                            % stand_ins['lumi'])
-    # Environment Modules may be configured to load what is needed by itself, and says so
-    assert 'LUMI' in out and ('<>' in out or 'Loading requirement: LUMI' in out)
+    assert '<>' in out
     out = modules_tool.run('module use %s; module load LUMI partition/container; echo "<$LUMI_STACK_PARTITION>"'
                            % stand_ins['lumi'])
     assert '<container>' in out
 
 
+def test_login_as_on_derecho(stand_ins, lmod):
+    """A default environment of which one module is sticky, another compiler takes its place, and an old python3."""
+    out = lmod.run('''source %s/login
+echo "login $LOADEDMODULES"
+module load gcc/12.2.0 && echo "swapped $LOADEDMODULES"
+module purge; echo "purged $LOADEDMODULES"
+python3 -V; python3 -c '(x := 1)' || echo refused
+HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULES>"''' % (
+        stand_ins['derecho'].parent, stand_ins['derecho'].parent))
+    said = dict(line.split(' ', 1) for line in out.splitlines()
+                if line.startswith(('login ', 'swapped ', 'purged ', 'bare ')))
+    assert 'intel/2023.2.1' in said['login'] and 'cray-mpich/8.1.27' in said['login']
+    assert 'intel' not in said['swapped'] and 'gcc/12.2.0' in said['swapped'] and 'cray-mpich/8.1.27' in said['swapped']
+    assert said['purged'] == 'ncarenv/23.09' and said['bare'] == '<>'
+    assert 'Python 3.6' in out and 'refused' in out
+
+
 @pytest.mark.parametrize('system', WITH_MODULES)
 def test_easybuild_knows_the_modules(stand_ins, eb, tmp_path, system):
     """Through EasyBuild itself: $EBROOT… and $EBVERSION… of every module that has a name."""
-    modules, metadata, needs = stand_ins[system], metadata_of(system), needs_of(system)
+    modules, metadata = stand_ins[system], metadata_of(system)
     names = [name for name in metadata.sections() if name + '/' not in ''.join(metadata.sections())]
-    names.sort(key=lambda name: any(one.startswith(name) for one in needs))
+    # compilers before what they open
+    names.sort(key=lambda name: (len(openers_of(system, name)), bool(openers_of(system, name)), name != 'gcc/12.2.0'))
     path = tmp_path / 'probe-1.0.eb'
     path.write_text("easyblock = 'Tarball'\nname = 'probe'\nversion = '1.0'\nhomepage = 'https://example.org'\n"
                     "description = 'Probe'\ntoolchain = SYSTEM\nsources = []\nmoduleclass = 'devel'\n"

@@ -1,0 +1,493 @@
+"""
+``./eb --survey [FILE] [--job] [--new-system NAME]``: this machine against what systems/<name>/ says of it.
+
+Asks only, within a minute; once on a login node and once in a job (``--job`` submits itself). PROBES is what is asked;
+external modules are asked for besides, as each easyconfig loads them. The answers carry no user name and no path below
+$HOME, so that the file can be sent to somebody.
+"""
+import collections
+import configparser
+import glob
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+from hpc_pytorch import UsersProblem, VERSION, collection_path, version_key
+from hpc_pytorch.machine import batch_systems, systems
+from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, program_of_modules_tool
+
+GIB = 2 ** 30
+# result is one of these words; `told` is for what systems/ has nothing to compare with
+Finding = collections.namedtuple('Finding', 'name result found expected how')
+SAME, DIFFERS, NOT_ASKED, TOLD = 'same', 'differs', 'not asked', 'told'
+
+
+class NotAsked(Exception):
+    """This machine cannot be asked that here; one message."""
+
+
+class Machine(object):
+    """What can be asked: commands, and files, which tests may keep below another root."""
+
+    def __init__(self, system, root='/', environ=None):
+        self.system, self.root = system, root
+        self.environ = dict(os.environ if environ is None else environ)
+        self.in_job = batch_systems.own_job(self.environ) is not None
+        self.cache = {}
+
+    def run(self, *command):
+        """What a command prints."""
+        if command not in self.cache:
+            if not shutil.which(command[0], path=self.environ.get('PATH')):
+                raise NotAsked("there is no %s" % command[0])
+            try:
+                done = subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, universal_newlines=True, timeout=20)
+            except subprocess.TimeoutExpired:
+                raise NotAsked("%s has not answered for 20 seconds" % command[0])
+            if done.returncode:
+                raise NotAsked("%s: %s" % (command[0], done.stdout.strip().split('\n')[-1]))
+            self.cache[command] = done.stdout
+        return self.cache[command]
+
+    def path(self, path):
+        """Where a file of the machine lies."""
+        return os.path.join(self.root, path.lstrip('/'))
+
+    def read(self, path):
+        """The text of a file of the machine."""
+        try:
+            with open(self.path(path)) as handle:
+                return handle.read()
+        except OSError:
+            raise NotAsked("there is no %s" % path)
+
+    def names(self, pattern):
+        """The last parts of the paths that fit a pattern."""
+        return sorted(os.path.basename(path) for path in glob.glob(self.path(pattern)))
+
+
+# -- questions: each takes the machine and returns what it found, or raises NotAsked
+
+def python_version(machine):
+    """Of python3, and of the one that the system's module brings."""
+    version = machine.run('python3', '-I', '-c', 'import sys; print("%d.%d.%d" % sys.version_info[:3])').strip()
+    names = machine.system.system['python_module']
+    if version_key(version) >= [3, 9] or not names:
+        return version
+    shell = modules_shell(machine)
+    said = shell.load(names)
+    path = None if said else shutil.which('python3', path=shell.environ['PATH'])
+    return "%s; %s brings %s" % (version, ' '.join(names), subprocess.run(
+        [path, '-I', '-V'], stdout=subprocess.PIPE, universal_newlines=True).stdout.strip() if path else "none")
+
+
+def modules_shell(machine):
+    """The modules tool, in an environment apart."""
+    tool = program_of_modules_tool(any_version=True)
+    if not tool:
+        raise NotAsked("no modules tool was found")
+    return ModulesShell(tool[3], machine.environ)
+
+
+def modules_tool(machine):
+    """Whether the modules tool is new enough."""
+    tool = program_of_modules_tool()
+    return tool[0] if tool else "none that is new enough"
+
+
+def topology(machine):
+    """One (package, core) for each hardware thread."""
+    found = []
+    for name in machine.names('/sys/devices/system/cpu/cpu[0-9]*'):
+        place = '/sys/devices/system/cpu/%s/topology/' % name
+        found.append((machine.read(place + 'physical_package_id').strip(), machine.read(place + 'core_id').strip()))
+    if not found:
+        raise NotAsked("there is no /sys/devices/system/cpu")
+    return found
+
+
+def memory(machine):
+    """Bytes that the node has."""
+    return int(re.search(r'MemTotal:\s+(\d+) kB', machine.read('/proc/meminfo')).group(1)) * 1024
+
+
+def cores_near_gpus(machine):
+    """For each GPU the cores that are next to it, as the driver says."""
+    try:
+        rows = [line.split('\t') for line in machine.run('nvidia-smi', 'topo', '-m').splitlines()]
+        column = next(row.index('CPU Affinity') for row in rows if 'CPU Affinity' in row)
+        return [systems.core_list(row[column]) for row in rows if row[0].startswith('GPU')]
+    except NotAsked:
+        nodes = re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (\d+)',
+                           machine.run('rocm-smi', '--showtoponuma'), re.M)
+        return [systems.core_list(machine.read('/sys/devices/system/node/node%s/cpulist' % node).strip())
+                for node in nodes]
+
+
+def cuda_of_driver(machine):
+    """The newest CUDA that the driver runs."""
+    found = re.search(r'CUDA Version: (\d+\.\d+)', machine.run('nvidia-smi'))
+    if not found:
+        raise NotAsked("nvidia-smi names no CUDA version")
+    return found.group(1)
+
+
+def newest_cuda_module(system):
+    """The newest CUDA that easyconfigs load."""
+    versions = [name.split('/')[1] for path in easyconfigs_of(system) for name in external_modules(path)
+                if name.startswith('cuda/')]
+    return max(versions, key=version_key) if versions else None
+
+
+def partitions(machine):
+    """Slurm's partitions or PBS's queues: {name: {limit, cores, memory, gpus, exclusive}}."""
+    found = {}
+    if machine.system.scheduler['kind'] == 'pbs':
+        for name, text in re.findall(r'^Queue: (\S+)\n((?:[ \t].*\n?)*)', machine.run('qstat', '-Q', '-f'), re.M):
+            facts = dict(re.findall(r'^\s+([\w.]+) = (.*)$', text, re.M))
+            found[name] = {'limit': facts.get('resources_max.walltime')}
+        return found
+    for line in machine.run('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h').splitlines():
+        name, limit, cores, size, gres, share = line.strip().split('|')
+        gpus = sum(int(number) for number in re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres))
+        found[name] = {'limit': limit, 'cores': int(cores.rstrip('+')), 'memory': int(size.rstrip('+')) << 20,
+                       'gpus': gpus, 'exclusive': share == 'EXCLUSIVE'}
+    return found
+
+
+def of_partition(key):
+    """A question about the partition for runs."""
+    def ask(machine):
+        found = partitions(machine).get(machine.system.scheduler['partition'], {})
+        if found.get(key) is None:
+            raise NotAsked("the batch system does not say")
+        return found[key]
+    return ask
+
+
+def seconds(text):
+    """1-02:00:00 -> seconds; no limit is infinite."""
+    if not re.match(r'[\d:-]+$', text):
+        return float('inf')
+    days, _, clock = text.rpartition('-')
+    parts = [int(part) for part in clock.split(':')]
+    parts = [0] * (3 - len(parts)) + parts
+    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def scheduler_kind(machine):
+    """By the command that each batch system has."""
+    path = machine.environ.get('PATH')
+    return next((kind for kind, command in (('slurm', 'sinfo'), ('pbs', 'qstat')) if shutil.which(command, path=path)),
+                'none')
+
+
+def providers(machine):
+    """libfabric's providers."""
+    return sorted(set(re.findall(r'^(\S+):$', machine.run('fi_info', '-l'), re.M)))
+
+
+def there(paths):
+    """A question about paths: those that are there."""
+    return lambda machine: [path for path in paths(machine.system)
+                            if os.path.exists(machine.path(os.path.expandvars(path)))]
+
+
+def on_path(machine, names):
+    """Those of these commands that are found once the first easyconfig's modules are loaded."""
+    environ = machine.environ
+    modules = [names for names in map(external_modules, easyconfigs_of(machine.system)) if names]
+    if modules:
+        shell = modules_shell(machine)
+        if first_that_fails(shell, modules[0]) is None:
+            environ = shell.environ
+    return [name for name in names if shutil.which(name, path=environ.get('PATH'))]
+
+
+def package_index(machine):
+    """Whether pip reaches the package index that it is configured for."""
+    done = subprocess.run([sys.executable, '-m', 'pip', 'index', 'versions', 'pip', '--retries=0', '--timeout=10'],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                          env=machine.environ)
+    return 'reached' if done.returncode == 0 else 'not reached'
+
+
+def quota(machine):
+    """What is free where $HOME is: bytes and files."""
+    state = os.statvfs(machine.path(machine.environ.get('HOME', '/')))
+    return "%d GiB and %d files free" % (state.f_bavail * state.f_frsize // GIB, state.f_favail)
+
+
+# -- comparisons: what was found, what is expected
+
+def equal(found, expected):
+    """The same."""
+    return found == expected
+
+
+def among(found, expected):
+    """What is expected is one of those found."""
+    return expected in found
+
+
+def all_there(found, expected):
+    """All that are expected were found."""
+    return set(expected) <= set(found)
+
+
+def about(found, expected):
+    """Of what the hardware has, the firmware and the system keep a part."""
+    return 0.88 * expected <= found <= 1.15 * expected
+
+
+def within(found, expected):
+    """Cores of each GPU are among those next to it."""
+    return len(found) == len(expected) and all(set(ours) <= set(near) for ours, near in zip(expected, found))
+
+
+def compilers_of(system):
+    """All compilers' commands."""
+    return sorted({command for command in system.compilers.values() if command})
+
+
+# name; where it is asked (login, job or both); how, for people; the question; what systems/ says, None for nothing; the
+# comparison
+Probe = collections.namedtuple('Probe', 'name where how ask expected same')
+PROBES = tuple(Probe(*row) for row in (
+    ('architecture', 'both', 'uname -m', lambda machine: os.uname().machine, lambda s: s.system['architecture'], equal),
+    ('host name', 'both', 'hostname', lambda machine: socket.gethostname(), lambda s: s.system['host_names'] or None,
+     systems.host_matches),
+    ('login host', 'login', 'hostname', lambda machine: socket.gethostname(), lambda s: s.system['login_hosts'] or None,
+     systems.host_matches),
+    ('python3', 'login', 'python3 -V; module load', python_version, lambda s: '3.9 or newer',
+     lambda found, _: any(version_key(one)[:2] >= [3, 9] for one in re.findall(r'\d+\.\d+\.\d+', found))),
+    ('shell', 'login', '$SHELL', lambda machine: os.path.basename(machine.environ.get('SHELL', '')), lambda s: None,
+     equal),
+    ('modules tool', 'both', '$LMOD_CMD, $MODULES_CMD', modules_tool, lambda s: ('Lmod', 'EnvironmentModules'),
+     lambda found, expected: found in expected),
+    ('modules loaded', 'both', '$LOADEDMODULES', lambda machine: machine.environ.get('LOADEDMODULES', ''),
+     lambda s: None, equal),
+    ('compilers', 'both', 'module load; which', lambda machine: on_path(machine, compilers_of(machine.system)),
+     compilers_of, all_there),
+    ('launcher', 'both', 'module load; which', lambda machine: on_path(machine, [machine.system.launcher['command']]),
+     lambda s: [s.launcher['command']], all_there),
+    ('batch system', 'both', 'which sinfo qstat', scheduler_kind, lambda s: s.scheduler['kind'], equal),
+    ('partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['partition'], among),
+    ('build partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['build_partition'], among),
+    ('time limit', 'login', 'sinfo; qstat -Q', of_partition('limit'), lambda s: s.scheduler['walltime'],
+     lambda found, expected: seconds(found) >= seconds(expected)),
+    ('whole nodes', 'login', 'sinfo', of_partition('exclusive'), lambda s: s.scheduler['nodes_exclusive'], equal),
+    ('threads of nodes', 'login', 'sinfo', of_partition('cores'),
+     lambda s: s.node['cores'] and s.node['cores'] * (s.node['threads_per_core'] or 1), equal),
+    ('memory of nodes', 'login', 'sinfo', of_partition('memory'), lambda s: s.node['memory'], about),
+    ('GPUs of nodes', 'login', 'sinfo', of_partition('gpus'), lambda s: s.node['gpus'], equal),
+    ('cores', 'job', '/sys/devices/system/cpu', lambda machine: len(set(topology(machine))), lambda s: s.node['cores'],
+     equal),
+    ('threads of a core', 'job', '/sys/devices/system/cpu',
+     lambda machine: len(topology(machine)) // len(set(topology(machine))), lambda s: s.node['threads_per_core'],
+     equal),
+    ('NUMA nodes', 'job', '/sys/devices/system/node',
+     lambda machine: len(machine.names('/sys/devices/system/node/node[0-9]*')), lambda s: None, equal),
+    ('memory', 'job', '/proc/meminfo', memory, lambda s: s.node['memory'], about),
+    ('GPUs', 'job', 'nvidia-smi topo -m; rocm-smi', lambda machine: len(cores_near_gpus(machine)),
+     lambda s: s.node['gpus'] or None, equal),
+    ('cores next to GPUs', 'job', 'nvidia-smi topo -m; rocm-smi', cores_near_gpus,
+     lambda s: s.node['gpu_cores'] or None, within),
+    ('CUDA of the driver', 'job', 'nvidia-smi', cuda_of_driver, newest_cuda_module,
+     lambda found, expected: version_key(found)[0] >= version_key(expected)[0]),
+    ('AMD driver', 'job', '/sys/module/amdgpu/version',
+     lambda machine: machine.read('/sys/module/amdgpu/version').strip(), lambda s: None, equal),
+    ('interfaces', 'job', '/sys/class/net', lambda machine: machine.names('/sys/class/net/*'),
+     lambda s: s.network['interfaces'] or None, all_there),
+    ('Slingshot devices', 'job', '/sys/class/cxi', lambda machine: len(machine.names('/sys/class/cxi/*')),
+     lambda s: None, equal),
+    ('libfabric', 'job', 'fi_info -l', providers,
+     lambda s: ['cxi'] if any(name.startswith('hsn') for name in s.network['interfaces']) else None, all_there),
+    ('local storage', 'job', 'ls', there(lambda s: [s.node['local_storage']] if s.node['local_storage'] else []),
+     lambda s: [s.node['local_storage']] if s.node['local_storage'] else None, all_there),
+    ('temporary directory', 'job', 'ls', there(lambda s: [s.node['temporary_directory'] or '/tmp']),
+     lambda s: [s.node['temporary_directory'] or '/tmp'], all_there),
+    ('$HOME in jobs', 'job', 'ls', lambda machine: os.path.isdir(machine.path(machine.environ.get('HOME', '/'))),
+     lambda s: not s.node['not_mounted'], equal),
+    ('room in $HOME', 'login', 'df, df -i', quota, lambda s: None, equal),
+    ('images', 'login', 'ls', there(lambda s: s.container['image_search_path']),
+     lambda s: s.container['image_search_path'] or None, all_there),
+    ('container run time', 'job', 'module load; which', lambda machine: on_path(machine, ['singularity', 'apptainer']),
+     lambda s: ['singularity'] if s.container['bind_paths'] else None, all_there),
+    ('paths for containers', 'job', 'ls', there(lambda s: s.container['bind_paths']),
+     lambda s: s.container['bind_paths'] or None, all_there),
+    ('package index', 'login', 'pip index versions', package_index, lambda s: 'reached', equal),
+    ('package index in jobs', 'job', 'pip index versions', package_index, lambda s: None, equal),
+))
+
+
+def ask(probe, machine):
+    """One probe's finding."""
+    expected = probe.expected(machine.system)
+    if probe.where not in ('both', 'job' if machine.in_job else 'login'):
+        there = 'in jobs: --job' if probe.where == 'job' else 'on login nodes'
+        return Finding(probe.name, NOT_ASKED, "only " + there, expected, probe.how)
+    try:
+        found = probe.ask(machine)
+    except (NotAsked, OSError, ValueError) as reason:
+        # one strange answer does not cost the others
+        return Finding(probe.name, NOT_ASKED, str(reason), expected, probe.how)
+    result = TOLD if expected is None else SAME if probe.same(found, expected) else DIFFERS
+    return Finding(probe.name, result, found, expected, probe.how)
+
+
+# -- modules
+
+def easyconfigs_of(system):
+    """The collection's easyconfigs for a system."""
+    paths = glob.glob(os.path.join(glob.escape(collection_path('easyconfigs')), '*', '*', '*.eb'))
+    return sorted(path for path in paths if systems.is_for(path, system))
+
+
+def external_modules(path):
+    """The system's modules that an easyconfig loads, in EasyBuild's order: builddependencies first."""
+    with open(path, encoding='utf-8') as handle:
+        text = handle.read()
+    build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
+    parts = [build.group(0), text.replace(build.group(0), '')] if build else [text]
+    return [name for part in parts for name in re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", part)]
+
+
+def about_modules(machine):
+    """For each easyconfig whether its modules load in their order, and what newer versions of them there are."""
+    for path in easyconfigs_of(machine.system):
+        names, title = external_modules(path), 'modules of %s' % os.path.basename(path)
+        if not names:
+            continue
+        try:
+            shell = modules_shell(machine)
+        except NotAsked as reason:
+            yield Finding(title, NOT_ASKED, str(reason), ' '.join(names), 'module load')
+            continue
+        problem = first_that_fails(shell, names)
+        if problem:
+            yield Finding(title, DIFFERS, "%s cannot be loaded; versions: %s" % (
+                problem[0], ' '.join(shell.versions(problem[0])) or 'none'), ' '.join(names), 'module load')
+            continue
+        yield Finding(title, SAME, ' '.join(names), ' '.join(names), 'module load')
+        newer = [one for name in names if '/' in name for one in shell.versions(name)
+                 if '/' in one and version_key(one.split('/', 1)[1]) > version_key(name.split('/', 1)[1])]
+        yield Finding('newer for %s' % os.path.basename(path), TOLD, ' '.join(newer) or 'none', None, 'module avail')
+        for finding in about_metadata(machine.system, shell, names):
+            yield finding
+
+
+def about_metadata(system, shell, names):
+    """What external_modules.cfg says of loaded modules, where it is otherwise."""
+    metadata = configparser.ConfigParser(interpolation=None)
+    metadata.read(os.path.join(system.directory, 'external_modules.cfg'), encoding='utf-8')
+    for name in names:
+        entry = metadata[name] if name in metadata else {}
+        loaded = [one for one in shell.loaded if one == name or one.startswith(name + '/')]
+        if '/' not in name and entry.get('version') and loaded != ['%s/%s' % (name, entry['version'])]:
+            yield Finding('version of %s' % name, DIFFERS, ' '.join(loaded), entry['version'], 'module load')
+        prefix = entry.get('prefix', '')
+        place = prefix if prefix.startswith('/') else shell.environ.get(prefix.split('/')[0], '') if prefix else None
+        if place is not None and not os.path.isdir(place):
+            yield Finding('prefix of %s' % name, DIFFERS, place or 'not set', prefix, 'module load')
+
+
+# -- the whole
+
+def survey(machine):
+    """All findings."""
+    return [ask(probe, machine) for probe in PROBES] + list(about_modules(machine))
+
+
+def without_names(value, environ):
+    """No user's name and no path below $HOME in what is given away."""
+    if isinstance(value, dict):
+        return {key: without_names(one, environ) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_names(one, environ) for one in value]
+    for name in ('HOME', 'USER') if isinstance(value, str) else ():
+        if len(environ.get(name, '')) > 2:
+            value = value.replace(environ[name], '$' + name)
+    return value
+
+
+def table(findings):
+    """For people: what differs comes last, where it is seen."""
+    order = (NOT_ASKED, TOLD, SAME, DIFFERS)
+    lines = []
+    for finding in sorted(findings, key=lambda finding: order.index(finding.result)):
+        found = finding.found
+        found = ' '.join(map(str, found)) if isinstance(found, (list, dict)) else str(found)
+        found = found if len(found) < 70 or finding.result == DIFFERS else found[:66] + ' ...'
+        wanted = ", expected: %s" % (finding.expected,) if finding.result == DIFFERS else ""
+        lines.append('%-9s  %-22s  %s%s' % (finding.result, finding.name, found, wanted))
+    return '\n'.join(lines)
+
+
+def submit(system, path):
+    """The same in a job; where its answer is going to be."""
+    scheduler = batch_systems.SCHEDULERS.get(system.scheduler['kind'])
+    if not scheduler:
+        raise UsersProblem("--survey --job: %s has no batch system" % system.system['title'])
+    text = "#!/bin/bash\nexec %s --survey=%s > %s.txt 2>&1\n" % (os.environ['HPC_PYTORCH_COMMAND'], path, path)
+    with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
+        script.write(text)
+        script.flush()
+        account = os.environ.get(system.scheduler['account_variable'] or '')
+        request = batch_systems.Request(account, system.scheduler['partition'], system.scheduler['qos'], 1, None, 5,
+                                        system.node['gpus'] or None, system.scheduler['gpus_option'],
+                                        system.scheduler['nodes_exclusive'], system.node['local_storage_option'])
+        job = scheduler.submit(scheduler.command(request, 'survey', path + '.log', []), script.name)
+        scheduler.release([job])
+    return job
+
+
+def main(arguments):
+    """Ask, compare, print; 1 if something that we rely on differs."""
+    words, last = {}, None
+    for word in arguments:
+        if word.startswith('--') or last is None:
+            last, _, value = word.partition('=')
+            words[last] = value
+        else:
+            # --survey FILE as well as --survey=FILE
+            words[last] = word
+    system = systems.load(os.environ['HPC_SYSTEM'])
+    path = os.path.abspath(words.get('--survey') or 'survey-%s.json' % system.name)
+    if '--job' in words:
+        print("Job %s is going to write %s and %s.txt" % (submit(system, path), path, path))
+        return 0
+    machine = Machine(system)
+    if '--new-system' in words:
+        from hpc_pytorch.machine import new_system
+        print("Written; read and correct them:")
+        print('\n'.join(new_system.write_drafts(words['--new-system'], machine)))
+        return 0
+    findings = survey(machine)
+    where = 'job' if machine.in_job else 'login'
+    if words.get('--survey'):
+        answer = {'format': 1, 'collection': VERSION, 'system': system.name, 'where': where,
+                  'findings': [finding._asdict() for finding in findings]}
+        with open(path, 'w') as handle:
+            json.dump(without_names(answer, machine.environ), handle, indent=1, default=str)
+    print("%s, %s:\n\n%s\n" % (system.system['title'], 'in a job' if machine.in_job else 'on a login node',
+                               without_names(table(findings), machine.environ)))
+    differ = [finding.name for finding in findings if finding.result == DIFFERS]
+    print("%d the same, %d differ%s" % (sum(finding.result == SAME for finding in findings), len(differ),
+                                        ': ' + ', '.join(differ) if differ else ''))
+    return 1 if differ else 0
+
+
+if __name__ == '__main__':
+    # new_system knows this module by its name, not as __main__
+    from hpc_pytorch.machine import survey as this
+    try:
+        sys.exit(this.main(sys.argv[1:]))
+    except UsersProblem as problem:
+        sys.exit("ERROR: %s" % problem)

@@ -1,0 +1,76 @@
+"""The oldest Linux that is promised: glibc 2.31, Python 3.9, gcc 10, bash 5.1 and an Lmod that is too old (6.6)."""
+import fcntl
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from common import CACHE, CHECKOUT, clean_environment
+
+pytestmark = pytest.mark.slow
+
+PACKAGES = 'ca-certificates,python3,python3-venv,git,g++,make'
+# in a mount namespace of its own, so that nothing stays mounted
+ENTER = 'mount -t proc proc "$1/proc"; mount --rbind /dev "$1/dev"; exec chroot "$@"'
+
+
+@pytest.fixture(scope='module')
+def root():
+    """A Debian 11, made once, with a copy of the collection that has never been called."""
+    if os.geteuid():
+        pytest.skip('needs root, to make the root of another Debian')
+    place = CACHE / 'debian-11'
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(str(place) + '.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.exists():
+            partial = place.with_name('debian-11.partial')
+            shutil.rmtree(partial, ignore_errors=True)
+            subprocess.run(['debootstrap', '--variant=minbase', '--include=' + PACKAGES, 'bullseye', str(partial)],
+                           check=True, stdout=subprocess.DEVNULL)
+            partial.rename(place)
+        collection = place / 'collection'
+        shutil.rmtree(collection, ignore_errors=True)
+        collection.mkdir()
+        files = subprocess.run(['git', 'ls-files', '-z'], cwd=CHECKOUT, check=True, stdout=subprocess.PIPE).stdout
+        subprocess.run(['tar', 'cf', str(place / 'collection.tar'), '--null', '-T', '-'], cwd=CHECKOUT, check=True,
+                       input=files)
+        subprocess.run(['tar', 'xf', str(place / 'collection.tar'), '-C', str(collection)], check=True)
+        # how this machine reaches the package index
+        for name in ('/etc/resolv.conf', '/etc/hosts', '/etc/pip.conf', '/etc/ssl/certs/ca-certificates.crt'):
+            if os.path.exists(name):
+                shutil.copy(name, str(place) + name)
+        yield place
+
+
+def run(root, *command):
+    """What a command prints there."""
+    keep = {name: value for name, value in clean_environment().items() if name.startswith(('PIP_', 'http', 'no_proxy'))}
+    done = subprocess.run(['unshare', '-m', 'bash', '-c', ENTER, 'bash', str(root), *command],
+                          env=dict(keep, HOME='/root', PATH='/usr/sbin:/usr/bin:/sbin:/bin', COLUMNS='1000'),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0 and 'Traceback' not in done.stdout, done.stdout
+    return done.stdout
+
+
+def test_first_call(root):
+    """A newer Lmod beside the checkout, where the distribution's is too old; then what it is for."""
+    said = run(root, '/collection/eb', 'PyTorch-2.13.0-workstation.eb', '-x')
+    assert 'unpacking a newer Lmod' in said and 'DRY RUN' in said
+    lmod = '/collection/.local/lmod/usr/share/lmod/lmod'
+    said = run(root, 'bash', '-c', 'source %s/init/bash; module --version; module use /tmp; module list' % lmod)
+    assert 'Version 8.' in said and 'No modules loaded' in said
+    # the second call is satisfied with it
+    assert 'unpacking' not in run(root, '/collection/eb', '--version')
+
+
+def test_ramgate_and_scripts(root):
+    """ramgate compiles and runs a build with this gcc; this bash reads every script."""
+    (root / 'tmp' / 'build').mkdir(exist_ok=True)
+    (root / 'tmp' / 'build' / 'a.c').write_text('int main(void) { return 0; }\n')
+    (root / 'tmp' / 'build' / 'Makefile').write_text('a: a.c\n\tgcc -o a a.c\n')
+    build = 'cd /tmp/build; rm -f a; PYTHONPATH=/collection python3 -m ramgate run --jobs 2 -- make && ./a'
+    run(root, 'bash', '-c', build)
+    run(root, 'bash', '-c', 'for file in /collection/scripts/* /collection/eb /collection/environments/*; '
+                            'do if head -1 $file 2>/dev/null | grep -q bash; then bash -n $file || exit; fi; done')

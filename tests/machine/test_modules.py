@@ -1,0 +1,44 @@
+"""Modules loaded in an environment apart, with both modules tools."""
+import os
+import time
+
+import pytest
+
+from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
+
+# each is seen only after the one before it
+NAMES = ['m%d/1.0' % number for number in range(10)]
+
+
+@pytest.fixture
+def shell(tmp_path, modules_tool):
+    """Ten modules, of which each opens the next one's directory."""
+    for number, name in enumerate(NAMES):
+        for version in ('1.0', '2.0'):
+            path = tmp_path / str(number) / name.replace('1.0', version)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text('#%%Module1.0\nmodule use %s\nsetenv LAST %s\n' % (tmp_path / str(number + 1), name))
+        (tmp_path / str(number + 1)).mkdir()
+    program = modules_tool.for_easybuild.get('MODULES_CMD', '/usr/share/lmod/lmod/libexec/lmod')
+    return ModulesShell(program, {'PATH': os.environ['PATH'], 'HOME': str(tmp_path),
+                                  'MODULEPATH': str(tmp_path / '0')})
+
+
+def test_ten_modules_in_order(shell):
+    """In under three seconds, and the process's own environment is as before."""
+    before, begin = dict(os.environ), time.process_time() + sum(os.times()[2:4])
+    assert first_that_fails(shell, NAMES) is None
+    assert time.process_time() + sum(os.times()[2:4]) - begin < 3
+    assert shell.loaded == NAMES and shell.environ['LAST'] == NAMES[-1]
+    assert dict(os.environ) == before
+
+
+def test_first_that_is_missing(shell):
+    name, said = first_that_fails(shell, NAMES[:3] + ['m3/7.0', 'm4/1.0'])
+    assert name == 'm3/7.0' and 'm3/7.0' in said
+    assert shell.loaded == NAMES[:3] and shell.versions('m3/7.0') == ['m3/1.0', 'm3/2.0']
+    # whatever is loaded already
+    shell.start_again()
+    shell.load(NAMES[:2])
+    shell.beginning = dict(shell.environ)
+    assert first_that_fails(shell, NAMES[2:4]) is None

@@ -1,0 +1,273 @@
+"""./eb --survey: a machine that is as described, and the same with one thing otherwise at a time."""
+import json
+import os
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from common import CHECKOUT, clean_environment
+from hpc_pytorch.machine import survey, systems
+
+SYSTEM = """[system]
+format = 2
+title = Test
+easyconfig_suffix = Surveyed
+host_names = %s
+login_hosts = %s
+architecture = %s
+python_module = py
+[compilers]
+c = testcc
+cxx = testCC
+[launcher]
+command = testrun
+two_processes = testrun -n 2
+[scheduler]
+kind = slurm
+partition = gpu
+build_partition = small
+walltime = 04:00:00
+nodes_exclusive = yes
+[node]
+cores = 8
+threads_per_core = 2
+memory = 512 GiB
+gpus = 2
+gpu_cores = 0-3 4-7
+local_storage = /mnt/bb
+temporary_directory = /tmp
+[network]
+interfaces = hsn0 hsn1
+[container]
+image_search_path = /appl/images
+bind_paths = /opt/cray /pfs
+""" % (socket.gethostname().lower(), socket.gethostname().lower(), os.uname().machine)
+METADATA = "[cuda/12.2.1]\nname = CUDA\nversion = 12.2.1\nprefix = CUDA_HOME\n[mpi]\nname = MPI\nversion = 4.0\n"
+# in the form of `sinfo --format=%R|%l|%c|%m|%G|%h`, GPUs written as Frontier's and LUMI's documentation show them
+SINFO = "gpu|1-00:00:00|16|524288|gpu:a100:2(S:0-1)|EXCLUSIVE\nsmall|3-00:00:00|256|229376|(null)|NO\n"
+# two GPUs of public logs of `nvidia-smi topo -m`, with other cores
+TOPOLOGY = ("\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
+            "GPU0\t X \tNV12\tPXB\t0-3,8-11\t0\t\tN/A\nGPU1\tNV12\t X \tSYS\t4-7,12-15\t1\t\tN/A\n"
+            "NIC0\tPXB\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n")
+# as AMD prints it for MI250 nodes in its documentation
+NUMA = ("GPU[0]\t\t: (Topology) Numa Node: 0\nGPU[0]\t\t: (Topology) Numa Affinity: 0\n"
+        "GPU[1]\t\t: (Topology) Numa Node: 1\n")
+PROVIDERS = "cxi:\n    version: 113.0\ntcp:\n    version: 118.0\n"
+EASYCONFIG = """dependencies = [
+    ('mpi', EXTERNAL_MODULE),
+    ('cuda/12.2.1', EXTERNAL_MODULE),
+]
+"""
+
+
+class Place:
+    """A machine whose files, commands and modules are in one directory."""
+
+    def __init__(self, top):
+        self.top, self.root = top, top / 'root'
+        self.write('systems/test/system.cfg', SYSTEM)
+        self.write('systems/test/external_modules.cfg', METADATA)
+        self.write('easyconfigs/t/Test/Test-1.0-Surveyed.eb', EASYCONFIG)
+        for name, text in (('sinfo', SINFO), ('fi_info', PROVIDERS), ('testcc', ''), ('testCC', ''), ('testrun', ''),
+                           ('singularity', ''), ('python3', '3.6.15\n')):
+            self.command(name, text)
+        self.command('nvidia-smi', TOPOLOGY, other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n')
+        self.write('newer/python3', '#!/bin/sh\necho "Python 3.10.10"\n').chmod(0o755)
+        self.module('py/1.0', 'prepend-path PATH %s\n' % (top / 'newer'))
+        self.module('mpi/4.0', 'module use %s\n' % (top / 'opened'))
+        self.write('opened/cuda/12.2.1', '#%%Module1.0\nsetenv CUDA_HOME %s\n' % top)
+        self.write('opened/cuda/12.3.0', '#%Module1.0\n')
+        for number in range(16):
+            for name, value in (('physical_package_id', 0), ('core_id', number % 8)):
+                self.write('root/sys/devices/system/cpu/cpu%d/topology/%s' % (number, name), '%d\n' % value)
+        for number, cores in enumerate(('0-3,8-11', '4-7,12-15')):
+            self.write('root/sys/devices/system/node/node%d/cpulist' % number, cores + '\n')
+        self.write('root/proc/meminfo', 'MemTotal:       527942792 kB\n')
+        for name in ('sys/class/net/hsn0', 'sys/class/net/hsn1', 'sys/class/cxi/cxi0', 'mnt/bb', 'tmp', 'appl/images',
+                     'opt/cray', 'pfs', 'home/me'):
+            (self.root / name).mkdir(parents=True)
+        self.environ = dict(clean_environment(), HOME='/home/me', USER='somebody', MODULEPATH=str(top / 'modules'),
+                            PATH=str(top / 'bin'))
+        # the machine that this runs on may have any of the others
+        (top / 'bin' / 'cat').symlink_to('/bin/cat')
+
+    def write(self, name, text):
+        """A file."""
+        path = self.top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return path
+
+    def command(self, name, text, other=None):
+        """A command that prints this; `other` without arguments."""
+        words = "cat <<'END'\n%s\nEND\n" % text.rstrip('\n')
+        if other:
+            words = 'if [ $# = 0 ]; then echo "%s"; exit; fi\n' % other.strip() + words
+        self.write('bin/' + name, '#!/bin/sh\n' + words).chmod(0o755)
+
+    def module(self, name, text):
+        """A module that can be seen."""
+        self.write('modules/' + name, '#%Module1.0\n' + text)
+
+    def replace(self, name, old, new):
+        """Change a file."""
+        text = (self.top / name).read_text()
+        assert old in text
+        (self.top / name).write_text(text.replace(old, new))
+
+    def survey(self, job, monkeypatch, only=''):
+        """What differs, and all findings; `only` leaves out what loads modules, which takes time, and is not this."""
+        monkeypatch.setattr(survey, 'collection_path', lambda name: str(self.top / name))
+        monkeypatch.setattr(survey, 'package_index', lambda machine: 'reached')
+        system = systems.load_file(str(self.top / 'systems' / 'test' / 'system.cfg'))
+        environ = dict(self.environ, SLURM_JOB_ID='1') if job else self.environ
+        machine = survey.Machine(system, str(self.root), environ)
+        findings = [survey.ask(probe, machine) for probe in survey.PROBES
+                    if not only or probe.name == only or 'module' not in probe.how]
+        findings += survey.about_modules(machine) if not only or ' of ' in only else []
+        return [finding.name for finding in findings if finding.result == survey.DIFFERS], findings
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A machine as it is described."""
+    return Place(tmp_path)
+
+
+def without(name):
+    """Something that is not there."""
+    return lambda place: (place.top / name).rename(place.top / 'gone')
+
+
+def other(name, old, new):
+    """A file that says something else."""
+    return lambda place: place.replace(name, old, new)
+
+
+CFG = 'systems/test/system.cfg'
+DIFFERENCES = [
+    (0, 'architecture', other(CFG, 'architecture = ', 'architecture = un')),
+    (0, 'host name', other(CFG, 'host_names = ', 'host_names = un')),
+    (0, 'login host', other(CFG, 'login_hosts = ', 'login_hosts = un')),
+    (0, 'python3', other('newer/python3', '3.10.10', '3.8.1')),
+    (0, 'compilers', without('bin/testCC')),
+    (0, 'launcher', without('bin/testrun')),
+    (0, 'batch system', other(CFG, 'kind = slurm', 'kind = pbs')),
+    (0, 'partition', other('bin/sinfo', 'gpu|1-', 'gpus|1-')),
+    (0, 'build partition', other('bin/sinfo', 'small|', 'smaller|')),
+    (0, 'time limit', other('bin/sinfo', '1-00:00:00', '2:00:00')),
+    (0, 'whole nodes', other('bin/sinfo', 'EXCLUSIVE', 'NO')),
+    (0, 'threads of nodes', other('bin/sinfo', '|16|', '|8|')),
+    (0, 'memory of nodes', other('bin/sinfo', '524288', '262144')),
+    (0, 'GPUs of nodes', other('bin/sinfo', 'a100:2', 'a100:4')),
+    (0, 'images', without('root/appl/images')),
+    (0, 'modules of Test-1.0-Surveyed.eb', without('opened/cuda/12.2.1')),
+    (0, 'version of mpi', lambda place: place.module('mpi/5.0', 'module use %s\n' % (place.top / 'opened'))),
+    (0, 'prefix of cuda/12.2.1', other('opened/cuda/12.2.1', 'CUDA_HOME', 'CUDA_ROOT')),
+    (1, 'cores', other(CFG, 'cores = 8', 'cores = 16')),
+    (1, 'threads of a core', other(CFG, 'threads_per_core = 2', 'threads_per_core = 1')),
+    (1, 'memory', other('root/proc/meminfo', '527942792', '263942792')),
+    (1, 'GPUs', other('bin/nvidia-smi', 'GPU1\tNV12\t X \tSYS\t4-7,12-15\t1\t\tN/A\n', '')),
+    (1, 'cores next to GPUs', other('bin/nvidia-smi', '4-7,12-15', '5-7,13-15')),
+    (1, 'CUDA of the driver', other('bin/nvidia-smi', 'CUDA Version: 12.2', 'CUDA Version: 11.8')),
+    (1, 'interfaces', without('root/sys/class/net/hsn1')),
+    (1, 'libfabric', other('bin/fi_info', 'cxi:', 'verbs:')),
+    (1, 'local storage', without('root/mnt/bb')),
+    (1, 'temporary directory', without('root/tmp')),
+    (1, '$HOME in jobs', without('root/home/me')),
+    (1, 'container run time', without('bin/singularity')),
+    (1, 'paths for containers', without('root/pfs')),
+]
+
+
+def test_nothing_differs(place, monkeypatch):
+    for job in (False, True):
+        differ, findings = place.survey(job, monkeypatch)
+        assert differ == [], findings
+    # the others were asked on a login node
+    assert {one.name for one in findings if one.result == survey.NOT_ASKED and not one.found.startswith('only')} == {
+        'AMD driver'}
+    assert 'cuda/12.3.0' in [one.found for one in findings if one.name.startswith('newer for')]
+
+
+def test_planted_differences(place, monkeypatch, tmp_path):
+    """Each is found by its name, and nothing else is; one that spoils the GPUs' number spoils their cores, too."""
+    for number, (job, name, plant) in enumerate(DIFFERENCES):
+        other_place = Place(tmp_path / str(number))
+        plant(other_place)
+        differ, findings = other_place.survey(bool(job), monkeypatch, only=name)
+        also = {'GPUs': ['cores next to GPUs'], 'cores': ['threads of nodes']}.get(name, [])
+        assert name in differ and set(differ) <= {name, *also}, (name, findings)
+
+
+def test_gpus_of_amd(place, monkeypatch):
+    (place.top / 'bin' / 'nvidia-smi').unlink()
+    place.command('rocm-smi', NUMA)
+    assert place.survey(True, monkeypatch, only='GPUs')[0] == []
+    place.command('rocm-smi', NUMA.replace('Node: 1', 'Node: 0'))
+    assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs']
+
+
+def test_queues_of_pbs(place, monkeypatch):
+    (place.top / 'bin' / 'sinfo').unlink()
+    place.replace(CFG, 'kind = slurm', 'kind = pbs')
+    # as PBS Pro's reference guide shows `qstat -Q -f`
+    place.command('qstat', "Queue: gpu\n    queue_type = Execution\n    resources_max.walltime = 12:00:00\n"
+                           "    enabled = True\n\nQueue: small\n    queue_type = Execution\n")
+    assert place.survey(False, monkeypatch, only='partition')[0] == []
+    place.command('qstat', "Queue: gpu\n    resources_max.walltime = 02:00:00\n\nQueue: small\n    enabled = True\n")
+    assert place.survey(False, monkeypatch, only='partition')[0] == ['time limit']
+
+
+def test_no_names_are_given_away(place, monkeypatch):
+    findings = place.survey(False, monkeypatch, only='shell')[1]
+    findings.append(survey.Finding('x', survey.TOLD, ['/home/me/a', 'somebody'], {'a': '/home/me'}, ''))
+    text = json.dumps(survey.without_names([one._asdict() for one in findings], place.environ))
+    assert '/home/me' not in text and 'somebody' not in text and '$HOME/a' in text
+
+
+def test_as_it_is_typed(tmp_path):
+    """On this machine, for a system that it is not: a table, a file, status 1; nothing is written elsewhere."""
+    answer = tmp_path / 'survey.json'
+    done = subprocess.run([str(CHECKOUT / 'eb'), '--system', 'lumi', '--survey', str(answer)], text=True, cwd=tmp_path,
+                          env=dict(clean_environment(), HOME=str(tmp_path)), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 1 and 'Traceback' not in done.stdout, done.stdout
+    assert 'differs    host name' in done.stdout and 'not asked' in done.stdout
+    found = json.loads(answer.read_text())
+    assert found['system'] == 'lumi' and found['where'] == 'login' and len(found['findings']) > 30
+    # Lmod and pip's compilers leave dot files in $HOME
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith('.')] == ['survey.json']
+
+
+@pytest.mark.slow
+def test_draft_of_a_seventh_system(tmp_path):
+    """Of a machine that nobody described; it fits the schema, and rehearses without a change."""
+    copy = tmp_path / 'collection'
+    shutil.copytree(CHECKOUT, copy, symlinks=True,
+                    ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'benchmarks', '__pycache__'))
+    (copy / '.venv').symlink_to(CHECKOUT / '.venv')
+    for name, text in (('gcc/12.9', 'module use %s' % (tmp_path / 'opened')), ('gcc/9.1', ''), ('other/1', '')):
+        (tmp_path / 'modules' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'modules' / name).write_text('#%Module1.0\n' + text + '\n')
+    (tmp_path / 'opened' / 'openmpi').mkdir(parents=True)
+    (tmp_path / 'opened' / 'openmpi' / '4.1.8').write_text('#%Module1.0\n')
+
+    def eb(*arguments, **more):
+        done = subprocess.run([str(copy / 'eb'), *arguments], cwd=tmp_path, text=True, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              env=dict(clean_environment(), COLUMNS='10000', **more))
+        assert done.returncode == 0 and 'Traceback' not in done.stdout, done.stdout
+        return done.stdout
+
+    said = eb('--survey', '--new-system', 'seventh', MODULEPATH=str(tmp_path / 'modules'))
+    assert 'systems/seventh/system.cfg' in said
+    text = (copy / 'systems' / 'seventh' / 'system.cfg').read_text()
+    loaded = systems.load_file(str(copy / 'systems' / 'seventh' / 'system.cfg'))
+    assert loaded.node['cores'] and loaded.node['memory'] and text.count('# (') > 5
+    easyconfig = (copy / 'easyconfigs/p/PyTorch/PyTorch-2.13.0-seventh.eb').read_text()
+    assert easyconfig.index('gcc/12.9') < easyconfig.index('openmpi/4.1.8')
+    assert 'module load openmpi/4.1.8' in eb('--rehearse', 'PyTorch-2.13.0-seventh.eb', '-x',
+                                             '--prefix=%s' % (tmp_path / 'prefix'))
