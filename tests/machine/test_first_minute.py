@@ -1,4 +1,8 @@
-"""What the first call meets: an old python3, one modules tool or both, packages that exclude each other, shells."""
+"""
+What the first call meets: an old python3, one modules tool or both, packages that exclude each other, shells.
+
+Of machine/python_module.py, too.
+"""
 import json
 import os
 import subprocess

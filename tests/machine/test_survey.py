@@ -1,4 +1,8 @@
-"""./eb --survey: a machine that is as described, and the same with one thing otherwise at a time."""
+"""
+./eb --survey: a machine that is as described, and the same with one thing otherwise at a time.
+
+Of machine/new_system.py, too.
+"""
 import json
 import os
 import shutil
