@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT
+from common import CACHE, CHECKOUT
+from containers import images as containers
 
 SCRIPTS = CHECKOUT / 'scripts'
 NAMES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
@@ -174,9 +175,10 @@ def test_on_every_system():
 @pytest.mark.slow
 def test_in_a_container(place):
     """The module of a container has it on the path outside, for Python inside; LUMI's own name for it still works."""
-    place.install(place.easyconfig())
+    shutil.copy(containers.python_image(CACHE, 'path'), place.store / 'tool.sif')
+    place.install(place.easyconfig("import_name = 'torch'"))
     scripts = place.eb.prefix / 'software/Tool/1.0/runscripts'
-    # stands for the image's Python; the directory is the first on the path in the container
+    # in the place of the image's Python; the directory is the first on the path in the container
     (scripts / 'python').write_text(
         '#!/bin/bash\necho "${SINGULARITY_CONTAINER##*/} $RANK $LOCAL_RANK $MASTER_ADDR $*"\n')
     (scripts / 'python').chmod(0o755)
