@@ -35,7 +35,7 @@ FACTORS, FACTOR_STEP = (0.2, 5.0), 0.05
 CAUTION = 1.1
 # how far off (share of the peak) what is said of the same file is: by this build's own profile, by others; of a file of
 # a like name
-DOUBT, DOUBT_OTHERS, DOUBT_ALIKE = 0.03, 0.1, 0.2
+DOUBT, DOUBT_OTHERS, DOUBT_ALIKE = 0.03, 0.05, 0.1
 # so many letters of a file's name, at least, are the same in a like name
 ALIKE = 4
 SHIPPED = tuple(os.path.join(traces.DATA, name) for name in ('pytorch-1.13.1-cpu.csv', 'pytorch-2.6.0-cuda.csv'))

@@ -33,9 +33,9 @@ MORE, MOST = 1.4, 0.9
 ALONE, ALONE_KILLED = 0.6, 0.3
 # of a process's largest resident memory at least this much is its own
 UNSHARED = 0.8
-# a known job whose peak is below this share of what its age foresees is behind (a slower machine, a neighbour on the
-# core): its true age is where its curve is still below its peak times the second factor
-BEHIND, CAUGHT_UP = 0.85, 1.1
+# a known job whose peak is this share (or so many doubts) below what its age foresees is behind (a slower machine,
+# a neighbour on the core): its true age is where its curve is still below its peak times the last factor
+BEHIND, DOUBTS, CAUGHT_UP = 0.15, 3, 1.1
 # a job this much above its curve (measurements differ by less) is larger than foreseen: its curve is raised, what is to
 # come by at most this share of what it holds, as a peak that came early is not larger later
 ABOVE, RAISE = 1.05, 0.5
@@ -249,7 +249,8 @@ class Schedule:
         memory, peak, curve = job.memory / MB, job.recorder.peak / MB, estimate.curve
         at = min(curves.span(age / slow), len(curve) - 1)
         seconds = estimate.seconds * slow
-        if estimate.known and peak < BEHIND * max(curve[:at + 1]):
+        behind = 1 - max(BEHIND, DOUBTS * estimate.doubt / estimate.peak)
+        if estimate.known and peak < behind * max(curve[:at + 1]):
             while at and max(curve[:at + 1]) > peak * CAUGHT_UP:
                 at -= 1
             age = curves.age_of(at) * slow
@@ -277,7 +278,7 @@ class Schedule:
             return []
         estimates = {job: self.expected(job) for job in waiting}
         room = self.constraint.free / MB + self.own / MB - MARGIN * self.limit / MB
-        doubt = sum(self.doubt_of(job) ** 2 for job in alive)
+        doubt = sum(self.doubt_of(job, now) ** 2 for job in alive)
         longest = max((estimate.seconds for estimate in estimates.values()), default=0.0)
         forecast = self.forecast(alive, now, longest)
 
@@ -295,9 +296,13 @@ class Schedule:
         return self.decisions()
 
     @staticmethod
-    def doubt_of(job):
+    def doubt_of(job, now):
         """How much more than expected a running job may still take: less the further it has come."""
-        return max(0.0, job.estimate.doubt - SEEN * job.memory / MB * (not job.estimate.known))
+        estimate = job.estimate
+        if not estimate.known:
+            return max(0.0, estimate.doubt - SEEN * job.memory / MB)
+        at = min(curves.span(job.age(now) / estimate.slowness), len(estimate.curve) - 1)
+        return estimate.doubt * max(estimate.curve[at:]) / estimate.peak
 
     def forecast(self, alive, now, longest):
         """The memory that running jobs will occupy."""

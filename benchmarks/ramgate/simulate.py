@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """
-simulate.py TRACE[:K] ... CORES PERCENT: ramgate's own schedule on a trace in virtual time: cold, with what it ships of
-PyTorch, with the profile of the cold run, and packed by somebody who knows everything before.
+simulate.py TRACE[:K] ... CORES PERCENT|SIZE: ramgate's own schedule on a trace in virtual time: cold, with what ramgate
+ships of PyTorch, with the profile of the cold run, and packed by somebody who knows everything before.
 
 The build differs from what is shipped, as another version, compiler and machine do: every third file is not in what is
 shipped, and each takes 1.3 times as long and 1.2 times as much memory, give or take 15 %.
@@ -16,12 +16,12 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from ramgate.estimates import MB, Knowledge  # noqa: E402
-from ramgate.limits import Constraint  # noqa: E402
+from ramgate.limits import Constraint, size  # noqa: E402
 from ramgate.schedule import KILL, RUNNING, START, Schedule  # noqa: E402
 from ramgate.traces import bound, memory_at, read_traces, wanted  # noqa: E402
 
 # of the bound so much passes between two looks, at most
-STEP = 0.001
+STEP = 0.003
 LONGER, LARGER, SPREAD, HELD_OUT = 1.3, 1.2, 0.15, 3
 # moments into which a packing divides the bound
 MOMENTS = 400
@@ -29,9 +29,9 @@ Command = collections.namedtuple('Command', 'name language partial')
 
 
 def simulate(works, cores, megabytes, knowledge):
-    """Seconds, kills by the kernel, and what happened how often."""
+    """Seconds, the least share of the memory that was free, kills by the kernel, and what happened how often."""
     step = STEP * bound(works, cores, megabytes)[0]
-    limit, events, kills = megabytes * MB, collections.Counter(), 0
+    limit, events, kills, free = megabytes * MB, collections.Counter(), 0, 1.0
     schedule = Schedule(knowledge, cores, Constraint('the node', limit, limit, '/'))
     todo, alive, now = list(works), {}, 0.0
 
@@ -61,12 +61,13 @@ def simulate(works, cores, megabytes, knowledge):
             del memory[victim]
             kills += 1
             end(victim, 137)
+        free = min(free, 1 - sum(memory.values()) / limit)
         schedule.measured(memory, now)
         schedule.constraint = schedule.constraint._replace(free=limit - sum(memory.values()))
         carry_out(schedule.relieve(step, now))
         carry_out(schedule.plan(now))
         now += min([step] + [work.seconds - job.age(now) for job, work in alive.items() if job.state == RUNNING])
-    return now, kills, events
+    return now, free, kills, events
 
 
 def packed(works, cores, megabytes, seconds):
@@ -116,17 +117,19 @@ def profile(cold):
 
 def main():
     """Print a line for each."""
-    works, cores, percent = other_build(read_traces(sys.argv[1:-2])), int(sys.argv[-2]), float(sys.argv[-1])
-    megabytes = wanted(works, cores) * percent / 100
+    works, cores = other_build(read_traces(sys.argv[1:-2])), int(sys.argv[-2])
+    most, memory = wanted(works, cores), sys.argv[-1]
+    megabytes = most * float(memory) / 100 if memory.isdigit() else size(memory) / MB
     least, why = bound(works, cores, megabytes)
     print('%d jobs, %d cores, %.1f GB (%g %%): bound %.0f s (%s); packed by who knows all: %.2f x bound'
-          % (len(works), cores, megabytes / 1024, percent, least, why,
+          % (len(works), cores, megabytes / 1024, 100 * megabytes / most, least, why,
              packed(works, cores, megabytes, least) / least), flush=True)
     cold = Knowledge()
     for name, knowledge in (('cold', lambda: cold), ('shipped', shipped), ('profile', lambda: profile(cold))):
-        seconds, kills, events = simulate(works, cores, megabytes, knowledge())
-        print('  %-8s %6.0f s  %.2f x bound; frozen %d, killed %d, run again %d, of them killed by the kernel %d' % (
-            name, seconds, seconds / least, events['frozen'], events['killed'], events['retried'], kills), flush=True)
+        seconds, free, kills, events = simulate(works, cores, megabytes, knowledge())
+        print('  %-8s %6.0f s  %.2f x bound; frozen %d, killed %d, run again %d, of them killed by the kernel %d; at '
+              'least %.1f %% were free' % (name, seconds, seconds / least, events['frozen'], events['killed'],
+                                           events['retried'], kills, 100 * free), flush=True)
 
 
 if __name__ == '__main__':
