@@ -1,8 +1,10 @@
 #include "runtime.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <cstring>
+#include <utility>
 
 #include "memory.h"
 
@@ -23,21 +25,41 @@ constexpr auto kScarce = std::chrono::milliseconds(100);
 
 }  // namespace
 
+namespace {
+
+std::atomic<Clock::time_point> scarce_until{Clock::time_point{}};
+
+bool scarce(Clock::time_point now) {
+  return now < scarce_until.load(std::memory_order_relaxed);
+}
+
+// Did another program run since `before`, in an offer of the core? MPI offers it, too, at times, in each test.
+bool others_ran(Clock::time_point before, Clock::time_point now) {
+  thread_local long known = 0;
+  static std::atomic<Clock::time_point> last{Clock::time_point{}};
+  rusage usage;
+  if (now - before < kOthersRan || getrusage(RUSAGE_THREAD, &usage) != 0)
+    return false;
+  const long before_that = std::exchange(known, usage.ru_nvcsw + usage.ru_nivcsw);
+  if (known == before_that)
+    return false;  // data were moved all the time
+  if (before - last.exchange(now, std::memory_order_relaxed) < kInARow)
+    scarce_until.store(now + kScarce, std::memory_order_relaxed);
+  return true;
+}
+
+}  // namespace
+
 // Where cores are scarce one who naps gets a core back soon after waking up; who has used up his share by testing waits
 // for milliseconds.
 void rest(Clock::duration without_news) {
-  static std::atomic<Clock::time_point> others_ran{Clock::time_point{}}, scarce_until{Clock::time_point{}};
   const auto now = Clock::now();
-  if (without_news > kSpin || now < scarce_until.load(std::memory_order_relaxed)) {
+  if (without_news > kSpin || scarce(now)) {
     std::this_thread::sleep_for(std::min(std::max(without_news / 4, kShortestNap), kLongestNap));
     return;
   }
   sched_yield();
-  const auto after = Clock::now();
-  if (after - now < kOthersRan)
-    return;
-  if (now - others_ran.exchange(after, std::memory_order_relaxed) < kInARow)
-    scarce_until.store(after + kScarce, std::memory_order_relaxed);
+  others_ran(now, Clock::now());
 }
 
 MPIWork::MPIWork(
@@ -196,21 +218,21 @@ bool MPIWork::wait(Milliseconds asked) {
     const Attendance attendance(*this);
     const bool sooner = asked > kNoTimeout && Clock::now() + asked < deadline_;
     const auto limit = sooner ? Clock::now() + asked : deadline_;
-    Clock::time_point news{}, notice{};
+    auto before = Clock::now(), news = before, notice = before;
+    unsigned spins = scarce(before) ? 1 : kSpins;
     for (unsigned turn = 0;; ++turn) {
-      if (turn < kSpins) {
-        runtime.poll(*this);
-        if (done_.load(std::memory_order_acquire))
-          break;
-        continue;
-      }
-      const auto before = Clock::now();
+      if (turn >= spins)
+        before = Clock::now();
       runtime.poll(*this);
       if (done_.load(std::memory_order_acquire))
         break;
       const auto now = Clock::now();
-      if (news == Clock::time_point{})
-        news = notice = before;
+      const bool lost = others_ran(before, now), moved = now - before > kDataMoved;
+      before = now;
+      if (lost)
+        spins = 1;
+      else if (turn < spins)
+        continue;
       if (now - notice >= kNoticeInterval) {
         notice = now;
         runtime.heed_signals();
@@ -220,7 +242,7 @@ bool MPIWork::wait(Milliseconds asked) {
       }
       if (now >= limit)
         give_up(c10::str("Timed out after ", in_seconds(sooner ? asked : timeout_)));
-      if (now - before > kDataMoved) {
+      if (moved && !lost) {
         news = now;
         turn = 0;
       } else {
