@@ -1,1 +1,4 @@
-"""The machine: ./eb's launcher, systems as data, batch systems, the distribution's packages."""
+"""
+The machine: ./eb's launcher, systems as data, the survey and drafts of new systems, batch systems, modules tools and
+module files, the distribution's packages.
+"""

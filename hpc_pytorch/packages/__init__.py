@@ -1,1 +1,1 @@
-"""Packages: lock files, wheels' tags, pip, Python environments, an index of one's own, errors that many have met."""
+"""What is installed and its files: lock files and wheels, new versions, ROCm's pairs, environments, containers and images."""
