@@ -82,9 +82,9 @@ class EB_PyTorchHPC(EB_PyTorch):
         """What the easyconfig says and what is built in: decides which settings of the system apply."""
         asked = build_options.as_dict(option for option in self.cfg['custom_opts'] if '=' in option)
         names = [dep['name'] for dep in self.cfg.dependencies()]
+        mpi = contract.plain(asked.get('USE_MPI', '0')) == 'ON'
         return list(self.cfg['features']) + [feature for feature, there in (
-            ('mpi', asked.get('USE_MPI') == '1'), ('gpu', bool(self.building.cuda_architectures())),
-            ('nccl', 'NCCL' in names)) if there]
+            ('mpi', mpi), ('gpu', bool(self.building.cuda_architectures())), ('nccl', 'NCCL' in names)) if there]
 
     # --- fetching ---------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 ``./eb --new-version VERSION EASYCONFIG``: an easyconfig and its lock files for another version, from those of this one.
 ``./eb --renew EASYCONFIG``: the lock files of the same version made anew, with what the indexes have today.
 
-Every lock file is made by uv from an .in file of the same name, with the command that the .in file itself tells; so
-whoever reads the collection can do by hand what this does. Easyconfig and locks are written when all of it has worked.
+A lock file is made by uv from an .in file of the same name, with the command that the .in file itself tells; so whoever
+reads the collection can do by hand what this does. Easyconfig and locks are written when all of it has worked. Where a
+version stands elsewhere, in the names of wheels, in a git revision or an image, nothing is written.
 """
 import argparse
 import ast
@@ -35,6 +36,9 @@ REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in 
     (r'requested Python version .* does not satisfy Python(\S+) and (\S+) depends', "{1} wants Python {0}"),
     (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
 ))
+
+# What in an easyconfig belongs to one version, and does not follow from it.
+BY_HAND = re.compile(r'\.whl|\.sif|docker://|^git_source = |^package_urls = ', re.M)
 
 
 def indexes():
@@ -114,9 +118,16 @@ class Change:
             self.text = handle.read()
         values = parameters(self.text)
         self.old = values['version']
-        names = [name for key in LOCK_PARAMETERS for name in values.get(key, [])]
-        self.inputs = [self.input_of(name % {'version': self.old}) for name in names]
+        names = [name % {'version': self.old} for key in LOCK_PARAMETERS for name in values.get(key, [])]
+        self.inputs = [self.input_of(name) for name in names if version == self.old or self.follows(name)]
+        if not self.inputs or BY_HAND.search(self.text):
+            raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, of which nobody "
+                               "can guess the next: copy it, and change them by hand")
         self.version = self.newest() if version == 'latest' else version
+
+    def follows(self, lock):
+        """Whether a lock belongs to this version, and not to several, such as the build tools'."""
+        return self.old in lock
 
     def input_of(self, lock):
         """The .in file from which a lock is made."""

@@ -6,6 +6,7 @@ import zipfile
 import pytest
 from common import CHECKOUT
 
+from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages import new_version
 
 pytestmark = pytest.mark.slow
@@ -84,6 +85,14 @@ def test_impossible(toy, call, version, options, words):
     output = call('--new-version=' + version, status=1, **options)
     assert words in output and 'nothing was written' in output
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
+
+
+@pytest.mark.parametrize('name', ['PyTorch-2.2.2-Frontier.eb', 'PyTorch-2.4.0a0-Bede.eb', 'PyTorch-2.3.1-Derecho.eb',
+                                  'PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb'])
+def test_by_hand(tmp_path, name):
+    """Wheels, a git revision, addresses and images of the old version would be in a new one: it is refused."""
+    with pytest.raises(UsersProblem, match='change them by hand'):
+        new_version.Change(new_version.find(name), '9.9.9', str(tmp_path))
 
 
 def test_every_lock_can_be_made_anew():
