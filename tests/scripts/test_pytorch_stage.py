@@ -209,6 +209,21 @@ def test_two_at_once(place, tmp_path):
         subprocess.run(['umount', disk], check=True)
 
 
+def test_nodes_that_share_a_disk(place):
+    """Two nodes of a job with one directory: neither waits for the other, and both find the copy there."""
+    def node(action, *arguments):
+        return subprocess.run([STAGE, '--node', action, place.local / 'me', 'key', *map(str, arguments)], text=True,
+                              stdout=subprocess.PIPE, timeout=60, check=True).stdout
+
+    owner = 'host-%s-0-%d' % (socket.gethostname(), os.getpid())
+    assert [node('prepare', 1000, owner) for _ in range(2)] == ['missing\n'] * 2
+    place.run('true')
+    with ThreadPoolExecutor() as both:
+        for one in [both.submit(node, 'unpack', place.archives[0], place.root, owner) for _ in range(2)]:
+            one.result()
+    assert (place.local / 'me/key/env/pyvenv.cfg').is_file() and not list((place.local / 'me').glob('working-*'))
+
+
 def test_reserved_room(place):
     """Room that a living process has claimed is not there for another module."""
     free = shutil.disk_usage(place.local).free
