@@ -517,7 +517,7 @@ def test_missing_package_without_being_root(small, tmp_path):
         options = {'user': 'nobody', 'group': 'nogroup', 'extra_groups': []}
         os.chown(str(into), pwd.getpwnam('nobody').pw_uid, -1)
         for directory in (tmp_path, *tmp_path.parents):
-            if directory.name.startswith(('pytest-', 'test_')):
+            if directory.name.startswith(('pytest-', 'popen-', 'test_')):
                 directory.chmod(0o755)
     done = subprocess.run(['/usr/bin/python3', '-I', str(small), 'here', '--into', str(into)], cwd='/', text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
