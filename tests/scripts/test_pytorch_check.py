@@ -78,6 +78,15 @@ def test_import_ends_the_process(site):
     assert 'exit status -6' in output and output.splitlines()[-1] == 'importing crashing'
 
 
+def test_without_torch(tmp_path):
+    """An environment that has no PyTorch has packages all the same."""
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path], check=True)
+    package(next(tmp_path.glob('lib/python3*/site-packages')), 'alone')
+    done = subprocess.run([tmp_path / 'bin/python', SCRIPTS / 'pytorch-check', 'packages'], stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, env=clean_environment())
+    assert done.stdout == 'packages works: 1 packages import, and find their symbols\n'
+
+
 def test_unknown_way():
     """The ways that there are."""
     done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packagse'], stdout=subprocess.PIPE,
