@@ -103,7 +103,7 @@ class Installed:
         """One in which this torch_mpi is found."""
         return environment(**dict({"PYTHONPATH": str(self.site)}, **variables))
 
-    def run(self, ranks, program, *arguments, timeout=240, options=(), status=0, **variables):
+    def run(self, ranks, program, *arguments, timeout=1200, options=(), status=0, **variables):
         """Run one of the programs, or with -m a module, on so many ranks; returns its output. `status` None: any."""
         program = program if program == "-m" else PROGRAMS / program
         command = self.mpirun + list(options) + ["-n", str(ranks), self.python, *map(str, [program, *arguments])]
@@ -114,7 +114,7 @@ class Installed:
 
     def alone(self, code, status=0, cwd=None, **variables):
         """Run Python code without mpirun."""
-        done = subprocess.run([self.python, "-c", code], timeout=240, cwd=cwd, stdin=subprocess.DEVNULL, text=True,
+        done = subprocess.run([self.python, "-c", code], timeout=1200, cwd=cwd, stdin=subprocess.DEVNULL, text=True,
                               env=self.environment(**variables), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         assert status is None or done.returncode == status, done.stdout
         return done.stdout
