@@ -6,7 +6,7 @@ pytestmark = pytest.mark.slow
 
 def test_what_to_type(toys):
     """Three lines for a job script, with the launcher of the system."""
-    output = toys.run(toys.write('toy'), env={'MODULESHOME': '/somewhere'})
+    output = toys.run(toys.write('toy'), env={'MODULESHOME': '/usr/share/lmod/lmod'})
     block = output[output.index('To use it'):].split('\n\n')[1]
     assert [line.strip() for line in block.splitlines()] == [
         'module use %s' % toys.eb.modules, 'module load toy/1.0-ARCHER2',
