@@ -301,10 +301,9 @@ def test_daemon_dies_and_job_lives(toys, pbs):
 
 
 def test_awkward_names(toys, pbs, eb):
-    """Blanks, quotes and colons in directories; and the command that is printed shows these jobs."""
+    """Blanks, quotes and colons in the easyconfig's directory; and the command that is printed shows these jobs."""
     toys.directory = toys.directory / "it's a:b here"
     toys.directory.mkdir()
-    toys.eb.prefix = toys.directory / 'pre fix'
     output = toys.run(toys.write('toy'), '--robot=%s' % toys.directory.as_posix(), '--job')
     command = re.search(r'To see how they are: (.*)', output).group(1)
     toys.wait_for_end()
@@ -392,7 +391,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
         EASYBUILD_HOOKS=str(top / 'hooks/hpc_pytorch_hooks.py'), EASYBUILD_MODULES_TOOL='Lmod',
         LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod', MODULEPATH=str(modules), PATH='%s:%s' % (
             command.parent, pbs.environment['PATH']), EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES='1')
-    easyconfig = toys.write('toy', modules=['cuda/12.2.1'])
+    easyconfig = toys.write('toy', modules=['ncarenv/23.09', 'cuda/12.2.1'])
     eb = EB(toys.directory / 'prefix', command=['eb'])
     output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT=''), status=None).stdout
     assert 'export PBS_ACCOUNT=PROJECT' in output
