@@ -11,7 +11,10 @@ FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'job_backends', 'ramgate', 'hpc_pytorch
 
 
 def tracked():
-    """All files of the project, also those that are not committed yet."""
+    """All files of the project, also those that are not committed yet; of an sdist all that is in it."""
+    if not (CHECKOUT / '.git').exists():
+        return [path for path in CHECKOUT.rglob('*')
+                if path.is_file() and not path.relative_to(CHECKOUT).parts[0].startswith(('.venv', '.local'))]
     listed = subprocess.run(['git', 'ls-files', '--cached', '--others', '--exclude-standard'], cwd=CHECKOUT,
                             stdout=subprocess.PIPE, text=True, check=True)
     return [path for path in map(CHECKOUT.joinpath, listed.stdout.splitlines()) if path.is_file()]

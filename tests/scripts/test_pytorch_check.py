@@ -71,6 +71,13 @@ def test_import_fails(site):
     assert 'two cannot be imported: OSError: libx.so: cannot open' in output
 
 
+def test_setuptools_first(site):
+    """setuptools takes the place of distutils, unless another package has imported that before."""
+    package(site, 'compiler', 'import sys; sys.modules.setdefault("distutils", sys)')
+    package(site, 'setuptools', 'import sys; assert "distutils" not in sys.modules')
+    assert packages_of(site, 0).startswith('packages works: 3 packages')
+
+
 def test_import_ends_the_process(site):
     """The package whose import crashes is the last one that is named."""
     package(site, 'crashing', 'import os; os.abort()')

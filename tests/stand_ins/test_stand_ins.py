@@ -366,7 +366,7 @@ nvcc --version; python --version''' % stand_ins['derecho'], cwd=tmp_path)
 
 
 @pytest.mark.parametrize('system, modules, architecture', [
-    ('derecho', 'gcc/12.2.0 cuda/12.2.1', 'sm_80'), ('bede', 'gcc/12.2 cuda/12.3.2', 'sm_90')])
+    ('derecho', 'ncarenv/23.09 gcc/12.2.0 cuda/12.2.1', 'sm_80'), ('bede', 'gcc/12.2 cuda/12.3.2', 'sm_90')])
 def test_nvcc_compiles(stand_ins, lmod, tmp_path, system, modules, architecture):
     (tmp_path / 'kernel.cu').write_text('__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n'
                                         'int main() { return cudaSuccess; }\n')
