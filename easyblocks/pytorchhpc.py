@@ -33,7 +33,6 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages.lock_files import sha256_of
 from hpc_pytorch.packages.locked_packages import LockedPackages
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.python_environment import PARAMETERS, PythonEnvironment
@@ -84,7 +83,7 @@ class EB_PyTorchHPC(EB_PyTorch):
         names = [dep['name'] for dep in self.cfg.dependencies()]
         mpi = contract.plain(asked.get('USE_MPI', '0')) == 'ON'
         return list(self.cfg['features']) + [feature for feature, there in (
-            ('mpi', mpi), ('gpu', bool(self.building.cuda_architectures())), ('nccl', 'NCCL' in names)) if there]
+            ('mpi', mpi), ('gpu', bool(self.cfg['cuda_compute_capabilities'])), ('nccl', 'NCCL' in names)) if there]
 
     # --- fetching ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +116,7 @@ class EB_PyTorchHPC(EB_PyTorch):
             self.building.commit = git_sources.check(source['url'], source['revision'], source.get('commit'))
             name = '%s-%s.tar.gz' % (self.name.lower(), self.building.commit)
             tarballs = [os.path.join(place, name) for place in self.places()]
-            tarball = next(filter(os.path.isfile, tarballs), None)
+            tarball = next(filter(git_sources.checksum, tarballs), None)
             if tarball is None:
                 tarball = tarballs[0]
                 mkdir(os.path.dirname(tarball), parents=True)
@@ -126,8 +125,8 @@ class EB_PyTorchHPC(EB_PyTorch):
         except UsersProblem as problem:
             raise EasyBuildError("git_source: %s", problem)
         self.cfg['sources'] = [name]
-        # git has compared what it fetched with the commit's name
-        self.cfg['checksums'] = [sha256_of(tarball)] + self.cfg['checksums']
+        # what it was when it was packed; git had compared what it fetched with the commit's name
+        self.cfg['checksums'] = [git_sources.checksum(tarball)] + self.cfg['checksums']
 
     def find_wheel(self):
         """Look for a wheel that was built from the same, for the Python that it is going to be installed for."""
@@ -218,8 +217,10 @@ class EB_PyTorchHPC(EB_PyTorch):
         self.cfg['custom_opts'] = own
         # upstream warns, with a traceback, that PyTorch's own tests lack a package; they are not run here
         with redirect_stderr(io.StringIO()) as warnings:
-            super().configure_step()
-        self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
+            try:
+                super().configure_step()
+            finally:
+                self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
         self.building.asked = self.building.all_options(own)
         for name, value in sorted(self.building.asked.items()):
             env.setvar(name, value)

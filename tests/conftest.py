@@ -1,7 +1,7 @@
 """The fixtures that all tests share; what they are made of is in common.py."""
 import pytest
 from common import CHECKOUT, EB, ModulesTool
-from small_software import Toys
+from small_software import Toy, Toys
 
 # fixtures of single topics
 pytest_plugins = ['lumi.lumi_site', 'frontier.frontier_site']
@@ -17,6 +17,13 @@ def checkout():
 def eb(tmp_path):
     """./eb with a prefix in the test's own directory."""
     return EB(tmp_path / 'prefix')
+
+
+@pytest.fixture
+def toy(eb, tmp_path):
+    """See Toy; ./eb has a source path of the test's own."""
+    eb.sources = tmp_path / 'sources'
+    return Toy(tmp_path)
 
 
 @pytest.fixture

@@ -33,14 +33,13 @@ class LockedWheels(EasyBlock):
     """Support for installing Python packages from lock files into a virtual environment that is a module."""
 
     @staticmethod
-    def extra_options():
+    def extra_options(extra_vars=None):
         """Easyconfig parameters of this easyblock."""
-        return EasyBlock.extra_options(dict(PARAMETERS))
+        return EasyBlock.extra_options(dict(PARAMETERS, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):
         """Nothing is known yet of the Python and of the files."""
         super().__init__(*args, **kwargs)
-        self.build_in_installdir = True
         self.packages = LockedPackages(self)
         self.environment = PythonEnvironment(self.packages, list(self.cfg['features']), {})
         self.wheels = None
@@ -60,17 +59,21 @@ class LockedWheels(EasyBlock):
         self.wheels = self.packages.fetch()
 
     def source_wheels(self):
-        """The names of the sources that are wheels."""
+        """The names of the sources, which are wheels."""
         names = [source if isinstance(source, str) else source['filename'] for source in self.cfg['sources']]
-        return [name for name in names if name.endswith('.whl')]
+        others = [name for name in names if not name.endswith('.whl')]
+        if others:
+            raise EasyBuildError("`sources` can only have wheels here, and %s is none", others[0])
+        return names
 
     def check_rocm(self):
         """Refuse, before gigabytes are fetched, a PyTorch that was not made for this system's ROCm or GPU."""
         wheels = filter(None, map(parse_wheel, self.source_wheels()))
         for package in list(wheels) + self.packages.locked('lock_files'):
-            problem = rocm_pairs.why_not(package.version, self.version_of_module('ROCm'), self.packages.python.version,
-                                         self.packages.system.node['gpu_architecture'])
-            if package.name == 'torch' and problem:
+            problem = package.name == 'torch' and rocm_pairs.why_not(
+                package.version, self.version_of_module('ROCm'), self.packages.python.version,
+                self.packages.system.node['gpu_architecture'])
+            if problem:
                 raise EasyBuildError("torch %s does not fit:\n  %s", package.version, problem)
 
     def check_source_wheels(self):
@@ -97,7 +100,7 @@ class LockedWheels(EasyBlock):
         """Besides the checksums, which not every wheel has: none may be cut short."""
         super().checksum_step()
         for source in self.src:
-            if source['name'].endswith('.whl') and not self.dry_run:
+            if not self.dry_run:
                 try:
                     zipfile.ZipFile(source['path']).close()
                 except zipfile.BadZipFile:
@@ -121,8 +124,7 @@ class LockedWheels(EasyBlock):
 
     def install_step(self):
         """A virtual environment with the wheels, then what is built here."""
-        self.environment.install(self.wheels, [source['path'] for source in self.src
-                                               if source['name'].endswith('.whl')])
+        self.environment.install(self.wheels, [source['path'] for source in self.src])
 
     def make_module_extra(self, *args, **kwargs):
         """Only the module's own packages, and the system's settings."""

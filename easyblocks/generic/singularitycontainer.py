@@ -1,26 +1,9 @@
 ##
 # Copyright 2024-2026 the hpc-pytorch team
 #
-# This file is an extension of EasyBuild,
-# originally created by the HPC team of Ghent University (http://ugent.be/hpc/en),
-# with support of Ghent University (http://ugent.be/hpc),
-# the Flemish Supercomputer Centre (VSC) (https://www.vscentrum.be),
-# Flemish Research Foundation (FWO) (http://www.fwo.be/en)
-# and the Department of Economy, Science and Innovation (EWI) (http://www.ewi-vlaanderen.be/en).
-#
-# https://github.com/easybuilders/easybuild
-#
-# EasyBuild is free software: you can redistribute it and/or modify
-# it under the terms of the GNU General Public License as published by
-# the Free Software Foundation v2.
-#
-# EasyBuild is distributed in the hope that it will be useful,
-# but WITHOUT ANY WARRANTY; without even the implied warranty of
-# MERCHANTABILITY or FITNESS FOR A PARTICULAR PURPOSE.  See the
-# GNU General Public License for more details.
-#
-# You should have received a copy of the GNU General Public License
-# along with EasyBuild.  If not, see <http://www.gnu.org/licenses/>.
+# This file is part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io). It is free software: you can
+# redistribute it and/or modify it under the terms of the GNU General Public License as published by the Free Software
+# Foundation v2. It comes without any warranty; see the file LICENSE.
 ##
 """
 EasyBuild support for a container image as a module, implemented as an easyblock: the image in the prefix, scripts for
@@ -65,9 +48,9 @@ class SingularityContainer(EasyBlock):
     """Installs the first of its sources, an image, as a module; the others are its Docker definition files."""
 
     @staticmethod
-    def extra_options():
+    def extra_options(extra_vars=None):
         """What an easyconfig can say."""
-        return EasyBlock.extra_options({
+        return EasyBlock.extra_options(dict({
             'bind_paths': [[], "What the container must see of the host, besides the system's own bind_paths; with - "
                                "before it what it must not see of those", CUSTOM],
             'container_environment': [{}, "Environment variables to set in the container", CUSTOM],
@@ -80,7 +63,7 @@ class SingularityContainer(EasyBlock):
             'venv_lock_files': [[], "Lock files of packages to install into it", CUSTOM],
             'verify_signature': [False, "Refuse an image that `singularity verify` does not accept", CUSTOM],
             'wrappers': [[], "Commands of the container to have outside too", CUSTOM],
-        })
+        }, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):
         """Look up the system."""
@@ -327,7 +310,7 @@ class SingularityContainer(EasyBlock):
         return '\n'.join([text, container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, gone),
                           container_modules.binds(module, self.installdir, self.bind_paths)])
 
-    def sanity_check_step(self):
+    def sanity_check_step(self, *args, **kwargs):
         """The files, and in the container, where something can run it, Python, packages and commands."""
         files = ['runscripts/' + name for name in self.scripts] + ['bin/' + name for name in self.cfg['wrappers']]
         commands = ['run-in-container true'] + [
@@ -342,4 +325,5 @@ class SingularityContainer(EasyBlock):
             commands = []
             print_warning("neither singularity nor apptainer is here: nothing was checked in the container",
                           log=self.log)
-        super().sanity_check_step(custom_paths={'files': files, 'dirs': ['bin']}, custom_commands=commands)
+        super().sanity_check_step(*args, custom_paths={'files': files, 'dirs': ['bin']}, custom_commands=commands,
+                                  **kwargs)

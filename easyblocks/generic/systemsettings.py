@@ -37,11 +37,11 @@ class SystemSettings(Bundle):
     """Support for modules that set what a system's data say for some feature."""
 
     @staticmethod
-    def extra_options():
+    def extra_options(extra_vars=None):
         """What an easyconfig can say."""
-        return Bundle.extra_options({
+        return Bundle.extra_options(dict({
             'features': [None, "Which settings of the system: those with all of these in their `when`", MANDATORY],
-        })
+        }, **extra_vars or {}))
 
     def settings(self):
         """The settings that are there for these features."""

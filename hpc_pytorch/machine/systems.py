@@ -274,8 +274,8 @@ def load(name):
     return load_file(os.path.join(systems_directory(), name, 'system.cfg'))
 
 
-def load_file(path):
-    """The system that this file describes; its name is that of the directory."""
+def parse(path, about=''):
+    """A file of sections; `about` is what else a user should know of one that cannot be read."""
     parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
                                        default_section='', empty_lines_in_values=False)
     parser.optionxform = str
@@ -285,7 +285,13 @@ def load_file(path):
     except (configparser.Error, UnicodeDecodeError) as error:
         raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
     except OSError as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
+        raise UsersProblem("%s cannot be read: %s%s" % (path, error.strerror, about))
+    return parser
+
+
+def load_file(path):
+    """The system that this file describes; its name is that of the directory."""
+    parser = parse(path)
     sections = collections.OrderedDict((section, read_section(path, section, {}, schema))
                                        for section, schema in SCHEMA.items() if section not in parser)
     variables = {'setting': [], 'advice': []}

@@ -14,7 +14,6 @@ What sites decide and add, as data: ``hooks/site.cfg``, and after it the site's 
 Python 3.6.
 """
 import collections
-import configparser
 import fnmatch
 import os
 import re
@@ -22,7 +21,7 @@ import re
 from easybuild.base import fancylogger
 
 from hpc_pytorch import UsersProblem, collection_path, version_key
-from hpc_pytorch.machine.systems import RELATIONS, current, decision, nearest, read_section, words
+from hpc_pytorch.machine.systems import RELATIONS, current, decision, nearest, parse, read_section, words
 from hpc_pytorch.packages.lock_files import sha256_of
 
 _log = fancylogger.getLogger('site_rules', fname=False)
@@ -79,16 +78,7 @@ def load(paths=None):
     """The policies, and the rules in the order of the files: (dict, list of Rule)."""
     policy, rules = {}, collections.OrderedDict()
     for path in paths or files():
-        parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
-                                           default_section='', empty_lines_in_values=False)
-        try:
-            with open(path, encoding='utf-8') as handle:
-                parser.read_file(handle)
-        except (configparser.Error, UnicodeDecodeError) as error:
-            raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
-        except OSError as error:
-            raise UsersProblem("%s cannot be read: %s%s" % (
-                path, error.strerror, "; $%s names it" % OWN_FILE if path == os.environ.get(OWN_FILE) else ''))
+        parser = parse(path, "; $%s names it" % OWN_FILE if path == os.environ.get(OWN_FILE) else '')
         for section in parser.sections():
             rule = RULE_SECTION.match(section)
             if rule:

@@ -14,8 +14,11 @@ import subprocess
 import tarfile
 
 from hpc_pytorch import UsersProblem
+from hpc_pytorch.packages.lock_files import sha256_of
 
 TRIES = 3
+# Beside a tarball: its SHA256.
+NOTE = '.sha256'
 COMMIT = re.compile(r'[0-9a-f]{40}$')
 
 
@@ -105,7 +108,17 @@ def pack(directory, name, tarball):
                     path = os.path.join(top, entry)
                     archive.add(path, os.path.join(name, os.path.relpath(path, directory)), recursive=False,
                                 filter=plain)
+    with open(tarball + NOTE, 'w') as note:
+        note.write(sha256_of(part) + '\n')
     os.rename(part, tarball)
+
+
+def checksum(tarball):
+    """The SHA256 that a tarball had when it was packed; None where there is none that was packed here."""
+    if not os.path.isfile(tarball) or not os.path.isfile(tarball + NOTE):
+        return None
+    with open(tarball + NOTE) as note:
+        return note.read().strip()
 
 
 def make(source, commit, directory, tarball):

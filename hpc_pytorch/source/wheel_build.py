@@ -102,9 +102,11 @@ class WheelBuild:
                                      "dependencies", command, self.packages.system.system['title'])
         versions = {variable: self.first_line(command) for variable, command in self.compilers().items()}
         python = self.packages.python
+        # of a module without a version, the one that is loaded: PrgEnv-gnu means another one after a maintenance
+        loaded = {name.split('/')[0]: name for name in self.easyblock.modules_tool.loaded_modules()}
         return {'name': self.cfg.name, 'version': self.cfg.version, 'checksums': sums,
                 'options': sorted(self.own_options()), 'compilers': versions,
-                'modules': [dep['full_mod_name'] for dep in self.cfg.dependencies()],
+                'modules': [loaded.get(dep['full_mod_name'], dep['full_mod_name']) for dep in self.cfg.dependencies()],
                 'python': [python.implementation, python.version, python.machine],
                 'build_type': self.cfg['build_type'] or 'Release',
                 'cuda_architectures': self.cuda_architectures(),

@@ -5,22 +5,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, clean_environment
-from small_software import VERSION, Toy, make_wheel, sha256
-
-
-@pytest.fixture
-def toy(tmp_path):
-    """See Toy."""
-    return Toy(tmp_path)
-
-
-@pytest.fixture
-def eb(tmp_path):
-    """./eb with its own prefix and its own source path."""
-    runner = EB(tmp_path / 'prefix')
-    runner.sources = tmp_path / 'sources'
-    return runner
+from common import CHECKOUT, clean_environment
+from small_software import VERSION, make_wheel, sha256
 
 
 def store(eb):

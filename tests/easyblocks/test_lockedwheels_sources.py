@@ -80,6 +80,12 @@ def test_cut_short(toy):
     toy.refused('is no whole wheel: it was cut short')
 
 
+def test_no_wheel(toy):
+    """A source of another kind was once left out without a word."""
+    toy.wheel = toy.wheel.rename(toy.wheel.with_name('toy-1.0.tar.gz'))
+    toy.refused('`sources` can only have wheels here, and toy-1.0.tar.gz is none')
+
+
 def test_not_there(toy):
     """Neither fetched nor to be fetched."""
     toy.wheel.unlink()

@@ -3,24 +3,9 @@ import os
 import subprocess
 
 import pytest
-from common import EB
-from small_software import Toy, make_wheel, sha256
+from small_software import make_wheel, sha256
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def toy(tmp_path):
-    """See Toy."""
-    return Toy(tmp_path)
-
-
-@pytest.fixture
-def eb(tmp_path):
-    """./eb with its own prefix and its own source path."""
-    runner = EB(tmp_path / 'prefix')
-    runner.sources = tmp_path / 'sources'
-    return runner
 
 
 def names(eb):

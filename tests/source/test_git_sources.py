@@ -100,6 +100,17 @@ def test_commit_on_no_branch(server, tmp_path):
     assert content(tmp_path / 'tree') == ('lost', 'one')
 
 
+def test_changed_tarball(server, tmp_path):
+    """Its checksum is that of what was packed, not of what somebody has put there since."""
+    tarball = tmp_path / 'torch-1.tar.gz'
+    git_sources.make({'url': server.url + 'torch'}, server.first, str(tmp_path / 'tree'), str(tarball))
+    packed = sha256_of(str(tarball))
+    tarball.write_bytes(b'something else')
+    assert git_sources.checksum(str(tarball)) == packed
+    tarball.with_name('torch-1.tar.gz.sha256').unlink()
+    assert git_sources.checksum(str(tarball)) is None
+
+
 def test_rewritten_tag(server):
     """It is told, with both commits."""
     second = server.commit('torch', 'setup.py', 'second')

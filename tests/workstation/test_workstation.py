@@ -121,6 +121,8 @@ def test_no_mpi_on_the_machine(tmp_path, lmod):
                       env={'PATH': str(tools)})
     assert str(eb.prefix) in output.splitlines()[0]
     assert 'MPICH' in output
+    # what building needed is not part of what is installed
+    assert not list(eb.prefix.glob('software/PyTorch/*/tools'))
     # the machine's own libraries of another MPICH have the same name; neither they nor a variable decide
     output = lmod.run("""
         module use %s; module load PyTorch; unset LD_LIBRARY_PATH
