@@ -3,6 +3,7 @@ import os
 import subprocess
 
 import pytest
+from common import EB
 from small_software import make_wheel, sha256
 
 pytestmark = pytest.mark.slow
