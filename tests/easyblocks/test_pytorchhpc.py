@@ -31,7 +31,8 @@ def test_built_and_used(small, lmod, checkout):
     ranks = lmod.run(use + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'; ls $PYTORCH_WHEELS")
     assert ranks.count('(2, 3)') == 2
     facts = json.loads((small.installation / 'wheels' / 'provenance.json').read_text())['facts']
-    assert [name.split('/')[0] for name in facts['modules'] if '/' in name] == ['PrgEnv-gnu', 'cray-python', 'mkl']
+    assert [name.split('/')[0] for name in facts['modules'] if '/' in name] == [
+        'cmake', 'PrgEnv-gnu', 'cray-python', 'mkl']
     assert 'provenance.json' in ranks and '1.13.1+archer2-cp311-cp311-linux' in ranks
 
     small('--module-only', '--force')
