@@ -235,7 +235,7 @@ class EB_PyTorchHPC(EB_PyTorch):
         tools = os.path.join(self.builddir, 'tools')
         if not self.dry_run and not self.left:
             Pip(self.packages.python).install(self.packages.locked('build_lock_files'), self.wheels, '--only-binary',
-                                              ':all:', '--target', tools, '--upgrade')
+                                              ':all:', '--target', tools, '--upgrade', '--no-compile')
         env.setvar('PYTHONPATH', tools)
         # behind the rest: the easyconfig's CMake is the one to use
         env.setvar('PATH', os.pathsep.join([os.environ['PATH'], os.path.join(tools, 'bin')]))

@@ -35,6 +35,9 @@ LEAST_ROOM = 50 * 2 ** 20
 # what a file is called that lay where another was to be kept
 ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
 
+# Their wheels have a module for each MPI, and load the one for the MPI that lies in their own environment.
+FOR_EVERY_MPI = ('mpi4py',)
+
 # Easyconfig parameters of every easyblock that has locked packages.
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
@@ -139,8 +142,9 @@ class LockedPackages:
             raise EasyBuildError(str(problem))
 
     def from_source(self, entry):
-        """Whether this package is to be built here."""
-        return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
+        """Whether this package is to be built here; minutes are saved where the locked MPI is used."""
+        ready = entry.name in FOR_EVERY_MPI and self.cfg['mpi_lock_files'] and not self.mpi_compilers
+        return not ready and entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
 
     def to_install(self):
         """All entries to install from wheels."""

@@ -31,6 +31,10 @@ def lock_file(entries):
         remove_dir(directory)
 
 
+# The path of a Python -> whether EasyBuild's pip can work for it, which takes a second to find out.
+USES_OWN = {}
+
+
 class Pip:
     """EasyBuild's own pip where it can work for this Python, else the Python's."""
 
@@ -48,9 +52,11 @@ class Pip:
         # pip folds its messages at the terminal's width, and says nothing at all where that is 0 (under `script`)
         variables.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', COLUMNS='1000', **(environment or {}))
         own = [sys.executable, '-m', 'pip', '--python', self.path]
-        other = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=variables,
-                              output_file=False, in_dry_run=True, use_bash=False).exit_code
-        command = [self.path, '-m', 'pip'] if other else own
+        if self.path not in USES_OWN:
+            asked = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=variables,
+                                  output_file=False, in_dry_run=True, use_bash=False)
+            USES_OWN[self.path] = asked.exit_code == 0
+        command = own if USES_OWN[self.path] else [self.path, '-m', 'pip']
         return run_shell_cmd(command + list(arguments), env=variables, fail_on_error=False, hidden=True,
                              use_bash=False, **options)
 

@@ -5,7 +5,9 @@ Python 3.6; runs inside EasyBuild.
 """
 import glob
 import os
+import subprocess
 import tempfile
+from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
@@ -63,30 +65,42 @@ class PythonEnvironment:
                                        ', '.join(self.cfg['build_from_source']) or 'none')
             return
         run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()], use_bash=False)
-        self.pip().install(self.packages.to_install(), store, '--only-binary', ':all:')
+        self.pip().install(self.packages.to_install(), store, '--only-binary', ':all:', '--no-compile')
         for wheel in wheels:
             self.install_wheel(wheel)
-        if self.packages.to_build():
-            self.build_here(store)
-        for package in self.cfg['collection_packages']:
-            self.build_from_collection(package)
+        with self.byte_code():
+            if self.packages.to_build():
+                self.build_here(store)
+            for package in self.cfg['collection_packages']:
+                self.build_from_collection(package)
         self.install_files('scripts', 'bin', 0o755)
         self.install_files('example_files', 'examples', 0o644)
         if self.features:
             # what scripts have to know of the system
             copy_file(os.path.join(self.packages.system.directory, 'system.cfg'), self.path('share', 'system.cfg'))
 
+    @contextmanager
+    def byte_code(self):
+        """On all cores and beside what is built meanwhile; not every file of every package is for this Python."""
+        compiling = subprocess.Popen([self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0',
+                                      self.site_packages()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                     stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            compiling.wait()
+
     def install_wheel(self, path):
         """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
         name, version = name_and_version(path)
         digest = sha256_of(path)
         entry = Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
-        self.pip().install([entry], os.path.dirname(path), '--only-binary', ':all:')
+        self.pip().install([entry], os.path.dirname(path), '--only-binary', ':all:', '--no-compile')
 
     def build_here(self, store):
         """Build what is to be built with the system's MPI, or with the one just installed."""
         tools = os.path.join(self.easyblock.builddir, 'tools')
-        self.pip().install(self.packages.locked('build_lock_files'), store, '--target', tools)
+        self.pip().install(self.packages.locked('build_lock_files'), store, '--target', tools, '--no-compile')
         self.pip().install(self.packages.to_build(), store, '--no-build-isolation', '--no-binary', ':all:',
                            environment=dict(self.build_environment(), PYTHONPATH=tools))
 
