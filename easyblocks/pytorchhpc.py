@@ -28,7 +28,7 @@ from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import copy_file, mkdir
+from easybuild.tools.filetools import copy_file, mkdir, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.utilities import nub
 
@@ -239,6 +239,11 @@ class EB_PyTorchHPC(EB_PyTorch):
         env.setvar('PYTHONPATH', tools)
         # behind the rest: the easyconfig's CMake is the one to use
         env.setvar('PATH', os.pathsep.join([os.environ['PATH'], os.path.join(tools, 'bin')]))
+        # NNPACK's code generator sees no $PYTHONPATH; CMake would download what it needs. PyTorch's setup.py hands on
+        # what begins with CMAKE_, and CMake reads this file before everything else
+        include = os.path.join(self.builddir, 'sources.cmake')
+        write_file(include, 'set(PYTHON_SIX_SOURCE_DIR "%s")\n' % tools)
+        env.setvar('CMAKE_PROJECT_INCLUDE_BEFORE', include)
 
     def build_step(self):
         """Build the wheel within the memory there is, and keep it; upstream would build inside the installation."""

@@ -182,8 +182,15 @@ class WheelBuild:
         if not found:
             raise EasyBuildError("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared",
                                  self.tree)
-        differences = contract.compare(self.asked, contract.read_cache(min(found, key=len)),
-                                       contract.read_summary(self.output))
+        wanted = contract.failed_downloads(self.output)
+        if wanted:
+            raise EasyBuildError("CMake wanted to download %s and could not, so nothing was built: all that a build "
+                                 "needs must be fetched before, in `sources` or build_lock_files", ', '.join(wanted))
+        decisions = contract.read_cache(min(found, key=len)), contract.read_summary(self.output)
+        named = build_options.as_dict(self.own_options())
+        for name in contract.unknown(named, *decisions):
+            self.easyblock.log.info("CMake does not say what it decided about %s", name)
+        differences = contract.compare(self.asked, *decisions, named=named)
         if differences:
             raise EasyBuildError("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s",
                                  ', '.join(item.option for item in differences), contract.table(differences))

@@ -122,6 +122,14 @@ def test_installed_without_mpi(small):
     assert not list(small.eb.modules.glob('PyTorch/*'))
 
 
+def test_download_failed(small):
+    """CMake goes on without what it could not download; the build would end with another error, much later."""
+    cmake = small.tree / 'CMakeLists.txt'
+    cmake.write_text(cmake.read_text() + 'message(STATUS "error: downloading \'https://example.org/x\' failed")\n')
+    small.write()
+    assert 'CMake wanted to download https://example.org/x and could not, so nothing was built' in small.refused()
+
+
 def test_without_mkl(small):
     """MKL is loaded, and the build does not find it where it is told to look."""
     small.write(options=OPTIONS + ['INTEL_MKL_DIR=/nowhere'])
