@@ -28,6 +28,7 @@ from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.progress import telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_not
 
 # no set of wheels is so small
@@ -276,12 +277,12 @@ class LockedPackages:
         """Download wheels: from the user's indexes, and if they do not have them, from the easyconfig's, too."""
         pip = Pip(self.python)
         extra = [word for url in self.cfg['extra_index_urls'] for word in ('--extra-index-url', url)]
-        print_msg("fetching %d packages into %s", len({entry.name for entry in entries}), store,
-                  log=self.easyblock.log)
-        for indexes in ([], extra):
-            result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
-            if result.exit_code == 0:
-                return keep(part, store, files)
+        what = "fetching %d packages into %s" % (len({entry.name for entry in entries}), store)
+        with telling(what, self.easyblock.log):
+            for indexes in ([], extra):
+                result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
+                if result.exit_code == 0:
+                    return keep(part, store, files)
         raise EasyBuildError("Fetching failed: %s", pip.why_not_fetched(entries, result.output, files, store, *extra))
 
     def download_sources(self, entries, part, store, files):

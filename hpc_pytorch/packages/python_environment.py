@@ -20,6 +20,7 @@ from hpc_pytorch.machine.systems import FEATURES
 from hpc_pytorch.packages import locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.progress import telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
 
 # Easyconfig parameters of every easyblock that makes such an environment.
@@ -65,14 +66,19 @@ class PythonEnvironment:
                                        ', '.join(self.cfg['build_from_source']) or 'none')
             return
         run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()], use_bash=False)
-        self.pip().install(self.packages.to_install(), store, '--only-binary', ':all:', '--no-compile')
+        entries = self.packages.to_install()
+        with telling("installing %d packages" % len({entry.name for entry in entries}), self.easyblock.log):
+            self.pip().install(entries, store, '--only-binary', ':all:', '--no-compile')
         for wheel in wheels:
             self.install_wheel(wheel)
         with self.byte_code():
             if self.packages.to_build():
-                self.build_here(store)
+                names = ', '.join(sorted({entry.name for entry in self.packages.to_build()}))
+                with telling("building %s, which takes minutes" % names, self.easyblock.log):
+                    self.build_here(store)
             for package in self.cfg['collection_packages']:
-                self.build_from_collection(package)
+                with telling("building %s for this PyTorch and this MPI" % package, self.easyblock.log):
+                    self.build_from_collection(package)
         self.install_files('scripts', 'bin', 0o755)
         self.install_files('example_files', 'examples', 0o644)
         if self.features:
@@ -137,7 +143,8 @@ class PythonEnvironment:
         if 'pytorch-check' not in self.cfg['scripts']:
             return []
         command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
-        done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
+        with telling("checking that every package imports", self.easyblock.log):
+            done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
         return [done.output.strip()] if done.exit_code else []
 
     # --- the module -------------------------------------------------------------------------------------------------
