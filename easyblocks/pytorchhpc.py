@@ -50,7 +50,7 @@ class EB_PyTorchHPC(EB_PyTorch):
         """Upstream's easyconfig parameters, and what else is to be fetched, built and installed."""
         options = dict(EB_PyTorch.extra_options(), **PARAMETERS)
         options.update({
-            'max_memory': [None, "Memory that building may use, for example 200G; default: what there is", CUSTOM],
+            'max_memory': [None, "Memory that building may use, for example 200G; default: all that there is", CUSTOM],
             'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
             'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit) and commit, which the "
                                "revision must still be; without it, whatever it is now", CUSTOM],
@@ -162,17 +162,17 @@ class EB_PyTorchHPC(EB_PyTorch):
             super().make_builddir()
 
     def find_left(self):
-        """The note of an interrupted build that can be gone on with; says why it cannot."""
+        """The note of an interrupted build that can be continued; says why it cannot."""
         left = interrupted_builds.find(self.builddir) if self.facts and not self.wheel else None
         if not left:
             return None
         # what went through JSON has no tuples
         different = interrupted_builds.differences(json.loads(json.dumps(self.facts)), left['facts'])
         if different or not os.path.isdir(left['source']):
-            print_msg("an interrupted build is not gone on with, as it differs in: %s", different or 'its source tree',
+            print_msg("the interrupted build is not continued, as it differs in: %s", different or 'its source tree',
                       log=self.log)
             return None
-        print_msg("going on with the build that was interrupted in %s", left['source'], log=self.log)
+        print_msg("continuing the build that was interrupted in %s", left['source'], log=self.log)
         return left
 
     def extract_step(self):

@@ -104,8 +104,8 @@ class LockedWheels(EasyBlock):
                 try:
                     zipfile.ZipFile(source['path']).close()
                 except zipfile.BadZipFile:
-                    raise EasyBuildError("%s is no whole wheel: it was cut short, or is something else. Remove it; it "
-                                         "is then fetched again.", source['path'])
+                    raise EasyBuildError("%s is not a complete wheel: it was cut short, or is another kind of file. "
+                                         "Remove it, and call again to fetch it anew.", source['path'])
 
     def extract_step(self):
         """Wheels are not unpacked beforehand."""

@@ -78,14 +78,14 @@ def test_killed_and_resumed(small, tmp_path):
 
     kill_in_the_middle()
     output = small(env={'HOLD': str(hold)})
-    assert 'going on with the build that was interrupted' in output
+    assert 'continuing the build that was interrupted' in output
     assert not small.compiled() and '--cmake-only' not in output
 
     small.write(options=OPTIONS + ['USE_GLOO=0'])
     kill_in_the_middle('--rebuild')
     small.write(options=OPTIONS + ['USE_GLOO=1'])
     output = small('--rebuild', env={'HOLD': str(hold)})
-    assert 'not gone on with, as it differs in: checksums, options' in output and small.compiled()
+    assert 'not continued, as it differs in: checksums, options' in output and small.compiled()
 
 
 def wait_for(condition, process):
