@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file
+from easybuild.tools.filetools import adjust_permissions, convert_name, copy_dir, copy_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
@@ -32,6 +32,16 @@ PARAMETERS = dict(locked_packages.PARAMETERS, **{
     'features': [[], "What this has of: %s; decides which settings of the system apply"
                  % ', '.join(sorted(FEATURES)), CUSTOM],
 })
+# For `module help`: what to type, with each script and example that an easyconfig installs.
+USAGE = (
+    ('pytorch-check', "See whether it works here:", "pytorch-check"),
+    ('train.py', "Train on this machine:", "torchrun --nproc-per-node 2 $EBROOT{name}/examples/train.py"),
+    ('pytorch-jobscript', "Train on two nodes:", "pytorch-jobscript --nodes 2 --time 10 train.py > job; submit it"),
+    ('pytorch-srun', "Train within a job:", "{launcher} ... pytorch-srun train.py"),
+    ('extend-venv-activate', "Add packages of your own:", "python -m venv mine; extend-venv-activate mine; "
+                                                          "source mine/bin/activate; pip install ..."),
+    (None, "How it was installed:", "ls $EBROOT{name}/easybuild"),
+)
 
 
 class PythonEnvironment:
@@ -44,9 +54,17 @@ class PythonEnvironment:
         self.cfg = packages.cfg
         self.features = features
         self.compilers = compilers
-        if features:
-            self.cfg['usage'] = '\n'.join(filter(None, [
-                self.cfg['usage'], explain(self.settings(), self.packages.system.advice)]))
+        self.cfg['usage'] = '\n'.join(filter(None, [
+            self.cfg['usage'], self.usage(), features and explain(self.settings(), self.packages.system.advice)]))
+
+    def usage(self):
+        """For `module help`: what to type first."""
+        there = [os.path.basename(name) for name in self.cfg['scripts'] + self.cfg['example_files']]
+        if not there:
+            return ''
+        name, launcher = convert_name(self.cfg.name, upper=True), self.packages.system.launcher['command']
+        return '\n'.join('%-27s %s' % (what, command.format(name=name, launcher=launcher))
+                         for script, what, command in USAGE if script in there + [None])
 
     def path(self, *parts):
         """A path in the installation."""
