@@ -18,6 +18,7 @@ from hpc_pytorch.machine.systems import FEATURES
 from hpc_pytorch.packages import locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.pip_errors import last_words
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
 
 # Easyconfig parameters of every easyblock that makes such an environment.
@@ -62,7 +63,10 @@ class PythonEnvironment:
                                        len({entry.name for entry in self.packages.locked('lock_files')}),
                                        ', '.join(self.cfg['build_from_source']) or 'none')
             return
-        run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()], use_bash=False)
+        made = run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()],
+                             use_bash=False, fail_on_error=False, hidden=True)
+        if made.exit_code:
+            raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
         self.pip().install(self.packages.to_install(), store, '--only-binary', ':all:')
         for wheel in wheels:
             self.install_wheel(wheel)
