@@ -10,8 +10,10 @@ import glob
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
@@ -32,6 +34,7 @@ from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_no
 
 # no set of wheels is so small
 LEAST_ROOM = 50 * 2 ** 20
+DAY = 86400
 # what a file is called that lay where another was to be kept
 ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
 
@@ -229,7 +232,7 @@ class LockedPackages:
         if not absent:
             return
         store = self.writable_store(absent[0])
-        part = tempfile.mkdtemp(prefix='part-', dir=store)
+        part = tempfile.mkdtemp(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=store)
         try:
             for entries in filter(None, wheels):
                 self.download(entries, part, store, files)
@@ -259,7 +262,7 @@ class LockedPackages:
                                  "directory of yours in front of it (NEW:READONLY): "
                                  "--sourcepath=$HOME/easybuild/sources:%s",
                                  absent.name, absent.version, ':'.join(source_paths()))
-        for left in glob.glob(os.path.join(glob.escape(store), 'part-*')):
+        for left in filter(is_left, glob.glob(os.path.join(glob.escape(store), 'part-*'))):
             remove_dir(left)
         free = shutil.disk_usage(store).free
         if free < LEAST_ROOM:
@@ -274,7 +277,7 @@ class LockedPackages:
         extra = [word for url in self.cfg['extra_index_urls'] for word in ('--extra-index-url', url)]
         print_msg("fetching %d packages into %s", len({entry.name for entry in entries}), store,
                   log=self.easyblock.log)
-        for indexes in ([], extra):
+        for indexes in [[]] + [extra] * bool(extra):
             result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
             if result.exit_code == 0:
                 return keep(part, store, files)
@@ -308,11 +311,19 @@ class LockedPackages:
                                  ' or '.join(sorted(entry.hashes)))
 
 
+def is_left(part):
+    """Whether a directory with downloads is of a call that was killed, not of one that is at work."""
+    host, _, pid = os.path.basename(part)[len('part-'):].rpartition('=')[0].rpartition('=')
+    if host == socket.gethostname():
+        return not os.path.exists('/proc/%s' % pid)
+    return time.time() - os.path.getmtime(part) > DAY
+
+
 def keep(part, store, files):
-    """Move what was downloaded to where it stays; what lies there under the same name is another file, and stays."""
-    for path in glob.glob(os.path.join(part, '*.*')):
+    """Move what was downloaded to where it stays; another file that lies there under the same name stays, too."""
+    for path in glob.glob(os.path.join(glob.escape(part), '*.*')):
         target = os.path.join(store, os.path.basename(path))
-        if os.path.exists(target):
+        if os.path.exists(target) and sha256_of(target) != sha256_of(path):
             os.replace(target, '%s.%s.aside' % (target, sha256_of(target)[:8]))
         os.replace(path, target)
         link = os.path.join(files, os.path.basename(path))
