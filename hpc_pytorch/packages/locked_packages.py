@@ -24,7 +24,7 @@ from easybuild.tools.filetools import download_file, mkdir, remove_dir
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, settle
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
@@ -325,6 +325,7 @@ def keep(part, store, files):
         target = os.path.join(store, os.path.basename(path))
         if os.path.exists(target) and sha256_of(target) != sha256_of(path):
             os.replace(target, '%s.%s.aside' % (target, sha256_of(target)[:8]))
+        settle(path)
         os.replace(path, target)
         link = os.path.join(files, os.path.basename(path))
         if not os.path.exists(link):

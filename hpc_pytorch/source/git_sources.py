@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tarfile
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, settle
 
 TRIES = 3
 COMMIT = re.compile(r'[0-9a-f]{40}$')
@@ -105,6 +105,7 @@ def pack(directory, name, tarball):
                     path = os.path.join(top, entry)
                     archive.add(path, os.path.join(name, os.path.relpath(path, directory)), recursive=False,
                                 filter=plain)
+    settle(part)
     os.rename(part, tarball)
 
 

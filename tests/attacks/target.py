@@ -42,6 +42,14 @@ class Target:
         self.eb(self.toy.easyconfig, '--rebuild', env=self.online, cwd=self.toy.folder)
         self.check_fetched()
         assert not list(Path(self.eb.prefix, 'software', '.locks').iterdir())
+        self.check_module()
+
+    def modules(self):
+        """The module file, if there is one."""
+        return list(self.eb.modules.glob('toy/1.0*'))
+
+    def check_module(self):
+        """What is installed can be used."""
         ModulesTool('Lmod').run("module use %s; module load toy; python -c 'import toy, other'" % self.eb.modules)
 
     def check_fetch(self):

@@ -77,7 +77,8 @@ class Index(BaseHTTPRequestHandler):
         """A page with all files, or a file."""
         path = self.server.index / self.path.split('/')[-1]
         if not path.is_file():
-            content = ''.join('<a href="/%s">%s</a>' % (2 * (path.name,)) for path in self.server.index.iterdir()).encode()
+            names = [wheel.name for wheel in self.server.index.iterdir()]
+            content = ''.join('<a href="/%s">%s</a>' % (name, name) for name in names).encode()
         else:
             content, first = path.read_bytes(), not self.server.asked.is_set()
             self.server.asked.set()
