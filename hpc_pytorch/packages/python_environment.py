@@ -20,6 +20,7 @@ from hpc_pytorch.machine.systems import FEATURES
 from hpc_pytorch.packages import locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.pip_errors import last_words
 from hpc_pytorch.packages.progress import telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
 
@@ -83,7 +84,10 @@ class PythonEnvironment:
                                        len({entry.name for entry in self.packages.locked('lock_files')}),
                                        ', '.join(self.cfg['build_from_source']) or 'none')
             return
-        run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()], use_bash=False)
+        made = run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()],
+                             use_bash=False, fail_on_error=False, hidden=True)
+        if made.exit_code:
+            raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
         entries = self.packages.to_install()
         with telling("installing %d packages" % len({entry.name for entry in entries}), self.easyblock.log):
             self.pip().install(entries, store, '--only-binary', ':all:', '--no-compile')

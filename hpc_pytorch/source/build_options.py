@@ -137,7 +137,7 @@ def missing_submodules(tree):
     path = os.path.join(tree, '.gitmodules')
     if not os.path.isfile(path):
         return []
-    with open(path, encoding='utf-8') as handle:
+    with open(path, encoding='utf-8', errors='replace') as handle:
         paths = re.findall(r'^\s*path\s*=\s*(\S+)', handle.read(), re.M)
     return [name for name in paths if not os.path.isdir(os.path.join(tree, name))
             or not os.listdir(os.path.join(tree, name))]
