@@ -56,7 +56,8 @@ class PythonEnvironment:
         self.features = features
         self.compilers = compilers
         self.cfg['usage'] = '\n'.join(filter(None, [
-            self.cfg['usage'], self.usage(), features and explain(self.settings(), self.packages.system.advice)]))
+            self.cfg['usage'], self.usage(),
+            features and explain(self.settings(), self.settings(self.packages.system.advice))]))
 
     def usage(self):
         """For `module help`: what to type first."""
@@ -190,10 +191,12 @@ class PythonEnvironment:
                        for name, value in (('PYTHONPATH', self.site_packages()), ('PYTHONNOUSERSITE', '1')))
         return text + (self.system_settings(module) if self.features else '')
 
-    def settings(self):
-        """The settings of the system that apply."""
+    def settings(self, variables=None):
+        """The settings of the system that apply, or what applies of these."""
         versions = {dep['name']: dep['version'] for dep in self.cfg.dependencies() if not dep['external_module']}
-        return self.packages.system.settings_for(self.features, versions)
+        versions.update(dep['full_mod_name'].split('/', 1) for dep in self.cfg.dependencies()
+                        if dep['external_module'] and '/' in dep['full_mod_name'])
+        return self.packages.system.settings_for(self.features, versions, variables)
 
     def system_settings(self, module):
         """What the system's data say for these features, and what pytorch-srun and cpu-mask want to know."""
