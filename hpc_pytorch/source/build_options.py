@@ -23,6 +23,14 @@ ROUTES = (
     Route('1.13', ('setup.py', 'build', '--cmake-only'), ('setup.py', 'bdist_wheel')),
 )
 
+# The least that a version is built with: (what, least, since). From setup.py, CMakeLists.txt and pyproject.toml of 2.9
+# and 2.14 (November 2026).
+NEEDS = (
+    ('CMake', '3.27', '2.9'),
+    ('Python', '3.10', '2.9'),
+    ('GCC', '11.3', '2.14'),
+)
+
 # Options that every build has, with the versions that know them: (option, value, since, before).
 OPTIONS = (
     ('BUILD_TEST', '0', '1.13', None),
@@ -68,6 +76,12 @@ def within(version, since, before):
 def route(version):
     """How this version is built; None if nobody knows."""
     return next((row for row in ROUTES if within(version, row.since, None)), None)
+
+
+def lacking(version, found):
+    """What is too old to build this version, in words; `found` has the versions by the names of NEEDS."""
+    return ['%s %s or newer (%s is here)' % (what, least, found[what]) for what, least, since in NEEDS
+            if what in found and within(version, since, None) and version_key(found[what]) < version_key(least)]
 
 
 def common_options(version):

@@ -113,6 +113,19 @@ class WheelBuild:
                 'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
                 'build_packages': sorted(entry.text for entry in self.packages.locked('build_lock_files'))}
 
+    def check_needs(self):
+        """Refuse, before anything is fetched, what is too old to build this version."""
+        modules = [dep['full_mod_name'].lower().split('/') for dep in self.cfg.dependencies()]
+        found = {'CMake': module[1] for module in modules if module[0] == 'cmake' and len(module) > 1}
+        found['Python'] = self.packages.python.version
+        banner = self.first_line(self.compilers().get('CXX', 'g++'))
+        if build_options.compiler_family(banner) == 'gcc':
+            found['GCC'] = banner.split(') ')[-1].split()[0]
+        lacking = build_options.lacking(self.cfg.version, found)
+        if lacking:
+            raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.cfg.version,
+                                 ' and '.join(lacking))
+
     def route(self):
         """How this version is built."""
         found = build_options.route(self.cfg.version)
