@@ -6,6 +6,7 @@ Python 3.6; runs inside EasyBuild.
 import glob
 import json
 import os
+import re
 import sys
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -119,8 +120,9 @@ class WheelBuild:
         found = {'CMake': module[1] for module in modules if module[0] == 'cmake' and len(module) > 1}
         found['Python'] = self.packages.python.version
         banner = self.first_line(self.compilers().get('CXX', 'g++'))
-        if build_options.compiler_family(banner) == 'gcc':
-            found['GCC'] = banner.split(') ')[-1].split()[0]
+        gcc = re.search(r'\) (\d+\.[\d.]*\d)', banner)
+        if gcc and build_options.compiler_family(banner) == 'gcc':
+            found['GCC'] = gcc.group(1)
         lacking = build_options.lacking(self.cfg.version, found)
         if lacking:
             raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.cfg.version,
