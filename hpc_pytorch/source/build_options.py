@@ -147,11 +147,13 @@ def unknown_options(options, tree):
 
 
 def missing_submodules(tree):
-    """Paths of submodules that the tree names and does not have."""
+    """Paths of submodules that the tree, or one of them, names and does not have."""
     path = os.path.join(tree, '.gitmodules')
     if not os.path.isfile(path):
         return []
     with open(path, encoding='utf-8', errors='replace') as handle:
         paths = re.findall(r'^\s*path\s*=\s*(\S+)', handle.read(), re.M)
-    return [name for name in paths if not os.path.isdir(os.path.join(tree, name))
-            or not os.listdir(os.path.join(tree, name))]
+    missing = [name for name in paths if not os.path.isdir(os.path.join(tree, name))
+               or not os.listdir(os.path.join(tree, name))]
+    return missing + [os.path.join(name, inner) for name in paths if name not in missing
+                      for inner in missing_submodules(os.path.join(tree, name))]

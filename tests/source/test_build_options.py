@@ -14,3 +14,16 @@ from hpc_pytorch.source import build_options
 def test_lacking(version, found, words):
     """What is there decides; of what nobody knows nothing is said."""
     assert build_options.lacking(version, found) == words
+
+
+def test_missing_submodules(tmp_path):
+    """Those of submodules, too; a tree without a list has all."""
+    assert not build_options.missing_submodules(str(tmp_path))
+    for name, there in (('third_party/a', True), ('third_party/b', False), ('third_party/a/deep', False)):
+        (tmp_path / name).mkdir(parents=True)
+        if there:
+            (tmp_path / name / 'file').touch()
+    (tmp_path / '.gitmodules').write_text('[submodule "a"]\n\tpath = third_party/a\n'
+                                          '[submodule "b"]\n\tpath = third_party/b\n')
+    (tmp_path / 'third_party/a/.gitmodules').write_text('[submodule "deep"]\n    path = deep\n')
+    assert build_options.missing_submodules(str(tmp_path)) == ['third_party/b', 'third_party/a/deep']
