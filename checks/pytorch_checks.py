@@ -173,7 +173,8 @@ class SpeedCheck(OfModule):
         self.num_tasks, self.num_tasks_per_node = self.nodes * ranks, ranks
         if 'batch' in self.current_partition.features:
             self.num_cpus_per_task = min(self.about['cores_per_rank'], self.about['cores'] // ranks) or 1
-            self.job.launcher.options += [word.format(ranks=ranks) for word in self.about['launcher_options']]
+            given = {'ranks': ranks, 'cores': self.num_cpus_per_task}
+            self.job.launcher.options += [word.format(**given) for word in self.about['launcher_options']]
             self.extra_resources = {'gpus': {'number': self.about['gpus']}} if self.about['gpus'] else {}
 
     @sanity_function
@@ -198,9 +199,10 @@ class SpeedCheck(OfModule):
         fast = self.about['interfaces']
         if self.nodes > 1 and fast:
             used = self.said('^%s between nodes: (.+)' % backend)[-1]
-            if not all(one.startswith(tuple(fast) + ('cxi', 'uverbs', 'OFI', 'InfiniBand')) for one in used.split(', ')):
+            known = tuple(fast) + ('cxi', 'uverbs', 'OFI', 'InfiniBand')
+            if not all(one.startswith(known) for one in used.split(', ')):
                 raise SanityError("%s talks through %s, and the fast network is %s. Settings that were seen: %s" % (
-                    backend, used, ' '.join(fast), ' '.join(self.said('^setting: (.*)|$'))))
+                    backend, used, ' '.join(fast), ' '.join(filter(None, self.said('^setting: (.*)|$')))))
 
     def evenly(self, ranks):
         """No rank alone is slow; each has cores of its own, near its device."""

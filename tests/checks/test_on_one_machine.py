@@ -1,4 +1,4 @@
-"""./eb --check on a workstation: all is well with a real PyTorch, and each check fails when what it watches is broken."""
+"""./eb --check on a workstation with a real PyTorch: each check fails when what it watches is broken."""
 import json
 import shutil
 
@@ -34,7 +34,7 @@ def test_all_is_well(module):
     known['margins']['GB/s'] = 0.99
     references.write_text(json.dumps(known))
     reasons = module.reasons('start|train|bandwidth')
-    assert 'failed to meet reference: import' in reasons and 'failed to meet reference: total' in reasons
+    assert 'import=' in reasons and 'total=' in reasons
     assert 'each' not in reasons and 'all_reduce' not in reasons
     module.check('--update', '--name=start')
     assert json.loads(references.read_text())['margins']['GB/s'] == 0.99
@@ -52,7 +52,7 @@ def test_broken_installation(module):
     module.promise("collection_packages = ['torch_mpi']\nbuild_from_source = ['mpi4py', 'horovod']\n"
                    "dependencies = [('aws-ofi-nccl', '1.19.2')]")
     reasons = module.reasons('packages|mpi|horovod|plugin')
-    for words in ('stale file handle', 'mpi      FAILS', 'mpi4py   FAILS', 'horovod  FAILS', 'PyTorch sees no GPU here'):
+    for words in ('stale file handle', 'mpi      FAILS', 'mpi4py   FAILS', 'horovod  FAILS', 'sees no GPU here'):
         assert words in reasons
 
 
