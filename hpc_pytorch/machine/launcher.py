@@ -35,6 +35,8 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
                  compare this machine with what systems/ says of it; FILE: as JSON, to be sent
   --survey --new-system NAME
                  write drafts of systems/NAME, its stand-in and its first easyconfig
+  --check [MODULE ...] [--update] [--report FILE]
+                 check and measure what is installed, and compare with what --update has kept; --check --help says more
 
 What follows is EasyBuild's own help.
 """
@@ -80,9 +82,10 @@ PROGRAMS = {
     'new-version': 'hpc_pytorch.packages.new_version',
     'renew': 'hpc_pytorch.packages.new_version',
     'survey': 'hpc_pytorch.machine.survey',
+    'check': 'hpc_pytorch.jobs.checks',
 }
 # Those that read the option themselves.
-THEIR_OWN = ('new-version', 'renew', 'survey')
+THEIR_OWN = ('new-version', 'renew', 'survey', 'check')
 
 
 def say(text):

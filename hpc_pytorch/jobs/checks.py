@@ -1,0 +1,256 @@
+"""
+``./eb --check [MODULE ...]``: the checks of checks/ on what is installed, by ReFrame, for who does not know ReFrame.
+
+ReFrame's settings of a system are made from ``systems/NAME/system.cfg``. Each run leaves a report, and reports can be
+compared. Words that are not known here are ReFrame's.
+"""
+import argparse
+import fnmatch
+import html
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pprint
+import re
+import subprocess
+import sys
+import time
+
+from easybuild.tools.config import install_path
+
+from hpc_pytorch import UsersProblem, VERSION, collection_path
+from hpc_pytorch.jobs import status
+from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.batch_systems import SCHEDULERS, NoAnswer
+
+# by unit: how far a value may be from its reference; written into new files of references, where a site changes it
+MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
+# EasyBuild's options, which say where it installs
+EASYBUILDS = ('--prefix=', '--installpath', '--sourcepath=', '--tmpdir=', '--allow-use-as-root')
+# in a job's script, where the user's shell at login does not do it
+MODULE_COMMAND = 'command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash'
+
+
+def jobscript():
+    """What the collection's pytorch-jobscript knows of launchers."""
+    path = os.path.join(collection_path('scripts'), 'pytorch-jobscript')
+    spec = importlib.util.spec_from_loader('jobscript', importlib.machinery.SourceFileLoader('jobscript', path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def reframes_scheduler(kind):
+    """ReFrame's name of it; of Slurm there are two, for where a record of ended jobs is kept, and for where none is."""
+    if kind != 'slurm':
+        return {'pbs': 'pbs', 'none': 'local'}[kind]
+    try:
+        return 'squeue' if SCHEDULERS[kind].ask(['sacct', '-n'])[0] else 'slurm'
+    except NoAnswer:
+        return 'slurm'
+
+
+def partition(system):
+    """The compute nodes, as ReFrame wants to know them."""
+    node, scheduler, command = system.node, system.scheduler, system.launcher['command']
+    kind, gpus, near = scheduler['kind'], node['gpus'] or 0, node['gpu_cores']
+    cores = node['cores'] or os.cpu_count()
+    options = {'slurm': ('--partition=', '--account=', '--qos='), 'pbs': ('-q ', '-A ', None), 'none': [None] * 3}[kind]
+    values = scheduler['partition'], os.environ.get(scheduler['account_variable'] or ''), scheduler['qos']
+    placing = {'srun': [], 'mpiexec': ['--ppn', '{ranks}'], 'mpirun': ['--map-by', 'ppr:{ranks}:node']}[command]
+    placing += jobscript().binding({'gpus': gpus, 'ranks': gpus or 1, 'cores': '{cores}'}, {
+        'command': command, 'gpu_options': ' '.join(system.launcher['gpu_options'])})
+    return {
+        'name': 'compute', 'environs': ['builtin'], 'max_jobs': 1 if kind == 'none' else 8,
+        'scheduler': reframes_scheduler(kind), 'launcher': command,
+        'access': [option + value for option, value in zip(options, values) if option and value] + scheduler['options'],
+        'prepare_cmds': [MODULE_COMMAND, 'unset SLURM_EXPORT_ENV'] + [
+            'module use ' + path for path in reversed(os.environ.get('MODULEPATH', '').split(':')) if path],
+        'processor': {'num_cpus': cores * (node['threads_per_core'] or 1),
+                      'num_cpus_per_core': node['threads_per_core'] or 1},
+        'devices': [{'type': 'gpu', 'arch': node['gpu_architecture'] or '', 'num_devices': gpus}][:gpus],
+        'resources': [{'name': 'gpus', 'options': [(scheduler['gpus_option'] or 'ngpus=') + '{number}']}][:gpus],
+        'features': ['hpc_pytorch'] + ['gpu'] * bool(gpus) + ['batch'] * (kind != 'none'),
+        'extras': {'hpc_pytorch': {
+            'ranks': gpus or 1, 'gpus': gpus, 'cores': cores, 'gpu_cores': near, 'launcher_options': placing,
+            'cores_per_rank': len(near[0]) if near else cores // (gpus or 1),
+            'interfaces': system.network['interfaces']}},
+    }
+
+
+def settings(system):
+    """ReFrame's settings; the entry below `systems` can be pasted into a site's own."""
+    tool = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}[os.environ['EASYBUILD_MODULES_TOOL']]
+    return "# made by ./eb --check from systems/%s\nsite_configuration = %s\n" % (system.name, pprint.pformat({
+        'systems': [{'name': system.name, 'descr': system.system['title'], 'modules_system': tool,
+                     'hostnames': [fnmatch.translate(name) for name in system.system['host_names'] or ['*']],
+                     'partitions': [partition(system)]}],
+        'general': [{'use_login_shell': True, 'resolve_module_conflicts': False, 'remote_detect': False}],
+    }, width=110))
+
+
+def reframe():
+    """ReFrame as the collection has locked it, in an environment that is made when it is needed."""
+    top = os.path.dirname(collection_path('environments'))
+    make = os.path.join(top, 'environments', 'make-environment')
+    environment = os.path.join(top, '.venv-checks')
+    if subprocess.run([make, environment, os.path.join(top, 'environments', 'checks.txt')]).returncode:
+        raise UsersProblem("ReFrame could not be installed; see above")
+    return os.path.join(environment, 'bin', 'reframe')
+
+
+def check(system, given, others):
+    """Let ReFrame run; returns the report."""
+    place = os.path.join(os.path.dirname(install_path('software')), 'hpc-pytorch-checks')
+    os.makedirs(place, exist_ok=True)
+    os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
+    path, found = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
+    with open(path, 'w') as handle:
+        handle.write(settings(system))
+    command = [reframe(), '-C', path, '-c', collection_path('checks'), '-r', '--system', system.name, '--prefix', place,
+               '--report-file', found, '-S', 'SpeedCheck.references=' + given.references]
+    subprocess.run(command + ['-E', 'module in %r' % given.check] * bool(given.check) + others, cwd=place,
+                   stdin=subprocess.DEVNULL)
+    if not os.path.exists(found):
+        raise UsersProblem("no check was run; see above. `module avail PyTorch` shows what is installed")
+    checks = {}
+    for case in read(found)['runs'][0]['testcases']:
+        module = re.search(r'%module=(\S+)', case['display_name']).group(1)
+        checks.setdefault(module, {})[re.sub(r' %module=\S+', '', case['display_name'])] = {
+            'result': case['result'], 'reason': (case.get('fail_reason') or '').strip(),
+            'values': {name.split(':')[-1]: [value[0], value[4]] for name, value in (case['perfvalues'] or {}).items()}}
+    os.remove(found)
+    return {'format': 1, 'system': system.name, 'title': system.system['title'], 'collection': VERSION,
+            'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ, 'date': time.strftime('%Y-%m-%d', time.gmtime()),
+            'modules': checks}
+
+
+def update(path, report):
+    """Values of checks that passed become references; margins stay as the site has them."""
+    known = read(path) if os.path.exists(path) else {'margins': MARGINS, 'modules': {}}
+    for module, checks in report['modules'].items():
+        known['modules'].setdefault(module, {}).update({
+            check: {name: value for name, (value, _) in one['values'].items()}
+            for check, one in checks.items() if one['result'] == 'pass' and one['values']})
+    write(path, known)
+
+
+def read(path):
+    """A report or references."""
+    try:
+        with open(path) as handle:
+            return json.load(handle)
+    except (OSError, ValueError) as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, error))
+
+
+def write(path, content):
+    """JSON that people can read, too."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, 'w') as handle:
+        json.dump(content, handle, indent=1, sort_keys=True)
+        handle.write('\n')
+
+
+def results(report):
+    """{(module, check): result} and {(module, check, name): (value, unit)} of a report."""
+    checks = {(module, check): one for module, found in report['modules'].items() for check, one in found.items()}
+    return ({key: one['result'] for key, one in checks.items()},
+            {key + (name,): value for key, one in checks.items() for name, value in one['values'].items()})
+
+
+def compare(before, after, picture):
+    """What both have measured, with how many times as good it is now; what ended otherwise; and a picture."""
+    (first, old), (second, new) = results(before), results(after)
+    lines = [(' '.join(key), old[key][0], value, unit, old[key][0] / value if unit == 's' else value / old[key][0])
+             for key, (value, unit) in sorted(new.items()) if key in old and value and old[key][0]]
+    for key in sorted(set(first) | set(second)):
+        if first.get(key) != second.get(key):
+            print('%s: %s, now %s' % (' '.join(key), first.get(key, 'not there'), second.get(key, 'not there')))
+    print('%-70s %12s %12s %10s %6s' % ('', before['date'], after['date'], '', 'ratio'))
+    for line in lines:
+        print('%-70s %12.3f %12.3f %10s %6.2f' % line)
+    if picture:
+        with open(picture, 'w') as handle:
+            handle.write(svg(lines, '%s, %s and %s: 1 is as fast as before' % (
+                after['title'], before['date'], after['date'])))
+
+
+def svg(lines, title):
+    """A bar for each ratio, and a line where nothing has changed."""
+    rows = ['<text x="8" y="{y}">{what}</text><rect x="560" y="{top}" width="{width:.0f}" height="12" fill="{fill}"/>'
+            '<text x="{end:.0f}" y="{y}">{ratio:.2f}</text>'.format(
+                y=52 + 18 * number, top=42 + 18 * number, what=html.escape(what), width=min(ratio, 2) * 100,
+                end=568 + min(ratio, 2) * 100, fill='#b03030' if ratio < 0.9 else '#3070b0', ratio=ratio)
+            for number, (what, _, _, _, ratio) in enumerate(lines)]
+    return ('<svg xmlns="http://www.w3.org/2000/svg" width="820" height="{0}" font-family="sans-serif" '
+            'font-size="11">\n'
+            '<rect width="820" height="{0}" fill="white"/><text x="8" y="20" font-size="14">{1}</text>\n'
+            '<line x1="660" x2="660" y1="34" y2="{0}" stroke="black"/>\n{2}\n</svg>\n').format(
+                50 + 18 * len(rows), html.escape(title), '\n'.join(rows))
+
+
+def show(report):
+    """How well training scales, and how many checks passed; returns the exit status."""
+    ended, values = results(report)
+    for (module, check, name), (value, _) in sorted(values.items()):
+        nodes = int(check.split('=')[-1])
+        one = values.get((module, check.replace('nodes=%d' % nodes, 'nodes=1'), name))
+        if name == 'total' and nodes > 1 and one:
+            print("%s trains on %d nodes with %.0f %% of the speed of as many single nodes" % (
+                module, nodes, 100 * value / one[0] / nodes))
+    for module in sorted(report['modules']):
+        passed = [result == 'pass' for (of, _), result in ended.items() if of == module]
+        print("%s: %d of %d checks passed" % (module, sum(passed), len(passed)))
+    return 0 if ended and set(ended.values()) == {'pass'} else 1
+
+
+def arguments(words):
+    """(ours, EasyBuild's, ReFrame's)."""
+    parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
+    parser.add_argument('--check', nargs='*', metavar='MODULE', help="such as PyTorch/2.13.0-workstation; default: all")
+    parser.add_argument('--settings', action='store_true', help="only print ReFrame's settings for this system")
+    parser.add_argument('--references', metavar='FILE', help="default: checks/references/SYSTEM.json")
+    parser.add_argument('--update', action='store_true', help="what passes now is what later runs are compared with")
+    parser.add_argument('--report', metavar='FILE', help="default: check-SYSTEM-DATE.json")
+    parser.add_argument('--compare', nargs=2, metavar=('BEFORE', 'AFTER'), help="only compare two reports")
+    parser.add_argument('--picture', metavar='FILE', help="with --compare: an SVG, too")
+    # argparse takes options with blanks in them for modules
+    given, others = parser.parse_known_args([word for word in words if ' ' not in word])
+    others += [word for word in words if ' ' in word]
+    easybuilds = [word for word in others if word.startswith(EASYBUILDS)]
+    return given, easybuilds, [word for word in others if word not in easybuilds]
+
+
+def act(given, others):
+    """Do what was asked for."""
+    system = systems.load(os.environ['HPC_SYSTEM'])
+    if given.settings:
+        print(settings(system))
+        return 0
+    if given.compare:
+        compare(read(given.compare[0]), read(given.compare[1]), given.picture)
+        return 0
+    given.references = os.path.abspath(given.references or os.path.join(
+        collection_path('checks'), 'references', system.name + '.json'))
+    report = check(system, given, others)
+    path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
+    write(path, report)
+    if given.update:
+        update(given.references, report)
+    print("The report is %s" % path)
+    return show(report)
+
+
+def main(words):
+    """``./eb --check``."""
+    given, easybuilds, others = arguments(words)
+    return status.run(easybuilds, lambda _: act(given, others))
+
+
+if __name__ == '__main__':
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except UsersProblem as problem:
+        sys.exit("ERROR: %s" % problem)

@@ -1,0 +1,53 @@
+"""./eb --check of a container with a real PyTorch: its scripts, and what they say when they or the image are broken."""
+import json
+import shutil
+
+import pytest
+from common import CACHE
+from containers import images
+from lumi.lumi_site import small_place
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope='module')
+def container(apptainer):
+    """The module, and a function that runs the checks of these names: the reasons of those that fail."""
+    with small_place(images.torch_image(CACHE)) as place:
+        place.install(place.easyconfig("import_name = 'torch'\nwrappers = ['python']", name='PyTorch'))
+
+        def check(names):
+            report = place.directory / 'report.json'
+            # where the container sees its working directory
+            place.eb('--check', '--name=%s' % names, '--report', report, '--references', place.directory / 'none',
+                     env=dict(images.FOR_ROOT, HPC_SYSTEM='workstation'), status=None, cwd=place.directory)
+            checks = json.loads(report.read_text())['modules']['PyTorch/1.0']
+            return {name.split('=')[1].split()[0]: one['reason'] for name, one in checks.items()}
+        place.check = check
+        yield place
+
+
+def test_container(container):
+    """What every image with PyTorch must do; nothing is said of MPI, and no contract is looked for."""
+    found = container.check('way|start')
+    assert set(found) == {'import', 'packages', 'gloo', 'list-packages', 'run-in-container', 'wrapper', 'start'}
+    assert not any(found.values()), found
+
+
+def test_broken(container):
+    """A wrapper that is another Python, an image that is cut short."""
+    root = container.eb.prefix / 'software/PyTorch/1.0'
+    wrapper = root / 'bin/python'
+    wrapper.rename(root / 'bin/kept')
+    wrapper.symlink_to(shutil.which('python3', path='/usr/bin'))
+    image, = root.glob('*.sif')
+    try:
+        assert "No module named 'torch'" in container.check('wrapper')['wrapper']
+        wrapper.unlink()
+        (root / 'bin/kept').rename(wrapper)
+        image.rename(root / 'whole')
+        image.write_bytes((root / 'whole').read_bytes()[:4096])
+        found = container.check('list-packages|run-in-container')
+        assert all('nothing like' in reason for reason in found.values()) and len(found) == 2
+    finally:
+        (root / 'whole').replace(image)

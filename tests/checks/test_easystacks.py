@@ -1,0 +1,51 @@
+"""Each system's easystack has all that the collection has for it, and ./eb takes it."""
+import re
+
+import pytest
+from batch_systems.real_slurm import Slurm
+from common import CHECKOUT
+from lumi.lumi_site import needs_root
+
+from hpc_pytorch.machine import systems
+
+EASYSTACK = CHECKOUT / 'easystacks'
+
+
+def listed(path):
+    """The easyconfigs of an easystack."""
+    head, *names = path.read_text().splitlines()
+    assert head == 'easyconfigs:'
+    return [re.match(r'  - (\S+\.eb)$', name).group(1) for name in names]
+
+
+@pytest.mark.parametrize('name', systems.names())
+def test_has_all(name):
+    """Every easyconfig of the system, and no other."""
+    system = systems.load(name)
+    expected = {path.name for path in CHECKOUT.glob('easyconfigs/*/*/*.eb') if systems.is_for(path.name, system)}
+    found = listed(EASYSTACK / (name + '.yaml'))
+    assert len(found) == len(set(found)) and set(found) == expected
+
+
+def test_every_easystack_is_of_a_system():
+    """None is left over."""
+    assert {path.stem for path in EASYSTACK.iterdir()} == set(systems.names())
+
+
+@pytest.mark.slow
+def test_two_easyconfigs_as_jobs(toys, tmp_path):
+    """One file, one job for each module, in the right order; a second call submits nothing twice."""
+    needs_root()
+    toys.write('first', commands=['true'])
+    toys.write('second', after=['first'])
+    stack = tmp_path / 'both.yaml'
+    stack.write_text('easyconfigs:\n  - second-1.0-ARCHER2.eb\n  - first-1.0-ARCHER2.eb\n')
+    with Slurm(tmp_path / 'slurm', nodes=1, cpus=128, memory=524288, partitions=('standard',)) as slurm:
+        toys.environment = dict(slurm.environment, SBATCH_ACCOUNT='project')
+        words = ('--easystack=%s' % stack, '--robot=%s' % tmp_path, '--job')
+        output = toys.run(*words)
+        jobs = re.findall(r'^== (\S+) is job (\S+?)(?:,| already|$)', output, re.M)
+        assert [module.split('/')[0] for module, _ in jobs][:2] == ['first', 'second'] and len(set(jobs)) == 2, output
+        found = toys.wait_for_end()
+        assert all('  done' in text.split('\n')[0] or 'installed' in text for text in found.values()), found
+    assert toys.module('second').exists()

@@ -1,0 +1,96 @@
+"""./eb --check on a workstation with a real PyTorch: each check fails when what it watches is broken."""
+import json
+import shutil
+
+import pytest
+
+from checks.small_module import NAME, small_module
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def module():
+    """A module that this test may break."""
+    with small_module() as module:
+        yield module
+
+
+def test_all_is_well(module):
+    """What was promised is checked, nothing else; references are kept, and a site's margins stay."""
+    output, checks = module.check(NAME, '--update')
+    assert '%s: 8 of 8 checks passed' % NAME in output
+    assert {name.split('=')[1].split()[0] for name in checks} == {
+        'import', 'packages', 'gloo', 'contract', 'bandwidth-gloo', 'train', 'start', 'checkpoint'}
+    references = module.directory / 'references.json'
+    known = json.loads(references.read_text())
+    kept = known['modules'][NAME]
+    assert kept['SpeedCheck %what=bandwidth-gloo %nodes=1'].keys() == {'all_reduce_1M', 'broadcast_1M'}
+    assert kept['SpeedCheck %what=checkpoint %nodes=1'].keys() == {'read', 'write'}
+    # as if it had been a thousand times as fast
+    start = kept['SpeedCheck %what=start %nodes=1']
+    train = kept['SpeedCheck %what=train %nodes=1']
+    start['import'], train['total'], train['each'] = start['import'] / 1000, train['total'] * 1000, 0.001
+    known['margins']['GB/s'] = 0.99
+    references.write_text(json.dumps(known))
+    reasons = module.reasons('start|train|bandwidth')
+    assert 'import=' in reasons and 'total=' in reasons
+    assert 'each' not in reasons and 'all_reduce' not in reasons
+    module.check('--update', '--name=start')
+    assert json.loads(references.read_text())['margins']['GB/s'] == 0.99
+
+
+def test_broken_installation(module):
+    """A package that another command has replaced, one that does not import any more, one that was promised."""
+    info, = module.packages.glob('torch-*.dist-info')
+    text = (info / 'METADATA').read_text()
+    (info / 'METADATA').unlink()
+    (info / 'METADATA').write_text(text.replace('\nVersion: 2.13.0+cpu\n', '\nVersion: 2.14.0+cpu\n'))
+    assert 'not what was installed:\ntorch 2.14.0+cpu' in module.reasons('contract')
+    shutil.rmtree(module.packages / 'expecttest')
+    (module.packages / 'expecttest.py').write_text('raise OSError("stale file handle")')
+    module.promise("collection_packages = ['torch_mpi']\nbuild_from_source = ['mpi4py', 'horovod']\n"
+                   "dependencies = [('aws-ofi-nccl', '1.19.2')]")
+    reasons = module.reasons('packages|mpi|horovod|plugin')
+    for words in ('stale file handle', 'mpi      FAILS', 'mpi4py   FAILS', 'horovod  FAILS', 'sees no GPU here'):
+        assert words in reasons
+
+
+def test_build_that_lost_something(module):
+    """The note of the wheel says what was asked for."""
+    (module.root / 'wheels').mkdir()
+    (module.root / 'wheels/provenance.json').write_text(json.dumps({'asked': {'USE_MPI': '1', 'USE_GLOO': '1'}}))
+    reasons = module.reasons('contract')
+    assert 'USE_MPI' in reasons and 'USE_GLOO' not in reasons
+
+
+def sitecustomize(module, text):
+    """Something that happens at each start of Python."""
+    (module.packages / 'slow.pth').write_text('import ' + text)
+
+
+def test_wrong_results(module):
+    """A collective that does nothing."""
+    sitecustomize(module, "os; os.environ.get('RANK') and __import__('torch.distributed') and setattr("
+                          "__import__('sys').modules['torch.distributed'], 'broadcast', lambda *_, **__: None)")
+    assert 'wrong results' in module.reasons('bandwidth')
+
+
+def test_full_disk(module):
+    """A checkpoint that cannot be written."""
+    assert 'File too large' in module.reasons('checkpoint', '-SSpeedCheck.prerun_cmds=ulimit -f 8')
+
+
+def test_import_fails(module):
+    """PyTorch's own library is gone; then there is nothing to start."""
+    library = module.packages / 'torch/lib/libtorch_cpu.so'
+    library.unlink()
+    reasons = module.reasons('import|start')
+    assert reasons.count('libtorch_cpu.so') >= 2
+
+
+def test_nothing_installed(module):
+    """What to type, and no traceback."""
+    shutil.rmtree(module.eb.modules)
+    output = module.eb('--check', status=1).stdout
+    assert 'no check was run' in output and 'module avail PyTorch' in output

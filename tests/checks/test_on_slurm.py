@@ -1,0 +1,114 @@
+"""./eb --check on a real Slurm of four nodes, with the settings of systems that have such nodes."""
+import os
+import subprocess
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from batch_systems.real_slurm import Slurm, wait_for
+from lumi.lumi_site import needs_root
+
+from checks.small_module import small_module
+
+pytestmark = pytest.mark.slow
+
+# stdout of pytorch-bandwidth where NCCL has not found its plugin
+NCCL = r'''
+nccl     all_reduce       16 cuda         1048576         9274.4      0.113      0.113    yes
+nccl     broadcast        16 cuda         1048576         1307.5      0.802      0.802    yes
+nccl between nodes: %s
+setting: NCCL_SOCKET_IFNAME=hsn0
+'''
+
+
+@pytest.fixture(scope='module')
+def cluster():
+    """The module on a Slurm whose nodes say that they are ARCHER2's, or Frontier's."""
+    needs_root()
+    with small_module() as module, Slurm(module.directory / 'slurm', cpus=128, memory=64 << 10, gpus=8,
+                                         partitions=('standard', 'batch')) as slurm:
+        module.promise("scripts = ['pytorch-stage']\n")
+        module.env = dict(slurm.environment, HPC_SYSTEM='archer2')
+        module.slurm = slurm
+        yield module
+
+
+@contextmanager
+def network():
+    """A network of its own with the interface hsn0, named by the words to start something in it."""
+    begin = 'ip link set lo up && ip link add hsn0 type bridge && ip addr add 10.99.0.1/24 dev hsn0 && ' \
+            'ip link set hsn0 up && echo ready && exec sleep infinity'
+    process = subprocess.Popen(['unshare', '--net', 'sh', '-c', begin], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == 'ready\n'
+        yield 'nsenter --net=/proc/%d/ns/net' % process.pid
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_two_and_four_nodes(cluster):
+    """Training, start with and without staging on two and four nodes; how well it scales is told."""
+    output, checks = cluster.check('--name=train|start%|staged.*nodes=2', '-SSpeedCheck.slowest_rank=0.05')
+    assert '7 of 7 checks passed' in output and 'trains on 4 nodes with' in output
+    assert set(checks['SpeedCheck %what=train %nodes=4']['values']) == {'total', 'each'}
+    # the nodes' own disks are this machine's: as fast, but they were used
+    assert checks['SpeedCheck %what=start-staged %nodes=2']['result'] == 'pass'
+
+
+def test_network(cluster):
+    """The fast network by its name; another interface; and the same network, slowed down."""
+    frontier = {'HPC_SYSTEM': 'frontier'}
+    name, through = 'bandwidth-gloo.*nodes=2', '-SSpeedCheck.env_vars=GLOO_SOCKET_IFNAME:%s'
+    with network() as enter:
+        # frontier's jobs begin without the environment of the shell that submits them
+        more = ['-SSpeedCheck.ranks_per_node=1', '-SSpeedCheck.executable=%s pytorch-srun' % enter]
+        cluster.check('--name=' + name, *more, through % 'hsn0', '--update', env=frontier)
+        reasons = cluster.reasons(name, *more, through % 'lo', env=frontier)
+        assert 'gloo talks through lo, and the fast network is hsn0' in reasons
+        assert 'Settings that were seen: GLOO_SOCKET_IFNAME=lo' in reasons
+        subprocess.run(enter.split() + 'tc qdisc add dev lo root tbf rate 20mbit burst 200kb latency 2s'.split(),
+                       check=True)
+        reasons = cluster.reasons(name, *more, through % 'hsn0', env=frontier)
+        assert 'all_reduce_1M=0.0' in reasons
+
+
+@pytest.mark.parametrize('transport, wrong', [('OFI plugin (provider cxi)', False), ('sockets', True)])
+def test_nccl(cluster, tmp_path, transport, wrong):
+    """There are no GPUs: what is printed on a machine that has some is printed by cat."""
+    (tmp_path / 'output').write_text(NCCL % transport)
+    arguments = ['bandwidth-nccl.*nodes=2', '-SSpeedCheck.ranks_per_node=1',
+                 '-SSpeedCheck.executable=sh -c "cat %s" sh' % (tmp_path / 'output')]
+    if wrong:
+        reasons = cluster.reasons(*arguments, env={'HPC_SYSTEM': 'frontier'})
+        assert 'nccl talks through sockets' in reasons and 'seen: NCCL_SOCKET_IFNAME=hsn0' in reasons
+    else:
+        cluster.check('--name=' + arguments[0], *arguments[1:], env={'HPC_SYSTEM': 'frontier'})
+
+
+def test_slow_node(cluster):
+    """One node's processors are throttled; the check names it."""
+    node = cluster.slurm.nodes[1]
+    group = Path('/sys/fs/cgroup/cpu/slow-%d' % os.getpid())
+    group.mkdir()
+    daemon = next(daemon for daemon in cluster.slurm.daemons if node in daemon.args)
+    try:
+        (group / 'cpu.cfs_period_us').write_text('20000')
+        (group / 'cpu.cfs_quota_us').write_text('1000')
+        (group / 'cgroup.procs').write_text(str(daemon.pid))
+        reasons = cluster.reasons('train.*nodes=2', '-SSpeedCheck.slowest_rank=0.4',
+                                  '-Jnodelist=' + ','.join(cluster.slurm.nodes[:2]))
+        assert 'slow by itself: rank 1 on %s' % node in reasons
+    finally:
+        (Path('/sys/fs/cgroup/cpu/cgroup.procs')).write_text(str(daemon.pid))
+        wait_for(lambda: not (group / 'cgroup.procs').read_text().strip(), "the group is empty")
+        group.rmdir()
+
+
+def test_wrong_binding(cluster):
+    """Ranks that share cores; ranks far from their GPUs."""
+    two = ['train.*nodes=1', '-SSpeedCheck.ranks_per_node=2', '-SSpeedCheck.slowest_rank=0.05']
+    assert 'share cores: [0' in cluster.reasons(*two)
+    bind = '-SSpeedCheck.executable=sh -c "exec taskset -c $SLURM_LOCALID pytorch-srun \\"\\$@\\"" sh'
+    cluster.check('--name=' + two[0], *two[1:], bind)

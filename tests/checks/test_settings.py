@@ -1,0 +1,121 @@
+"""ReFrame's settings made from systems/, pasted into a site's own; reports that are compared; docs/tried.rst."""
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from checks.small_module import NAME, small_module
+from common import CHECKOUT, clean_environment
+
+from hpc_pytorch.machine import systems
+
+REFRAME = CHECKOUT / '.venv-checks/bin/reframe'
+# what a job on two nodes asks for, and how it starts its ranks
+HEADERS = {
+    'archer2': ['#SBATCH --ntasks=2', '#SBATCH --ntasks-per-node=1', '#SBATCH --partition=standard',
+                '#SBATCH --qos=standard', '#SBATCH --account=project', 'srun --cpus-per-task=128'],
+    'bede': ['#SBATCH --gres=gpu:1', '#SBATCH --partition=gh', 'mpirun -np 2 --map-by ppr:1:node --bind-to none'],
+    'derecho': ['#PBS -l select=2:mpiprocs=4:ncpus=64:ngpus=4', '#PBS -q main', '#PBS -A project',
+                'mpiexec -n 8 --ppn 4 --cpu-bind numa'],
+    'frontier': ['#SBATCH --ntasks=16', '#SBATCH --gpus-per-node=8', '#SBATCH --cpus-per-task=7',
+                 '--cpus-per-task=7 --gpus-per-task=1 --gpu-bind=closest', 'unset SLURM_EXPORT_ENV'],
+    'lumi': ['#SBATCH --partition=standard-g', '#SBATCH --mem-per-gpu=60G', '--gpus-per-node=8 --gpu-bind=closest'],
+}
+
+
+@pytest.fixture(scope='module')
+def module():
+    """One module for all systems."""
+    with small_module() as module:
+        # makes ReFrame's environment, too
+        module.check('--name=import')
+        yield module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', systems.names())
+def test_beside_a_sites_own_checks(module, tmp_path, name):
+    """The partition is pasted into a site's settings, and its own ReFrame makes the job scripts."""
+    system = systems.load(name)
+    account = {system.scheduler['account_variable']: 'project'} if system.scheduler['account_variable'] else {}
+    text = module.eb('--check', '--settings', env=dict(account, HPC_SYSTEM=name)).stdout
+    scope = {}
+    exec(text[text.index('# made by'):].split('\n\n')[0], scope)
+    own = {'systems': [{'name': 'mine', 'hostnames': ['.*'], 'modules_system': 'lmod',
+                        'partitions': scope['site_configuration']['systems'][0]['partitions']}]}
+    (tmp_path / 'mine.py').write_text('site_configuration = %r' % own)
+    done = subprocess.run(
+        [REFRAME, '-C', tmp_path / 'mine.py', '-c', CHECKOUT / 'checks', '--prefix', tmp_path, '--dry-run',
+         '-n', 'train'], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path,
+        env=dict(clean_environment(), MODULEPATH=str(module.eb.modules), LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod'))
+    assert done.returncode == 0 and 'PASSED' in done.stdout, done.stdout
+    scripts = [path.read_text() for path in tmp_path.glob('stage/mine/compute/builtin/*/rfm_job.sh')]
+    assert len(scripts) == (1 if name == 'workstation' else 3)
+    expected = HEADERS.get(name, ['mpiexec -n 1 pytorch-srun'])
+    assert any(all(line in text for line in expected) for text in scripts), scripts
+
+
+def report(module, check, value, unit, result='pass', date='2026-11-02', system='frontier'):
+    """One of one check."""
+    return {'format': 1, 'system': system, 'title': 'Frontier', 'collection': '2.0.0', 'rehearsal': False, 'date': date,
+            'modules': {module: {check: {'result': result, 'reason': '', 'values': {'total': [value, unit]} if value
+                                         else {}}}}}
+
+
+@pytest.mark.parametrize('unit, before, after, ratio', [
+    ('samples/s', 200.0, 150.0, '0.75'), ('s', 2.0, 4.0, '0.50'), ('GB/s', 10.0, 30.0, '3.00')])
+def test_two_dates(eb, tmp_path, unit, before, after, ratio):
+    """A table and a picture: 1 is as fast as before, less is slower, also for seconds."""
+    for name, value, date in (('before', before, '2026-11-02'), ('after', after, '2026-11-23')):
+        (tmp_path / name).write_text(json.dumps(report(NAME, 'SpeedCheck %what=<train>', value, unit, date=date)))
+    output = eb('--check', '--compare', tmp_path / 'before', tmp_path / 'after', '--picture', tmp_path / 'picture.svg',
+                cwd=tmp_path).stdout
+    assert '2026-11-02' in output and '2026-11-23' in output and output.rstrip().split('\n')[-1].endswith(' ' + ratio)
+    picture = ElementTree.parse(tmp_path / 'picture.svg').getroot()
+    said = [text.text for text in picture.iter('{http://www.w3.org/2000/svg}text')]
+    assert ratio in said and any('<train>' in text for text in said)
+    bars = [float(bar.get('width')) for bar in picture.iter('{http://www.w3.org/2000/svg}rect')][1:]
+    assert bars == [100 * min(float(ratio), 2)]
+
+
+def test_what_ended_otherwise(eb, tmp_path):
+    """A check that fails now, and a module that is gone."""
+    (tmp_path / 'before').write_text(json.dumps(report(NAME, 'WorksCheck %way=mpi', None, None)))
+    (tmp_path / 'after').write_text(json.dumps(report(NAME, 'WorksCheck %way=mpi', None, None, 'fail')))
+    (tmp_path / 'gone').write_text(json.dumps(dict(report(NAME, 'x', None, None), modules={})))
+    words = ['--check', '--compare', tmp_path / 'before']
+    assert '%s WorksCheck %%way=mpi: pass, now fail' % NAME in eb(*words, tmp_path / 'after', cwd=tmp_path).stdout
+    assert '%s WorksCheck %%way=mpi: pass, now not there' % NAME in eb(*words, tmp_path / 'gone', cwd=tmp_path).stdout
+    assert 'cannot be read' in eb(*words, tmp_path / 'none', cwd=tmp_path, status=1).stdout
+
+
+def test_tried(tmp_path, monkeypatch):
+    """One line for each report that was sent; systems that nobody has sent one from are named."""
+    loader = importlib.machinery.SourceFileLoader('make_reference', str(CHECKOUT / 'docs/make-reference'))
+    make = importlib.util.module_from_spec(importlib.util.spec_from_loader('make_reference', loader))
+    monkeypatch.setattr('sys.path', list(__import__('sys').path))
+    loader.exec_module(make)
+    monkeypatch.setattr(make, 'HERE', str(tmp_path))
+    assert 'Nothing was sent from: archer2, bede, derecho, frontier, lumi, workstation.' in make.tried()
+    (tmp_path / 'tried').mkdir()
+    for name, content in {
+            '2026-11-02_frontier.json': report(NAME, 'WorksCheck %way=mpi', None, None, 'fail'),
+            '2026-11-03_lumi.json': dict(report(NAME, 'WorksCheck', None, None, system='lumi'), rehearsal=True),
+            '2026-11-04_bede.json': {'format': 1, 'collection': '2.0.0', 'system': 'bede', 'where': 'job', 'findings': [
+                {'result': 'same'}, {'result': 'differs'}]}}.items():
+        (tmp_path / 'tried' / name).write_text(json.dumps(content))
+    text = make.tried()
+    assert 'Nothing was sent from: archer2, derecho, lumi, workstation.' in text
+    lines = [line.strip(' *-') for line in text.splitlines() if line.startswith('   ')]
+    assert lines[-4:] == ['2026-11-02', 'frontier', NAME, '0 of 1 checks passed']
+    assert lines[6:10] == ['2026-11-04', 'bede', 'survey', '1 of 2 the same']
+    assert 'lumi, its stand-in' in lines
+
+
+def test_no_reports_are_kept_that_nobody_sent():
+    """The page and its reports agree; tests/docs compares the page with what is made now."""
+    assert {path.suffix for path in (CHECKOUT / 'docs/tried').iterdir()} <= {'', '.json'}
+    assert os.path.exists(CHECKOUT / 'docs/tried.rst')
