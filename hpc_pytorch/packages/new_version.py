@@ -263,8 +263,8 @@ def main(arguments):
         shutil.rmtree(work, ignore_errors=True)
     name = os.path.basename(replaced(path, change.old, change.version))
     if any('sources' in text and 'checksums' not in text for file, text in made.items() if file.endswith('.eb')):
-        print("Its source has no checksum yet. Fetch and hash it: ./eb --inject-checksums --force %s" % name)
-    print("To try it: ./eb --rehearse -x %s" % name)
+        print("Its source has no checksum yet. Fetch and hash it: ./eb --inject-checksums --force " + shlex.quote(name))
+    print("To try it: ./eb --rehearse -x %s" % shlex.quote(name))
     return 0
 
 
