@@ -28,7 +28,7 @@ from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import copy_file, mkdir
+from easybuild.tools.filetools import copy_file, mkdir, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.utilities import nub
 
@@ -50,7 +50,7 @@ class EB_PyTorchHPC(EB_PyTorch):
         """Upstream's easyconfig parameters, and what else is to be fetched, built and installed."""
         options = dict(EB_PyTorch.extra_options(), **PARAMETERS)
         options.update({
-            'max_memory': [None, "Memory that building may use, for example 200G; default: what there is", CUSTOM],
+            'max_memory': [None, "Memory that building may use, for example 200G; default: all that there is", CUSTOM],
             'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
             'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit) and commit, which the "
                                "revision must still be; without it, whatever it is now", CUSTOM],
@@ -133,6 +133,7 @@ class EB_PyTorchHPC(EB_PyTorch):
         with self.packages.modules():
             self.packages.look_around()
             self.facts = self.building.identity()
+            self.building.check_needs()
         self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
         if self.wheel:
             print_msg("using the wheel that was built earlier: %s", self.wheel, log=self.log)
@@ -162,17 +163,17 @@ class EB_PyTorchHPC(EB_PyTorch):
             super().make_builddir()
 
     def find_left(self):
-        """The note of an interrupted build that can be gone on with; says why it cannot."""
+        """The note of an interrupted build that can be continued; says why it cannot."""
         left = interrupted_builds.find(self.builddir) if self.facts and not self.wheel else None
         if not left:
             return None
         # what went through JSON has no tuples
         different = interrupted_builds.differences(json.loads(json.dumps(self.facts)), left['facts'])
         if different or not os.path.isdir(left['source']):
-            print_msg("an interrupted build is not gone on with, as it differs in: %s", different or 'its source tree',
+            print_msg("the interrupted build is not continued, as it differs in: %s", different or 'its source tree',
                       log=self.log)
             return None
-        print_msg("going on with the build that was interrupted in %s", left['source'], log=self.log)
+        print_msg("continuing the build that was interrupted in %s", left['source'], log=self.log)
         return left
 
     def extract_step(self):
@@ -239,6 +240,11 @@ class EB_PyTorchHPC(EB_PyTorch):
         env.setvar('PYTHONPATH', tools)
         # behind the rest: the easyconfig's CMake is the one to use
         env.setvar('PATH', os.pathsep.join([os.environ['PATH'], os.path.join(tools, 'bin')]))
+        # NNPACK's code generator sees no $PYTHONPATH; CMake would download what it needs. PyTorch's setup.py hands on
+        # what begins with CMAKE_, and CMake reads this file before everything else
+        include = os.path.join(self.builddir, 'sources.cmake')
+        write_file(include, 'set(PYTHON_SIX_SOURCE_DIR "%s")\n' % tools)
+        env.setvar('CMAKE_PROJECT_INCLUDE_BEFORE', include)
 
     def build_step(self):
         """Build the wheel within the memory there is, and keep it; upstream would build inside the installation."""

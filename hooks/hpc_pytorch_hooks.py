@@ -9,6 +9,7 @@ import os
 import sys
 
 from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.config import install_path
 from easybuild.tools.filetools import load_source
 from easybuild.tools.hooks import HOOK_SUFF, KNOWN_HOOKS
 
@@ -17,7 +18,7 @@ try:
 except ImportError:
     # EasyBuild comes from elsewhere, and this file lies in a checkout
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-from hpc_pytorch import UsersProblem  # noqa: E402
+from hpc_pytorch import UsersProblem, settle  # noqa: E402
 from hpc_pytorch.machine.systems import nearest  # noqa: E402
 from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, what_to_type  # noqa: E402
 
@@ -25,35 +26,56 @@ SITE_HOOKS = 'HPC_SITE_HOOKS'
 
 # Hook -> its rules in their order: (name, what it does with the hook's arguments).
 RULES = {
+    # EasyBuild is configured, and has made no directory yet
     'start_hook': (
         ("the site's own hooks", lambda: check_site_hooks()),
         ('directories can be written to', early_checks.check_directories),
         ("the user's umask", early_checks.keep_umask),
     ),
+    # an easyconfig was read
     'parse_hook': (
         ("the site's rules", site_rules.apply),
         ("the system's modules are there", early_checks.check_external_modules),
         ('what was asked for', what_to_type.note),
     ),
+    # it is known what is going to be installed
     'pre_build_and_install_loop_hook': (
         ('no builds on login nodes', early_checks.check_host),
     ),
+    # one installation is about to begin
     'pre_easyblock_hook': (
         ('locks of killed installations', installation_locks.take),
     ),
+    # everything is there that it is going to be made of
     'post_fetch_hook': (
         ('room on disks', early_checks.check_room),
     ),
+    # everything that is installed is there, and not yet write-protected
     'post_postproc_hook': (
         ('provenance', provenance.write),
     ),
+    # what has a module is whole, also when the machine loses power
+    'pre_module_hook': (
+        ('what is installed is on its disk', lambda easyblock: on_disk(easyblock, easyblock.installdir)),
+    ),
+    'post_module_hook': (
+        ('its module is on its disk', lambda easyblock: on_disk(easyblock, install_path('modules'))),
+    ),
+    # one installation is over
     'post_easyblock_hook': (
         ('locks of killed installations', installation_locks.give_back),
     ),
+    # everything that was asked for is there
     'end_hook': (
         ('what to type', what_to_type.say_what_to_type),
     ),
 }
+
+
+def on_disk(easyblock, path):
+    """Wait until what was written there is on its disk."""
+    if not easyblock.dry_run:
+        settle(early_checks.existing(path))
 
 
 def run(hook, *arguments):
@@ -68,47 +90,12 @@ def run(hook, *arguments):
                                  os.path.basename(__file__), type(error).__name__, error)
 
 
-# --- the hooks ------------------------------------------------------------------------------------------------------
-
-def start_hook():
-    """EasyBuild is configured, and has made no directory yet."""
-    run('start_hook')
+def follow(hook):
+    """What EasyBuild calls; a Bundle's copy of its own easyconfig, which has no path, is none that was read."""
+    return lambda *arguments: None if hook == 'parse_hook' and arguments[0].path is None else run(hook, *arguments)
 
 
-def parse_hook(ec):
-    """An easyconfig was read, or is the copy that a Bundle makes of its own, which has no path."""
-    if ec.path is not None:
-        run('parse_hook', ec)
-
-
-def pre_build_and_install_loop_hook(ecs):
-    """It is known what is going to be installed."""
-    run('pre_build_and_install_loop_hook', ecs)
-
-
-def pre_easyblock_hook(easyblock):
-    """One installation is about to begin."""
-    run('pre_easyblock_hook', easyblock)
-
-
-def post_fetch_hook(easyblock):
-    """Everything is there that it is going to be made of."""
-    run('post_fetch_hook', easyblock)
-
-
-def post_postproc_hook(easyblock):
-    """Everything that is installed is there, and not yet write-protected."""
-    run('post_postproc_hook', easyblock)
-
-
-def post_easyblock_hook(easyblock):
-    """One installation is over."""
-    run('post_easyblock_hook', easyblock)
-
-
-def end_hook():
-    """Everything that was asked for is there."""
-    run('end_hook')
+globals().update({hook: follow(hook) for hook in RULES})
 
 
 # --- the site's own hooks -------------------------------------------------------------------------------------------

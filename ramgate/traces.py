@@ -43,7 +43,7 @@ def read_trace(path):
                 seconds, peak = float(row['user_s']) + float(row['sys_s']), float(row['peak_mb'])
                 found.append(Work(row['file'], language_of(row['file']), max(0.01, seconds),
                                   [(at, share * peak) for at, share in curves[curve]]))
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, TypeError) as error:
         raise Problem('%s is no trace: %s' % (path, error))
     return found
 

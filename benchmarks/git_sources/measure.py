@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
@@ -23,38 +22,9 @@ HERE = '127.0.0.1'
 WHO = 'A <a@example.org> %d +0000'
 
 
-class Counter(threading.Thread):
-    """A port in front of another one that counts what comes back."""
-
-    def __init__(self, port):
-        super().__init__(daemon=True)
-        self.behind = port
-        self.bytes = 0
-        self.listener = socket.create_server((HERE, 0), backlog=64)
-        self.port = self.listener.getsockname()[1]
-        self.start()
-
-    def run(self):
-        """Accept connections until the program ends."""
-        while True:
-            client = self.listener.accept()[0]
-            server = socket.create_connection((HERE, self.behind))
-            for source, target, counted in ((client, server, False), (server, client, True)):
-                threading.Thread(target=self.copy, args=(source, target, counted), daemon=True).start()
-
-    def copy(self, source, target, counted):
-        """One direction of a connection."""
-        try:
-            while True:
-                data = source.recv(1 << 16)
-                if not data:
-                    break
-                if counted:
-                    self.bytes += len(data)
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
+def received():
+    """Bytes that came through this machine's own network so far; nothing else should use it meanwhile."""
+    return int(Path('/sys/class/net/lo/statistics/rx_bytes').read_text())
 
 
 def git(directory, *words, **options):
@@ -149,16 +119,16 @@ def main():
         return
     directory = Path(tempfile.mkdtemp())
     process, port = serve(directory)
-    counter = Counter(port)
-    url = 'git://%s:%d/' % (HERE, counter.port)
+    url = 'git://%s:%d/' % (HERE, port)
     try:
         commit = make_all(directory, arguments.commits, url)
         for number in range(arguments.rounds):
             for way in WAYS:
-                counter.bytes, begin = 0, time.monotonic()
+                before, begin = received(), time.monotonic()
                 subprocess.run([sys.executable, __file__, '--way', way, url, commit], check=True,
                                stdout=subprocess.DEVNULL, env=dict(os.environ, EASYBUILD_TMPDIR=str(directory)))
-                print('%-16s %6.1f MB %6.1f s' % (way, counter.bytes / 1e6, time.monotonic() - begin), flush=True)
+                print('%-16s %6.1f MB %6.1f s' % (
+                    way, (received() - before) / 1e6, time.monotonic() - begin), flush=True)
     finally:
         process.terminate()
         process.wait()

@@ -104,14 +104,17 @@ class LockedWheels(EasyBlock):
                 try:
                     zipfile.ZipFile(source['path']).close()
                 except zipfile.BadZipFile:
-                    raise EasyBuildError("%s is no whole wheel: it was cut short, or is something else. Remove it; it "
-                                         "is then fetched again.", source['path'])
+                    raise EasyBuildError("%s is not a complete wheel: it was cut short, or is another kind of file. "
+                                         "Remove it, and call again to fetch it anew.", source['path'])
 
     def extract_step(self):
         """Wheels are not unpacked beforehand."""
 
     def prepare_step(self, *args, **kwargs):
         """Load the system's modules; look around again where fetching was skipped."""
+        if self.dry_run:
+            # upstream would change permissions of wrappers that a dry run does not write
+            self.toolchain.options['rpath'] = False
         super().prepare_step(*args, **kwargs)
         if not self.dry_run:
             self.packages.look_around()

@@ -33,6 +33,10 @@ CARRIED = (
     ('PYTHONPATH', "where EasyBuild is, when it comes from a module; ./eb has none"),
 )
 
+# What a record has at least; one without it is damaged.
+KINDS = dict({name: str for name in ('name', 'module', 'token', 'scheduler', 'log', 'easyconfig')},
+             time=(int, float), after=list, job=(str, type(None)))
+
 
 def directory():
     """Where the files of all jobs for this prefix are, beside EasyBuild's locks."""
@@ -74,7 +78,8 @@ def read_record(path):
     try:
         with open(path) as handle:
             record = json.load(handle)
-        return record if 'token' in record else None
+        whole = isinstance(record, dict) and all(isinstance(record.get(name, ()), kind) for name, kind in KINDS.items())
+        return record if whole and record['scheduler'] in SCHEDULERS else None
     except (OSError, ValueError):
         return None
 

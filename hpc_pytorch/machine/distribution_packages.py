@@ -39,18 +39,18 @@ def command_for(names):
     return None
 
 
-def installed(names):
-    """Whether all are there already; only Debian's dpkg answers fast enough to be asked each time."""
+def missing(names):
+    """Those that are not there; all but on Debian, whose dpkg alone answers fast enough to be asked each time."""
     if not shutil.which('dpkg-query'):
-        return False
-    query = subprocess.run(['dpkg-query', '-W', '-f', '${db:Status-Status}\\n'] + list(names), stdout=subprocess.PIPE,
-                           stderr=subprocess.DEVNULL, universal_newlines=True)
-    return query.returncode == 0 and set(query.stdout.split()) == {'installed'}
+        return list(names)
+    there = run(['dpkg-query', '-W', '-f', '${Package} ${db:Status-Status}\\n'] + list(names)).stdout.splitlines()
+    return [name for name in names if name + ' installed' not in there]
 
 
 def install(names):
     """Install what is missing, as root or with a sudo that asks for no password."""
-    if installed(names):
+    names = missing(names)
+    if not names:
         return
     command = command_for(names)
     if command is None:

@@ -221,10 +221,10 @@ def configure_files(system):
     os.environ['EASYBUILD_CONFIGFILES'] = ','.join(files + ([users] if users else []))
 
 
-def configure_rehearsal(system):
+def configure_rehearsal(system, easyconfigs):
     """The stand-in's modules and nothing else of the machine's, and a prefix of its own."""
-    make = os.path.join(COLLECTION, 'tests', 'stand_ins', 'make')
-    made = subprocess.run([sys.executable, '-I', make, system], stdout=subprocess.PIPE, universal_newlines=True)
+    make = [os.path.join(COLLECTION, 'tests', 'stand_ins', 'make'), system] + (['--for'] if easyconfigs else [])
+    made = subprocess.run([sys.executable, '-I'] + make + easyconfigs, stdout=subprocess.PIPE, universal_newlines=True)
     if made.returncode:
         raise UsersProblem("the stand-in of %s could not be made; see above" % system)
     modules = made.stdout.split('\n')[0]
@@ -338,7 +338,7 @@ def prepare(arguments):
     os.environ['HPC_SYSTEM'] = system
     if 'rehearse' in wishes:
         os.environ['HPC_PYTORCH_REHEARSAL'] = system
-        configure_rehearsal(system)
+        configure_rehearsal(system, easyconfig_names(arguments))
     if 'survey' in wishes:
         # nothing is installed for it, not even a modules tool
         configure_jobs(system, 'rehearse' in wishes)

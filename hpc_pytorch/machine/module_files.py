@@ -77,6 +77,7 @@ def told_by(system):
     """What pytorch-srun and cpu-mask want to know of a system: pairs of an environment variable and its value."""
     told = {
         'HPC_MASTER_PORT': system.network['master_port'],
+        'HPC_NCCL_NET': system.network['nccl_net'],
         'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
         'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in system.node['gpu_cores']),
     }

@@ -360,7 +360,7 @@ def easyconfigs_of(system):
 
 def external_modules(path):
     """The system's modules that an easyconfig loads, in EasyBuild's order: builddependencies first."""
-    with open(path, encoding='utf-8') as handle:
+    with open(path, encoding='utf-8', errors='replace') as handle:
         text = handle.read()
     build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
     parts = [build.group(0), text.replace(build.group(0), '')] if build else [text]

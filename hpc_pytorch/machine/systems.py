@@ -181,6 +181,7 @@ SCHEMA = collections.OrderedDict([
     ('network', collections.OrderedDict([
         ('interfaces', (words, "high-speed interfaces, best first: hsn0")),
         ('master_port', (number, "port that the site recommends for the first rank")),
+        ('nccl_net', (text, "what pytorch-srun sets NCCL_NET to on several nodes; one node has no network: OFI")),
     ])),
     ('container', collections.OrderedDict([
         ('runtime_modules', (words, "modules to load for `singularity` to be there")),
@@ -220,13 +221,15 @@ class System(object):
         self.settings = settings
         self.advice = advice
 
-    def settings_for(self, features, versions=None):
+    def settings_for(self, features, versions=None, variables=None):
         """
-        The settings for something with these features, given the versions of software that matter to some of them.
+        The settings for something with these features, given the versions of software that matter to some of them; or
+        what of other variables, such as `advice`, is for it.
 
-            settings_for(['gpu', 'nccl'], {'aws-ofi-nccl': '1.6.0'})
+            settings_for(['gpu', 'nccl'], {'aws-ofi-nccl': '1.6.0', 'rocm': '7.1.1'})
         """
-        return [setting for setting in self.settings if holds(setting.when, features, versions or {})]
+        variables = self.settings if variables is None else variables
+        return [one for one in variables if holds(one.when, features, versions or {})]
 
 
 def holds(when, features, versions):

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, settle
 
 SIF_MAGIC = (32, b'SIF_MAGIC\0')
 SQUASHFS_MAGIC = (0, b'hsqs')
@@ -61,6 +61,7 @@ def place_image(source, target):
                 fcntl.ioctl(copy.fileno(), FICLONE, original.fileno())
             except OSError:
                 shutil.copyfileobj(original, copy, 1 << 20)
+        settle(partial)
         os.rename(partial, target)
     except OSError as error:
         if os.path.exists(partial):
@@ -148,4 +149,5 @@ def pull(runtime, reference, target):
             raise UsersProblem("%s could not be fetched: %s. Is there a network, and has the registry this digest? "
                                "Fetch it on a machine with a network (eb --fetch), and bring %s here."
                                % (reference, said[-1], target))
+        settle(image)
         os.rename(image, target)

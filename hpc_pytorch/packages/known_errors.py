@@ -38,6 +38,8 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
      "have setuptools<70 in the lock file for building"),
     (r'(cc|CC|ftn): (command )?not found|The CMAKE_CXX_COMPILER:\s+\S+\s+is not (a full path|able)',
      "the compiler wrappers are not there", "load the programming environment: PrgEnv-gnu in the dependencies"),
+    (r"No module named 'six'", "NNPACK's code generator has no six, and could not download it",
+     "have six in the lock file for building"),
     (r'mpi\.h: No such file', "the MPI's headers are not found", "load the MPI's module in the dependencies"),
 ))
 
@@ -52,6 +54,8 @@ def explain(text):
 # How tools begin to say what went wrong: what they print afterwards is seldom of use.
 BEGINNINGS = re.compile(r'^(CMake Error|FAILED: |ninja: error|\S+:\d+:\d+: (fatal )?error: |\w*(Error|Exception): )')
 EXCERPT_LINES = 15
+# commands of compilers have kilobytes, and the reason would be lost between them
+EXCERPT_WIDTH = 300
 # Where setup.py was when the compiler failed says nothing; the line after it may.
 TRACEBACK = re.compile(r'^Traceback \(most recent call last\):\n([ \t].*\n)*', re.M)
 
@@ -61,7 +65,8 @@ def excerpt(text):
     lines = TRACEBACK.sub('', text).strip().splitlines()
     begin = next((number for number, line in enumerate(lines) if BEGINNINGS.match(line)), len(lines))
     begin = min(begin, max(len(lines) - EXCERPT_LINES, 0))
-    return '\n'.join(lines[begin:begin + EXCERPT_LINES])
+    return '\n'.join(line if len(line) <= EXCERPT_WIDTH else line[:EXCERPT_WIDTH] + ' ...'
+                     for line in lines[begin:begin + EXCERPT_LINES])
 
 
 def why_not_built(output):

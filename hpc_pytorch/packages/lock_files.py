@@ -40,7 +40,7 @@ def read_lock(path):
         with open(path, encoding='utf-8') as handle:
             return parse_lock(handle.read())
     except (UnicodeDecodeError, UsersProblem) as problem:
-        raise UsersProblem("%s is no whole lock file: %s" % (path, problem))
+        raise UsersProblem("%s is not a complete lock file: %s" % (path, problem))
 
 
 def sha256_of(path):

@@ -10,8 +10,10 @@ import glob
 import os
 import re
 import shutil
+import socket
 import sys
 import tempfile
+import time
 from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
@@ -22,16 +24,18 @@ from easybuild.tools.filetools import download_file, mkdir, remove_dir
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, settle
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.progress import telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_not
 
 # no set of wheels is so small
 LEAST_ROOM = 50 * 2 ** 20
+DAY = 86400
 # what a file is called that lay where another was to be kept
 ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
 
@@ -233,7 +237,7 @@ class LockedPackages:
         if not absent:
             return
         store = self.writable_store(absent[0])
-        part = tempfile.mkdtemp(prefix='part-', dir=store)
+        part = tempfile.mkdtemp(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=store)
         try:
             for entries in filter(None, wheels):
                 self.download(entries, part, store, files)
@@ -263,7 +267,7 @@ class LockedPackages:
                                  "directory of yours in front of it (NEW:READONLY): "
                                  "--sourcepath=$HOME/easybuild/sources:%s",
                                  absent.name, absent.version, ':'.join(source_paths()))
-        for left in glob.glob(os.path.join(glob.escape(store), 'part-*')):
+        for left in filter(is_left, glob.glob(os.path.join(glob.escape(store), 'part-*'))):
             remove_dir(left)
         free = shutil.disk_usage(store).free
         if free < LEAST_ROOM:
@@ -276,12 +280,12 @@ class LockedPackages:
         """Download wheels: from the user's indexes, and if they do not have them, from the easyconfig's, too."""
         pip = Pip(self.python)
         extra = [word for url in self.cfg['extra_index_urls'] for word in ('--extra-index-url', url)]
-        print_msg("fetching %d packages into %s", len({entry.name for entry in entries}), store,
-                  log=self.easyblock.log)
-        for indexes in ([], extra):
-            result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
-            if result.exit_code == 0:
-                return keep(part, store, files)
+        what = "fetching %d packages into %s" % (len({entry.name for entry in entries}), store)
+        with telling(what, self.easyblock.log):
+            for indexes in [[]] + [extra] * bool(extra):
+                result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
+                if result.exit_code == 0:
+                    return keep(part, store, files)
         raise EasyBuildError("Fetching failed: %s", pip.why_not_fetched(entries, result.output, files, store, *extra))
 
     def download_sources(self, entries, part, store, files):
@@ -312,12 +316,21 @@ class LockedPackages:
                                  ' or '.join(sorted(entry.hashes)))
 
 
+def is_left(part):
+    """Whether a directory with downloads is of a call that was killed, not of one that is at work."""
+    host, _, pid = os.path.basename(part)[len('part-'):].rpartition('=')[0].rpartition('=')
+    if host == socket.gethostname():
+        return not os.path.exists('/proc/%s' % pid)
+    return time.time() - os.path.getmtime(part) > DAY
+
+
 def keep(part, store, files):
-    """Move what was downloaded to where it stays; what lies there under the same name is another file, and stays."""
-    for path in glob.glob(os.path.join(part, '*.*')):
+    """Move what was downloaded to where it stays; another file that lies there under the same name stays, too."""
+    for path in glob.glob(os.path.join(glob.escape(part), '*.*')):
         target = os.path.join(store, os.path.basename(path))
-        if os.path.exists(target):
+        if os.path.exists(target) and sha256_of(target) != sha256_of(path):
             os.replace(target, '%s.%s.aside' % (target, sha256_of(target)[:8]))
+        settle(path)
         os.replace(path, target)
         link = os.path.join(files, os.path.basename(path))
         if not os.path.exists(link):

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.filetools import adjust_permissions, copy_dir, copy_file
+from easybuild.tools.filetools import adjust_permissions, convert_name, copy_dir, copy_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
@@ -20,6 +20,8 @@ from hpc_pytorch.machine.systems import FEATURES
 from hpc_pytorch.packages import locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.pip_errors import last_words
+from hpc_pytorch.packages.progress import telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
 
 # Easyconfig parameters of every easyblock that makes such an environment.
@@ -31,6 +33,16 @@ PARAMETERS = dict(locked_packages.PARAMETERS, **{
     'features': [[], "What this has of: %s; decides which settings of the system apply"
                  % ', '.join(sorted(FEATURES)), CUSTOM],
 })
+# For `module help`: what to type, with each script and example that an easyconfig installs.
+USAGE = (
+    ('pytorch-check', "See whether it works here:", "pytorch-check"),
+    ('train.py', "Train on this machine:", "torchrun --nproc-per-node 2 $EBROOT{name}/examples/train.py"),
+    ('pytorch-jobscript', "Train on two nodes:", "pytorch-jobscript --nodes 2 --time 10 train.py > job; submit it"),
+    ('pytorch-srun', "Train within a job:", "{launcher} ... pytorch-srun train.py"),
+    ('extend-venv-activate', "Add packages of your own:", "python -m venv mine; extend-venv-activate mine; "
+                                                          "source mine/bin/activate; pip install ..."),
+    (None, "How it was installed:", "ls $EBROOT{name}/easybuild"),
+)
 
 
 class PythonEnvironment:
@@ -43,9 +55,18 @@ class PythonEnvironment:
         self.cfg = packages.cfg
         self.features = features
         self.compilers = compilers
-        if features:
-            self.cfg['usage'] = '\n'.join(filter(None, [
-                self.cfg['usage'], explain(self.settings(), self.packages.system.advice)]))
+        self.cfg['usage'] = '\n'.join(filter(None, [
+            self.cfg['usage'], self.usage(),
+            features and explain(self.settings(), self.settings(self.packages.system.advice))]))
+
+    def usage(self):
+        """For `module help`: what to type first."""
+        there = [os.path.basename(name) for name in self.cfg['scripts'] + self.cfg['example_files']]
+        if not there:
+            return ''
+        name, launcher = convert_name(self.cfg.name, upper=True), self.packages.system.launcher['command']
+        return '\n'.join('%-27s %s' % (what, command.format(name=name, launcher=launcher))
+                         for script, what, command in USAGE if script in there + [None])
 
     def path(self, *parts):
         """A path in the installation."""
@@ -64,15 +85,23 @@ class PythonEnvironment:
                                        len({entry.name for entry in self.packages.locked('lock_files')}),
                                        ', '.join(self.cfg['build_from_source']) or 'none')
             return
-        run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()], use_bash=False)
-        self.pip().install(self.packages.to_install(), store, '--only-binary', ':all:', '--no-compile')
+        made = run_shell_cmd([self.packages.python.path, '-I', '-m', 'venv', '--without-pip', self.path()],
+                             use_bash=False, fail_on_error=False, hidden=True)
+        if made.exit_code:
+            raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
+        entries = self.packages.to_install()
+        with telling("installing %d packages" % len({entry.name for entry in entries}), self.easyblock.log):
+            self.pip().install(entries, store, '--only-binary', ':all:', '--no-compile')
         for wheel in wheels:
             self.install_wheel(wheel)
         with self.byte_code():
             if self.packages.to_build():
-                self.build_here(store)
+                names = ', '.join(sorted({entry.name for entry in self.packages.to_build()}))
+                with telling("building %s, which takes minutes" % names, self.easyblock.log):
+                    self.build_here(store)
             for package in self.cfg['collection_packages']:
-                self.build_from_collection(package)
+                with telling("building %s for this PyTorch and this MPI" % package, self.easyblock.log):
+                    self.build_from_collection(package)
         self.install_files('scripts', 'bin', 0o755)
         self.install_files('example_files', 'examples', 0o644)
         if self.features:
@@ -137,7 +166,8 @@ class PythonEnvironment:
         if 'pytorch-check' not in self.cfg['scripts']:
             return []
         command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
-        done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
+        with telling("checking that every package imports", self.easyblock.log):
+            done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
         return [done.output.strip()] if done.exit_code else []
 
     # --- the module -------------------------------------------------------------------------------------------------
@@ -161,10 +191,12 @@ class PythonEnvironment:
                        for name, value in (('PYTHONPATH', self.site_packages()), ('PYTHONNOUSERSITE', '1')))
         return text + (self.system_settings(module) if self.features else '')
 
-    def settings(self):
-        """The settings of the system that apply."""
+    def settings(self, variables=None):
+        """The settings of the system that apply, or what applies of these."""
         versions = {dep['name']: dep['version'] for dep in self.cfg.dependencies() if not dep['external_module']}
-        return self.packages.system.settings_for(self.features, versions)
+        versions.update(dep['full_mod_name'].split('/', 1) for dep in self.cfg.dependencies()
+                        if dep['external_module'] and '/' in dep['full_mod_name'])
+        return self.packages.system.settings_for(self.features, versions, variables)
 
     def system_settings(self, module):
         """What the system's data say for these features, and what pytorch-srun and cpu-mask want to know."""

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from urllib.parse import quote
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, settle
 from hpc_pytorch.packages.lock_files import sha256_of
 from hpc_pytorch.packages.wheel_tags import parse_wheel
 
@@ -33,6 +33,7 @@ def add(directory, wheel):
         part = os.path.join(tempfile.mkdtemp(prefix='part-', dir=directory), 'wheel')
         shutil.copyfile(wheel, part)
         os.chmod(part, 0o644)
+        settle(part)
         os.rename(part, target)
         os.rmdir(os.path.dirname(part))
     elif sha256_of(target) != sha256_of(wheel):
@@ -52,6 +53,7 @@ def write_page(place):
     with os.fdopen(handle, 'w', encoding='utf-8') as page:
         page.write('\n'.join(lines) + '\n')
     os.chmod(part, 0o644)
+    settle(part)
     os.rename(part, os.path.join(place, 'index.html'))
 
 

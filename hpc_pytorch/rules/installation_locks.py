@@ -37,9 +37,10 @@ def note_name(lock_path):
 
 def owners(lock_path):
     """All notes about a lock: (note, host, pid, start time, job)."""
-    for note in glob.glob(glob.escape(lock_path) + '.owner=*'):
+    for note in glob.glob(glob.escape(lock_path) + '.owner=*=*=*=*'):
         _, host, pid, started, job = note.rsplit('=', 4)
-        yield note, host, int(pid), started, job
+        if pid.isdigit():
+            yield note, host, int(pid), started, job
 
 
 def is_dead(note, host, pid, started, job):

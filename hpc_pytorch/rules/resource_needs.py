@@ -79,9 +79,10 @@ def read_profile(path):
     """(seconds, peak in bytes) of each file of an earlier build, or an empty list."""
     try:
         with open(path) as handle:
-            files = json.load(handle)['files'].values()
-        return [(float(entry['seconds']), max(entry['curve']) * MB) for entry in files]
-    except (OSError, ValueError, KeyError, TypeError):
+            # int: takes no Infinity
+            files = json.load(handle, parse_constant=int)['files'].values()
+        return [(float(entry['seconds']), float(max(entry['curve'])) * MB) for entry in files]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
 
 

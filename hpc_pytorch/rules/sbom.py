@@ -21,7 +21,8 @@ def installed_packages(site_packages):
     for path in glob.glob(os.path.join(glob.escape(site_packages), '*.dist-info', 'METADATA')):
         with open(path, encoding='utf-8', errors='replace') as handle:
             metadata = email.parser.HeaderParser().parse(handle)
-        packages[normal_name(metadata['Name'])] = metadata
+        if metadata['Name'] and metadata['Version']:
+            packages[normal_name(metadata['Name'])] = metadata
     return packages
 
 

@@ -23,6 +23,14 @@ ROUTES = (
     Route('1.13', ('setup.py', 'build', '--cmake-only'), ('setup.py', 'bdist_wheel')),
 )
 
+# The least that a version is built with: (what, least, since). From setup.py, CMakeLists.txt and pyproject.toml of 2.9
+# and 2.14 (November 2026).
+NEEDS = (
+    ('CMake', '3.27', '2.9'),
+    ('Python', '3.10', '2.9'),
+    ('GCC', '11.3', '2.14'),
+)
+
 # Options that every build has, with the versions that know them: (option, value, since, before).
 OPTIONS = (
     ('BUILD_TEST', '0', '1.13', None),
@@ -68,6 +76,12 @@ def within(version, since, before):
 def route(version):
     """How this version is built; None if nobody knows."""
     return next((row for row in ROUTES if within(version, row.since, None)), None)
+
+
+def lacking(version, found):
+    """What is too old to build this version, in words; `found` has the versions by the names of NEEDS."""
+    return ['%s %s or newer (%s is here)' % (what, least, found[what]) for what, least, since in NEEDS
+            if what in found and within(version, since, None) and version_key(found[what]) < version_key(least)]
 
 
 def common_options(version):
@@ -133,11 +147,13 @@ def unknown_options(options, tree):
 
 
 def missing_submodules(tree):
-    """Paths of submodules that the tree names and does not have."""
+    """Paths of submodules that the tree, or one of them, names and does not have."""
     path = os.path.join(tree, '.gitmodules')
     if not os.path.isfile(path):
         return []
-    with open(path, encoding='utf-8') as handle:
+    with open(path, encoding='utf-8', errors='replace') as handle:
         paths = re.findall(r'^\s*path\s*=\s*(\S+)', handle.read(), re.M)
-    return [name for name in paths if not os.path.isdir(os.path.join(tree, name))
-            or not os.listdir(os.path.join(tree, name))]
+    missing = [name for name in paths if not os.path.isdir(os.path.join(tree, name))
+               or not os.listdir(os.path.join(tree, name))]
+    return missing + [os.path.join(name, inner) for name in paths if name not in missing
+                      for inner in missing_submodules(os.path.join(tree, name))]

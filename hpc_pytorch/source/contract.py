@@ -124,11 +124,28 @@ def inside(path, directory):
     return path == directory or path.startswith(directory + os.sep)
 
 
-def compare(options, cache, summary):
-    """All differences between what was asked for, a dictionary, and what CMake decided."""
+def other_switches(named):
+    """A term for each switch that was asked for by name and is not in the table."""
+    known = {term.option for term in TERMS}
+    return tuple(Term(name, (), "CMake did not find what it needs, or this platform has no support for it")
+                 for name, value in sorted(named.items()) if name not in known and name.startswith(('USE_', 'BUILD_'))
+                 and plain(value) in ('ON', 'OFF'))
+
+
+def unknown(named, cache, summary):
+    """The switches that were asked for by name, and of which CMake does not say what became of them."""
+    return [term.option for term in other_switches(named) if decided(term, cache, summary) is None]
+
+
+def compare(options, cache, summary, named=()):
+    """
+    All differences between what was asked for, a dictionary, and what CMake decided; `named` are those options that
+    somebody asked for by name, which are compared whether or not the table has them.
+    """
     differences = []
-    for term in TERMS:
-        if term.option not in options:
+    silent = unknown(dict(named), cache, summary)
+    for term in TERMS + other_switches(dict(named)):
+        if term.option not in options or term.option in silent:
             continue
         asked, found = plain(options[term.option]), decided(term, cache, summary)
         if term.option == 'TORCH_CUDA_ARCH_LIST':
@@ -146,6 +163,12 @@ def compare(options, cache, summary):
             differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [],
                                           "the compilers' module is not loaded, or the build was configured before"))
     return differences
+
+
+def failed_downloads(text):
+    """What CMake tried to download and could not; it often goes on without, and the build ends much later."""
+    return sorted(set(re.findall(r"error: downloading '([^']+)' failed", text))) or (
+        ['something'] if 'Each download failed!' in text else [])
 
 
 def read_settings(text):

@@ -12,7 +12,7 @@ NOTE = 'unfinished.json'
 
 
 def leave(builddir, note):
-    """Leave a note, whole; from now on the build can be gone on with."""
+    """Leave a note, whole; from now on the build can be continued."""
     handle, part = tempfile.mkstemp(dir=builddir)
     with os.fdopen(handle, 'w', encoding='utf-8') as file:
         json.dump(note, file)

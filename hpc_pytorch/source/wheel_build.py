@@ -6,6 +6,7 @@ Python 3.6; runs inside EasyBuild.
 import glob
 import json
 import os
+import re
 import sys
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -113,6 +114,20 @@ class WheelBuild:
                 'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
                 'build_packages': sorted(entry.text for entry in self.packages.locked('build_lock_files'))}
 
+    def check_needs(self):
+        """Refuse, before anything is fetched, what is too old to build this version."""
+        modules = [dep['full_mod_name'].lower().split('/') for dep in self.cfg.dependencies()]
+        found = {'CMake': module[1] for module in modules if module[0] == 'cmake' and len(module) > 1}
+        found['Python'] = self.packages.python.version
+        banner = self.first_line(self.compilers().get('CXX', 'g++'))
+        gcc = re.search(r'\) (\d+\.[\d.]*\d)', banner)
+        if gcc and build_options.compiler_family(banner) == 'gcc':
+            found['GCC'] = gcc.group(1)
+        lacking = build_options.lacking(self.cfg.version, found)
+        if lacking:
+            raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.cfg.version,
+                                 ' and '.join(lacking))
+
     def route(self):
         """How this version is built."""
         found = build_options.route(self.cfg.version)
@@ -182,8 +197,15 @@ class WheelBuild:
         if not found:
             raise EasyBuildError("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared",
                                  self.tree)
-        differences = contract.compare(self.asked, contract.read_cache(min(found, key=len)),
-                                       contract.read_summary(self.output))
+        wanted = contract.failed_downloads(self.output)
+        if wanted:
+            raise EasyBuildError("CMake wanted to download %s and could not, so nothing was built: all that a build "
+                                 "needs must be fetched before, in `sources` or build_lock_files", ', '.join(wanted))
+        decisions = contract.read_cache(min(found, key=len)), contract.read_summary(self.output)
+        named = build_options.as_dict(self.own_options())
+        for name in contract.unknown(named, *decisions):
+            self.easyblock.log.info("CMake does not say what it decided about %s", name)
+        differences = contract.compare(self.asked, *decisions, named=named)
         if differences:
             raise EasyBuildError("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s",
                                  ', '.join(item.option for item in differences), contract.table(differences))

@@ -93,6 +93,20 @@ def test_plugin(derecho, checkout, lmod):
     assert 'stand_ins/derecho/parts/libfabric/lib' in linked
 
 
+def test_todays_plugin(derecho, checkout, lmod, tmp_path):
+    """On the modules of 2026, without CUDA's at run time, which is the wheels' own; NCCL's name for it finds it."""
+    eb = EB(tmp_path / 'prefix')
+    eb.sources = derecho.sources
+    eb.prefix.mkdir()
+    eb('--rehearse', 'aws-ofi-nccl-1.21.1-Derecho.eb', SMALL)
+    (tmp_path / 'load.py').write_text(LOAD)
+    said = lmod.run("""module use %s/.local/stand_ins/derecho-2026/modules %s; module load aws-ofi-nccl/9.9.9-Derecho
+                    module list 2>&1; LD_DEBUG=libs python3 %s 2>&1; true""" % (
+                        checkout, eb.modules, tmp_path / 'load.py'))
+    assert 'Using aws-ofi-nccl 9.9.9' in said and 'ncarenv/24.12' in said and ') cuda/' not in said
+    assert 'calling init: %s/aws-ofi-nccl/9.9.9-Derecho/lib/libnccl-net.so' % (eb.prefix / 'software') in said
+
+
 def test_real_plugin(derecho, checkout, lmod):
     """The real source: compiled, loaded, and it says its version."""
     derecho.eb.fetch(PLUGIN, '--rehearse', '--system=derecho')

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from common import CACHE, CHECKOUT
 
+from hpc_pytorch.packages import lock_files
+
 HERE = Path(__file__).parent
 SMALL_TORCH = CHECKOUT / 'tests' / 'easyblocks' / 'small_torch'
 SMALL = """
@@ -26,11 +28,13 @@ dependencies = [('PrgEnv-gnu', EXTERNAL_MODULE), ('cray-python', EXTERNAL_MODULE
 custom_opts = {options}
 python_versions = ['3.9', '3.11']
 lock_files = ['small.lock']
-build_lock_files = ['PyTorch-1.13.1-build.lock']
+build_lock_files = ['small-build.lock']
 sanity_check_commands = []
 moduleclass = 'ai'
 """
 OPTIONS = ['USE_MPI=1', 'MKL_THREADING=SEQ']
+# What the small trees are built with; all that PyTorch is built with takes longer to install than they to compile.
+TOOLS = ('build', 'packaging', 'pyproject-hooks', 'setuptools', 'six', 'wheel')
 LOCK = """# one small package, so that there is something to lock
 toml==0.10.2 --hash=sha256:806143ae5bfb6a3c6e736a764057db0e6a0e05e338b5630894a5f779cabb4f9b
 """
@@ -42,6 +46,13 @@ def pack(directory, name, tarball):
     with tarfile.open(tarball, 'w:gz') as packed:
         packed.add(directory, name)
     return hashlib.sha256(tarball.read_bytes()).hexdigest()
+
+
+def write_locks(directory):
+    """The lock files of a small tree beside its easyconfig."""
+    (directory / 'small.lock').write_text(LOCK)
+    entries = lock_files.read_lock(str(CHECKOUT / 'locks' / 'PyTorch-1.13.1-build.lock'))
+    (directory / 'small-build.lock').write_text(''.join(entry.text + '\n' for entry in entries if entry.name in TOOLS))
 
 
 class SmallTorch:
@@ -59,7 +70,7 @@ class SmallTorch:
         shutil.copytree(SMALL_TORCH, self.tree)
         shutil.copytree(HERE / 'small_gpu_torch', self.tree, dirs_exist_ok=True)
         self.path = directory / easyconfig.replace('.eb', '-small.eb')
-        (directory / 'small.lock').write_text(LOCK)
+        write_locks(directory)
 
     def write(self, replace=(), **parameters):
         """Pack the tree and write the easyconfig; returns its path."""
@@ -67,8 +78,9 @@ class SmallTorch:
         suffix = re.search(r"^versionsuffix = '(.*)'", self.original.read_text(), re.M).group(1)
         parameters = dict({
             'versionsuffix': suffix + '-small', 'sources': ['small-torch.tar.gz'], 'checksums': [checksum],
-            'lock_files': ['small.lock'], 'build_from_source': [], 'scripts': [], 'sanity_check_commands': [
-                "python -c 'import torch; assert torch.mpi_available()'"]}, **parameters)
+            'lock_files': ['small.lock'], 'build_lock_files': ['small-build.lock'], 'build_from_source': [],
+            'scripts': [], 'sanity_check_commands': ["python -c 'import torch; assert torch.mpi_available()'"]},
+            **parameters)
         text = self.original.read_text()
         for node in reversed(ast.parse(text).body):
             name = node.targets[0].id
@@ -93,7 +105,7 @@ class Small:
         self.tree = directory / 'small-torch'
         shutil.copytree(SMALL_TORCH, self.tree)
         self.easyconfig = directory / 'PyTorch-1.13.1-small-ARCHER2.eb'
-        (directory / 'small.lock').write_text(LOCK)
+        write_locks(directory)
         self.sources = directory / 'sources' / 'p' / 'PyTorch'
         self.sources.mkdir(parents=True)
         self.installation = eb.prefix / 'software' / 'PyTorch' / '1.13.1-small-ARCHER2'

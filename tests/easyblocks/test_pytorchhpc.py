@@ -78,14 +78,14 @@ def test_killed_and_resumed(small, tmp_path):
 
     kill_in_the_middle()
     output = small(env={'HOLD': str(hold)})
-    assert 'going on with the build that was interrupted' in output
+    assert 'continuing the build that was interrupted' in output
     assert not small.compiled() and '--cmake-only' not in output
 
     small.write(options=OPTIONS + ['USE_GLOO=0'])
     kill_in_the_middle('--rebuild')
     small.write(options=OPTIONS + ['USE_GLOO=1'])
     output = small('--rebuild', env={'HOLD': str(hold)})
-    assert 'not gone on with, as it differs in: checksums, options' in output and small.compiled()
+    assert 'not continued, as it differs in: checksums, options' in output and small.compiled()
 
 
 def wait_for(condition, process):
@@ -122,6 +122,14 @@ def test_installed_without_mpi(small):
     assert not list(small.eb.modules.glob('PyTorch/*'))
 
 
+def test_download_failed(small):
+    """CMake goes on without what it could not download; the build would end with another error, much later."""
+    cmake = small.tree / 'CMakeLists.txt'
+    cmake.write_text(cmake.read_text() + 'message(STATUS "error: downloading \'https://example.org/x\' failed")\n')
+    small.write()
+    assert 'CMake wanted to download https://example.org/x and could not, so nothing was built' in small.refused()
+
+
 def test_without_mkl(small):
     """MKL is loaded, and the build does not find it where it is told to look."""
     small.write(options=OPTIONS + ['INTEL_MKL_DIR=/nowhere'])
@@ -139,6 +147,8 @@ def test_wrong_input(small):
     assert 'needs Python 3.6; found: 3.' in small.refused()
     small.write(edit=lambda text: text.replace(", ('mkl/2023.0.0', EXTERNAL_MODULE)", ''))
     assert 'BLAS' in small.refused()
+    small.write(edit=lambda text: text.replace("version = '1.13.1'", "version = '2.9.0'"))
+    assert 'PyTorch 2.9.0 needs CMake 3.27 or newer (3.21.3 is here). Name newer modules' in small.refused()
     # once a traceback; without the login's default environment nothing else brings the compilers
     small.write(edit=lambda text: text.replace("('PrgEnv-gnu', EXTERNAL_MODULE), ", ''))
     refused = small.refused(env={'HPC_LOGIN': 'bare'})

@@ -19,6 +19,7 @@ MESSAGES = (
     ("fatal error: numpy/arrayobject.h: No such file or directory", "numpy<2"),
     ("AttributeError: module 'pkg_resources' has no attribute 'packaging'", "setuptools<70"),
     ("/bin/sh: 1: CC: not found", "PrgEnv-gnu"),
+    ("  File \"third_party/python-peachpy/peachpy/x.py\"\nModuleNotFoundError: No module named 'six'", "have six"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )
 
@@ -72,3 +73,10 @@ def test_excerpt_has_no_traceback():
     text = ("gmake: *** [Makefile:136: all] Error 2\nTraceback (most recent call last):\n  File \"setup.py\", line 37\n"
             "    run_cmake()\nsubprocess.CalledProcessError: Command 'cmake' returned non-zero exit status 2.\n")
     assert known_errors.excerpt(text).splitlines() == [text.splitlines()[0], text.splitlines()[-1]]
+
+
+def test_excerpt_of_long_lines():
+    """The reason is seen between commands of kilobytes."""
+    command = 'g++ ' + '-I/where ' * 800
+    shown = known_errors.excerpt('[1/2] x\nFAILED: x.o\n%s\nx.cpp:1:1: error: no such thing\n' % command)
+    assert 'error: no such thing' in shown and len(shown) < 600

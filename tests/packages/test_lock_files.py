@@ -22,7 +22,7 @@ def test_not_locked(tmp_path, line):
     """A line that locks nothing was passed over once, and the package was not installed."""
     path = tmp_path / 'toy.lock'
     path.write_text(line + '\n')
-    with pytest.raises(UsersProblem, match='toy.lock is no whole lock file: expected NAME==VERSION'):
+    with pytest.raises(UsersProblem, match='toy.lock is not a complete lock file: expected NAME==VERSION'):
         read_lock(path)
 
 

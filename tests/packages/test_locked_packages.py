@@ -1,6 +1,8 @@
 """What the locks name is fetched, found and kept: nothing that was fetched is lost, and what fails says why."""
 import os
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from common import EB
@@ -49,6 +51,50 @@ def test_variants_count_once(eb, toy):
     output = eb(toy.easyconfig, "-x", env=toy.offline).stdout
     lines = [line for line in output.splitlines() if line.startswith("  * other")]
     assert lines == ['  * other 1.9 or 2.0']
+
+
+class Index(BaseHTTPRequestHandler):
+    """An index whose first file is not sent before the test says so."""
+
+    def log_message(self, *_):
+        """Tests print nothing."""
+
+    def do_GET(self):
+        """A page with all files, or a file."""
+        path = self.server.index / self.path.split('/')[-1]
+        if not path.is_file():
+            names = [wheel.name for wheel in self.server.index.iterdir()]
+            content = ''.join('<a href="/%s">%s</a>' % (name, name) for name in names).encode()
+        else:
+            content, first = path.read_bytes(), not self.server.asked.is_set()
+            self.server.asked.set()
+            assert not first or self.server.go_on.wait(600)
+        self.send_response(200)
+        self.send_header('Content-Type', 'application/zip' if path.is_file() else 'text/html')
+        self.send_header('Content-Length', str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def test_two_fetch_at_once(eb, toy):
+    """A second call took what the first was downloading to for what a killed one had left, and removed it."""
+    server = ThreadingHTTPServer(('127.0.0.1', 0), Index)
+    server.index, server.asked, server.go_on = toy.index, threading.Event(), threading.Event()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    network = dict(toy.offline, PIP_INDEX_URL='http://127.0.0.1:%d/simple' % server.server_port, PIP_NO_CACHE_DIR='1',
+                   PIP_DEFAULT_TIMEOUT='600')
+    left = eb.sources / 't/toy/toy-1.0-wheels' / ('part-%s=%d=x' % (os.uname().nodename, 2 ** 22 + 1))
+    left.mkdir(parents=True)
+    first = eb.started(toy.easyconfig, '--fetch', env=network)
+    assert server.asked.wait(600)
+    eb(toy.easyconfig, '--fetch', env=network)
+    assert not left.exists() and len(names(eb)) == 3
+    server.go_on.set()
+    output = first.communicate()[0]
+    server.shutdown()
+    server.server_close()
+    assert first.returncode == 0, output
+    assert names(eb) == sorted(wheel.name for wheel in toy.wheels)
 
 
 @pytest.fixture

@@ -226,7 +226,8 @@ def test_pytorch_hpc(plain, tmp_path):
     """A small tree with PyTorch's build interface, from source, with the lock files and a script of the collection."""
     modules = run(CHECKOUT / 'tests' / 'stand_ins' / 'make', 'archer2').splitlines()[-1]
     small = SmallTorch('PyTorch-1.13.1-ARCHER2.eb', tmp_path, plain.eb.sources)
-    easyconfig = small.write(scripts=['extend-venv-activate'])
+    easyconfig = small.write(scripts=['extend-venv-activate'],
+                             build_lock_files=['PyTorch-1.13.1-build.lock'])
     assert 'ramgate ran' in plain('archer2', easyconfig, MODULEPATH=modules)
     ranks = loaded(plain, 'PyTorch', "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'", path=modules)
     assert ranks.count('(2, 3)') == 2

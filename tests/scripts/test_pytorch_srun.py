@@ -50,6 +50,15 @@ def ranks(script, **variables):
     return dict(word.split('=', 1) for word in run(script, '-c', SHOW, **variables)[0].split())
 
 
+def test_network_of_nccl(script):
+    """A site's plugin is insisted on where there is a network: between nodes; what the user has set stays."""
+    show = 'import os; print(os.environ.get("NCCL_NET"))'
+    alone = dict(OPEN_MPI, OMPI_COMM_WORLD_SIZE='4')
+    for expected, variables in (('OFI', OPEN_MPI), ('None', alone), ('x', dict(OPEN_MPI, NCCL_NET='x'))):
+        assert run(script, '-c', show, HPC_NCCL_NET='OFI', **variables)[0].split() == [expected]
+    assert run(script, '-c', show, **OPEN_MPI)[0].split() == ['None']
+
+
 @pytest.mark.parametrize('launcher', LAUNCHERS.values(), ids=LAUNCHERS)
 def test_same_variables(script, tmp_path, launcher):
     """The same whoever launches."""

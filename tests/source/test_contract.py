@@ -49,3 +49,25 @@ def test_backends():
     assert differences(ldd='\tlibmpi.so.12 => not found\n') == ['USE_MPI']
     assert not differences(ldd='', backends=dict(BACKENDS, mpi=False), USE_MPI='0',
                            show=SHOW.replace('USE_MPI=ON', 'USE_MPI=OFF'))
+
+
+# --- what CMake decided -----------------------------------------------------------------------------------------------
+
+def test_switch_that_no_table_has():
+    """Whoever asks for a switch by name gets it, or is told."""
+    asked = {'USE_NUMA': '1', 'USE_MPI': '1', 'BUILD_TEST': '0', 'USE_PRIORITIZED_TEXT_FOR_LD': '1'}
+    cache = {'USE_NUMA': 'OFF', 'BUILD_TEST': 'OFF', 'USE_MPI': 'ON'}
+    assert not contract.compare(asked, cache, {})
+    difference, = contract.compare(asked, cache, {}, named=asked)
+    assert (difference.option, difference.asked, difference.found) == ('USE_NUMA', 'ON', 'OFF')
+    assert not contract.compare(asked, cache, {'USE_NUMA': 'ON'}, named=asked)
+    # settings of setup.py are in no cache
+    assert contract.unknown(asked, cache, {}) == ['USE_PRIORITIZED_TEXT_FOR_LD']
+
+
+def test_failed_downloads():
+    """In CMake's own words."""
+    assert not contract.failed_downloads("-- Downloading six\n-- done\n")
+    assert contract.failed_downloads("CMake Error: error: downloading 'https://example.org/six' failed\n") == [
+        'https://example.org/six']
+    assert contract.failed_downloads("  Each download failed!\n") == ['something']

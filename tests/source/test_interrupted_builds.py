@@ -1,4 +1,4 @@
-"""Notes about interrupted builds; a build that is killed and gone on with is in test_pytorchhpc.py."""
+"""Notes about interrupted builds; a build that is killed and continued is in test_pytorchhpc.py."""
 from hpc_pytorch.source import interrupted_builds
 
 

@@ -134,6 +134,15 @@ def test_no_mpi_on_the_machine(tmp_path, lmod):
     assert 'MPI.mpich.' in output
 
 
+def test_help(installed, lmod):
+    """What a researcher reads first: what it is, and what to type; on one screen."""
+    lines = lmod.run("module use %s; module help PyTorch" % installed[0].modules).splitlines()
+    assert len(lines) <= 40
+    for words in ("official CPU wheels", "pytorch-check", "pytorch-srun train.py", "extend-venv-activate mine",
+                  "torchrun --nproc-per-node 2 $EBROOTPYTORCH/examples/train.py"):
+        assert any(words in line for line in lines), words
+
+
 def test_extended_venv(installed, tmp_path, modules_tool):
     """Activating an environment loads the module, deactivating it leaves everything as it was; twice is once."""
     eb, _ = installed
