@@ -25,6 +25,8 @@ WHOLE = (
                                                        'tests/machine/test_systems.py']),
     (r'tests/stand_ins/', ['tests/stand_ins']),
     (r'(?:easyconfigs|locks)/', ['tests/easyconfigs']),
+    (r'(?:checks|docs/tried)/', ['tests/checks']),
+    (r'easystacks/', ['tests/checks/test_easystacks.py']),
     (r'hooks/', ['tests/rules/test_site_rules.py']),
     (r'(?:setup.cfg|pyproject.toml|MANIFEST.in)', ['tests/packaging']),
 )

@@ -22,7 +22,6 @@ from easybuild.tools.config import install_path
 from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs import status
 from hpc_pytorch.machine import systems
-from hpc_pytorch.machine.batch_systems import SCHEDULERS, NoAnswer
 
 # by unit: how far a value may be from its reference; written into new files of references, where a site changes it
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
@@ -41,16 +40,6 @@ def jobscript():
     return module
 
 
-def reframes_scheduler(kind):
-    """ReFrame's name of it; of Slurm there are two, for where a record of ended jobs is kept, and for where none is."""
-    if kind != 'slurm':
-        return {'pbs': 'pbs', 'none': 'local'}[kind]
-    try:
-        return 'squeue' if SCHEDULERS[kind].ask(['sacct', '-n'])[0] else 'slurm'
-    except NoAnswer:
-        return 'slurm'
-
-
 def partition(system):
     """The compute nodes, as ReFrame wants to know them."""
     node, scheduler, command = system.node, system.scheduler, system.launcher['command']
@@ -63,7 +52,8 @@ def partition(system):
         'command': command, 'gpu_options': ' '.join(system.launcher['gpu_options'])})
     return {
         'name': 'compute', 'environs': ['builtin'], 'max_jobs': 1 if kind == 'none' else 8,
-        'scheduler': reframes_scheduler(kind), 'launcher': command,
+        # squeue: Slurm as it is without a record of jobs that have ended
+        'scheduler': {'slurm': 'squeue', 'pbs': 'pbs', 'none': 'local'}[kind], 'launcher': command,
         'access': [option + value for option, value in zip(options, values) if option and value] + scheduler['options'],
         'prepare_cmds': [MODULE_COMMAND, 'unset SLURM_EXPORT_ENV'] + [
             'module use ' + path for path in reversed(os.environ.get('MODULEPATH', '').split(':')) if path],

@@ -65,8 +65,8 @@ class Module:
     def check(self, *arguments, status=0, **options):
         """./eb --check; what it prints, and the report."""
         report = self.directory / 'report.json'
-        done = self.eb('--check', *arguments, SMALL, '--report', report, '--references',
-                       self.directory / 'references.json', status=status, cwd=self.directory,
+        done = self.eb(SMALL, '--report', report, '--references', self.directory / 'references.json', '--check',
+                       *arguments, status=status, cwd=self.directory,
                        env=dict(self.env, **options.pop('env', {})), **options)
         with report.open() as handle:
             return done.stdout, json.load(handle)['modules'][NAME]

@@ -72,8 +72,9 @@ def sitecustomize(module, text):
 def test_wrong_results(module):
     """A collective that does nothing."""
     sitecustomize(module, "os; os.environ.get('RANK') and __import__('torch.distributed') and setattr("
-                          "__import__('sys').modules['torch.distributed'], 'broadcast', lambda *_, **__: None)")
-    assert 'wrong results' in module.reasons('bandwidth')
+                          "__import__('sys').modules['torch.distributed'], 'all_reduce', lambda *_, **__: None)")
+    reasons = module.reasons('way=gloo|bandwidth')
+    assert 'wrong results' in reasons and 'has a wrong sum' in reasons
 
 
 def test_full_disk(module):

@@ -12,12 +12,18 @@ from checks.small_module import small_module
 
 pytestmark = pytest.mark.slow
 
-# stdout of pytorch-bandwidth where NCCL has not found its plugin
-NCCL = r'''
-nccl     all_reduce       16 cuda         1048576         9274.4      0.113      0.113    yes
-nccl     broadcast        16 cuda         1048576         1307.5      0.802      0.802    yes
+# what takes longer than a throttled process may run at a time
+SLOWLY = '-SSpeedCheck.more=train:--steps 5 --width 256 --batch-size 256'
+# what is printed where there are GPUs
+NCCL = '''nccl     all_reduce       16 cuda         1048576         9274.4      0.113      0.113    yes
+nccl     broadcast        16 cuda         1048576         1307.5      0.802      0.802    %s
 nccl between nodes: %s
 setting: NCCL_SOCKET_IFNAME=hsn0
+'''
+TRAIN = '''rank 0: on nid1, cores %s, device 0, alone 100.0 samples/s
+rank 1: on nid1, cores 57,58, device 1, alone %s samples/s
+train total 150.0 samples/s
+weights: %s
 '''
 
 
@@ -74,17 +80,25 @@ def test_network(cluster):
         assert 'all_reduce_1M=0.0' in reasons
 
 
-@pytest.mark.parametrize('transport, wrong', [('OFI plugin (provider cxi)', False), ('sockets', True)])
-def test_nccl(cluster, tmp_path, transport, wrong):
-    """There are no GPUs: what is printed on a machine that has some is printed by cat."""
-    (tmp_path / 'output').write_text(NCCL % transport)
-    arguments = ['bandwidth-nccl.*nodes=2', '-SSpeedCheck.ranks_per_node=1',
-                 '-SSpeedCheck.executable=sh -c "cat %s" sh' % (tmp_path / 'output')]
-    if wrong:
-        reasons = cluster.reasons(*arguments, env={'HPC_SYSTEM': 'frontier'})
-        assert 'nccl talks through sockets' in reasons and 'seen: NCCL_SOCKET_IFNAME=hsn0' in reasons
+@pytest.mark.parametrize('name, output, reason', [
+    ('nccl.*nodes=2', NCCL % ('yes', 'OFI plugin (provider cxi)'), None),
+    ('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'nccl talks through sockets, and the fast network is hsn0. Settings '
+     'that were seen: NCCL_SOCKET_IFNAME=hsn0'),
+    ('nccl.*nodes=2', NCCL % ('NO', 'OFI plugin'), 'wrong results'),
+    ('train.*nodes=1', TRAIN % ('49,50', '99.0', 'the same'), None),
+    ('train.*nodes=1', TRAIN % ('1,2', '99.0', 'the same'), 'rank 0 on nid1 has device 0, and cores that are not near'),
+    ('train.*nodes=1', TRAIN % ('49,50', '50.0', 'the same'), 'slow by itself: rank 1 on nid1'),
+    ('train.*nodes=1', TRAIN % ('49,50', '99.0', 'DIFFERENT'), "nothing like '^weights: the same'"),
+    ('checkpoint.*nodes=1', 'checkpoint: DIFFERENT', "nothing like '^checkpoint: as it was'"),
+])
+def test_on_gpus(cluster, tmp_path, name, output, reason):
+    """There are none: cat prints what is printed on a machine that has some."""
+    (tmp_path / 'output').write_text(output)
+    words = ['-SSpeedCheck.ranks_per_node=1', '-SSpeedCheck.executable=sh -c "cat %s" sh' % (tmp_path / 'output')]
+    if reason:
+        assert reason in cluster.reasons(name, *words, env={'HPC_SYSTEM': 'frontier'})
     else:
-        cluster.check('--name=' + arguments[0], *arguments[1:], env={'HPC_SYSTEM': 'frontier'})
+        cluster.check('--name=' + name, *words, env={'HPC_SYSTEM': 'frontier'})
 
 
 def test_slow_node(cluster):
@@ -97,7 +111,7 @@ def test_slow_node(cluster):
         (group / 'cpu.cfs_period_us').write_text('20000')
         (group / 'cpu.cfs_quota_us').write_text('1000')
         (group / 'cgroup.procs').write_text(str(daemon.pid))
-        reasons = cluster.reasons('train.*nodes=2', '-SSpeedCheck.slowest_rank=0.4',
+        reasons = cluster.reasons('train.*nodes=2', '-SSpeedCheck.slowest_rank=0.5', SLOWLY,
                                   '-Jnodelist=' + ','.join(cluster.slurm.nodes[:2]))
         assert 'slow by itself: rank 1 on %s' % node in reasons
     finally:
@@ -106,9 +120,9 @@ def test_slow_node(cluster):
         group.rmdir()
 
 
-def test_wrong_binding(cluster):
-    """Ranks that share cores; ranks far from their GPUs."""
+def test_wrong_binding(cluster, tmp_path):
+    """Ranks that share cores, and ranks that do not."""
     two = ['train.*nodes=1', '-SSpeedCheck.ranks_per_node=2', '-SSpeedCheck.slowest_rank=0.05']
     assert 'share cores: [0' in cluster.reasons(*two)
-    bind = '-SSpeedCheck.executable=sh -c "exec taskset -c $SLURM_LOCALID pytorch-srun \\"\\$@\\"" sh'
-    cluster.check('--name=' + two[0], *two[1:], bind)
+    (tmp_path / 'bind').write_text('exec taskset -c "$SLURM_LOCALID" pytorch-srun "$@"\n')
+    cluster.check('--name=' + two[0], *two[1:], '-SSpeedCheck.executable=sh %s/bind' % tmp_path)

@@ -1,4 +1,8 @@
-"""ReFrame's settings made from systems/, pasted into a site's own; reports that are compared; docs/tried.rst."""
+"""
+Of hpc_pytorch/jobs/checks.py: ReFrame's settings made from systems/, pasted into a site's own; comparing reports.
+
+And docs/tried.rst, which is made from such reports.
+"""
 import importlib.machinery
 import importlib.util
 import json
