@@ -95,7 +95,9 @@ class OfModule(rfm.RunOnlyRegressionTest):
                 texts.append(handle.read().strip())
         found = re.findall(pattern, texts[0], re.M)
         if not found:
-            raise SanityError("nothing like %r in: %s" % (pattern, '\n'.join(texts)[-1500:]))
+            text = '\n'.join(texts)
+            raise SanityError("nothing like %r in: %s" % (
+                pattern, text if len(text) < 2000 else text[:500] + ' ... ' + text[-1500:]))
         return found
 
 
