@@ -99,7 +99,7 @@ def check(system, given, others):
     with open(path, 'w') as handle:
         handle.write(settings(system))
     command = [reframe(), '-C', path, '-c', collection_path('checks'), '-r', '--system', system.name, '--prefix', place,
-               '--report-file', found, '-S', 'SpeedCheck.references=' + given.references]
+               '--report-file', found, '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
     subprocess.run(command + ['-E', 'module in %r' % given.check] * bool(given.check) + others, cwd=place,
                    stdin=subprocess.DEVNULL)
     if not os.path.exists(found):

@@ -339,7 +339,7 @@ def prepare(arguments):
     os.environ['HPC_SYSTEM'] = system
     if 'rehearse' in wishes:
         os.environ['HPC_PYTORCH_REHEARSAL'] = system
-        configure_rehearsal(system, easyconfig_names(arguments))
+        configure_rehearsal(system, easyconfig_names(arguments) + easyconfigs_of_easystacks(arguments))
     if 'survey' in wishes:
         # nothing is installed for it, not even a modules tool
         configure_jobs(system, 'rehearse' in wishes)

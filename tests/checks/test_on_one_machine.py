@@ -79,15 +79,14 @@ def test_wrong_results(module):
 
 def test_full_disk(module):
     """A checkpoint that cannot be written."""
-    assert 'File too large' in module.reasons('checkpoint', '-SSpeedCheck.prerun_cmds=ulimit -f 8')
+    assert 'RuntimeError' in module.reasons('checkpoint', '-SSpeedCheck.prerun_cmds=ulimit -f 8')
 
 
 def test_import_fails(module):
-    """PyTorch's own library is gone; then there is nothing to start."""
-    library = module.packages / 'torch/lib/libtorch_cpu.so'
-    library.unlink()
+    """A library of PyTorch's own is gone; then there is nothing to start."""
+    (module.packages / 'torch/lib/libtorch_cpu.so').unlink()
     reasons = module.reasons('import|start')
-    assert reasons.count('libtorch_cpu.so') >= 2
+    assert 'import   FAILS' in reasons and "nothing like '^start import '" in reasons
 
 
 def test_nothing_installed(module):

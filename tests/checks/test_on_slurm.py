@@ -1,4 +1,4 @@
-"""./eb --check on a real Slurm of four nodes, with the settings of systems that have such nodes."""
+"""./eb --check, with pytorch-measure, on a real Slurm of four nodes, with the settings of systems that have such nodes."""
 import os
 import subprocess
 from contextlib import contextmanager
@@ -82,8 +82,8 @@ def test_network(cluster):
 
 @pytest.mark.parametrize('name, output, reason', [
     ('nccl.*nodes=2', NCCL % ('yes', 'OFI plugin (provider cxi)'), None),
-    ('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'nccl talks through sockets, and the fast network is hsn0. Settings '
-     'that were seen: NCCL_SOCKET_IFNAME=hsn0'),
+    ('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'nccl talks through sockets, and the fast network is hsn0'),
+    ('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'Settings that were seen: NCCL_SOCKET_IFNAME=hsn0'),
     ('nccl.*nodes=2', NCCL % ('NO', 'OFI plugin'), 'wrong results'),
     ('train.*nodes=1', TRAIN % ('49,50', '99.0', 'the same'), None),
     ('train.*nodes=1', TRAIN % ('1,2', '99.0', 'the same'), 'rank 0 on nid1 has device 0, and cores that are not near'),

@@ -115,7 +115,7 @@ def test_tried(tmp_path, monkeypatch):
     assert 'Nothing was sent from: archer2, derecho, lumi, workstation.' in text
     lines = [line.strip(' *-') for line in text.splitlines() if line.startswith('   ')]
     assert lines[-4:] == ['2026-11-02', 'frontier', NAME, '0 of 1 checks passed']
-    assert lines[6:10] == ['2026-11-04', 'bede', 'survey', '1 of 2 the same']
+    assert lines[5:9] == ['2026-11-04', 'bede', 'survey', '1 of 2 the same']
     assert 'lumi, its stand-in' in lines
 
 
