@@ -191,8 +191,9 @@ class Change:
             handle.write('\n'.join(requirements) + '\n')
         words = [word for path in self.inputs for word in command_of(path)]
         index = option(words, '--extra-index-url', None)
-        said = uv(['pip', 'compile', '--quiet', '--universal', '--fork-strategy', 'fewest', '--python-version', self.python(),
-                   'question.in'] + (['--extra-index-url', index] if index else []), self.work)
+        words = ['--universal', '--fork-strategy', 'fewest', '--python-version', self.python()]
+        words += ['--extra-index-url', index] if index else []
+        said = uv(['pip', 'compile', '--quiet', 'question.in'] + words, self.work)
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', said, re.M))
 
     def check_pairs(self, text):
