@@ -1,4 +1,4 @@
-"""./eb --check, with pytorch-measure, on a real Slurm of four nodes, with the settings of systems that have such nodes."""
+"""Checks on a real Slurm: jobs of two and four nodes, and each check fails when what it watches is broken."""
 import os
 import subprocess
 from contextlib import contextmanager
