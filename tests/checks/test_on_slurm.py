@@ -1,4 +1,4 @@
-"""./eb --check, with pytorch-measure, on a real Slurm of four nodes, with the settings of systems that have such nodes."""
+"""Of pytorch-measure, and of ./eb --check on a real Slurm of four nodes with the settings of systems that have such."""
 import os
 import subprocess
 from contextlib import contextmanager
