@@ -21,6 +21,7 @@ except ImportError:
 from hpc_pytorch import UsersProblem, settle  # noqa: E402
 from hpc_pytorch.machine.systems import nearest  # noqa: E402
 from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, what_to_type  # noqa: E402
+from hpc_pytorch.rules.early_checks import existing  # noqa: E402
 
 SITE_HOOKS = 'HPC_SITE_HOOKS'
 
@@ -56,10 +57,10 @@ RULES = {
     ),
     # what has a module is whole, also when the machine loses power
     'pre_module_hook': (
-        ('what is installed is on its disk', lambda easyblock: on_disk(easyblock, easyblock.installdir)),
+        ('what is installed is on its disk', lambda block: block.dry_run or settle(existing(block.installdir))),
     ),
     'post_module_hook': (
-        ('its module is on its disk', lambda easyblock: on_disk(easyblock, install_path('modules'))),
+        ('its module is on its disk', lambda block: block.dry_run or settle(existing(install_path('modules')))),
     ),
     # one installation is over
     'post_easyblock_hook': (
@@ -70,12 +71,6 @@ RULES = {
         ('what to type', what_to_type.say_what_to_type),
     ),
 }
-
-
-def on_disk(easyblock, path):
-    """Wait until what was written there is on its disk."""
-    if not easyblock.dry_run:
-        settle(early_checks.existing(path))
 
 
 def run(hook, *arguments):

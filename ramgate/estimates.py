@@ -311,7 +311,7 @@ def load(path):
         if data['version'] != VERSION:
             raise ValueError('its version is %s' % data['version'])
         for entry in data['files'].values():
-            float(entry['seconds']), max(entry['curve']) + 0.0, entry['language'] + ''
+            entry['seconds'] + 0.0, max(entry['curve']) + 0.0, entry['language'] + ''
         return data['files']
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Problem('%s is no profile of ramgate (%s): remove it or name another file' % (path, error))

@@ -17,6 +17,7 @@ Can go when: EasyBuild can do this itself.
 """
 import os
 import re
+import shlex
 import shutil
 
 from easybuild.framework.easyblock import EasyBlock
@@ -83,6 +84,9 @@ class SingularityContainer(EasyBlock):
         self.cfg['usage'] = self.cfg['usage'] or usage(
             self.variable, self.verb, self.system.launcher['command'], self.scripts, self.cfg['wrappers'],
             self.cfg['venv'] and self.venv) + explain(self.settings, self.system.advice)
+        # nothing is compiled, and under -x upstream stumbles over compiler wrappers and a checksums.json that it misses
+        self.toolchain.options['rpath'] = False
+        self.json_checksums = {} if self.dry_run else None
 
     def check_readiness_step(self):
         """Besides what EasyBuild looks at, stop at data that cannot be meant so."""
@@ -306,7 +310,7 @@ class SingularityContainer(EasyBlock):
         text += ''.join(module.set_environment(name, value) for name, value in told)
         gone = "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (
             self.short_mod_name, self.image_name, ' and '.join(map(os.path.dirname, self.candidates)),
-            os.path.basename(self.cfg.path))
+            shlex.quote(os.path.basename(self.cfg.path)))
         return '\n'.join([text, container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, gone),
                           container_modules.binds(module, self.installdir, self.bind_paths)])
 

@@ -139,7 +139,8 @@ def check_easyconfigs(arguments):
             continue
         near = difflib.get_close_matches(os.path.basename(name), sorted(known), n=3, cutoff=0.4)
         raise UsersProblem("no easyconfig is called %s. %s" % (
-            name, "The nearest: %s" % ', '.join(near) if near else "See: ls %s/easyconfigs/*/*" % COLLECTION))
+            name, "The nearest: %s" % ', '.join(near) if near
+            else "See: ls %s/easyconfigs/*/*" % shlex.quote(COLLECTION)))
 
 
 def names_without_suffix(arguments, known):

@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -438,14 +439,19 @@ def table(findings):
     return '\n'.join(lines)
 
 
+def job_script(path):
+    """What the job runs."""
+    return "#!/bin/bash\nexec %s --survey=%s > %s 2>&1\n" % (
+        os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path), shlex.quote(path + '.txt'))
+
+
 def submit(system, path):
     """The same in a job; where its answer is going to be."""
     scheduler = batch_systems.SCHEDULERS.get(system.scheduler['kind'])
     if not scheduler:
         raise UsersProblem("--survey --job: %s has no batch system" % system.system['title'])
-    text = "#!/bin/bash\nexec %s --survey=%s > %s.txt 2>&1\n" % (os.environ['HPC_PYTORCH_COMMAND'], path, path)
     with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
-        script.write(text)
+        script.write(job_script(path))
         script.flush()
         account = os.environ.get(system.scheduler['account_variable'] or '')
         request = batch_systems.Request(account, system.scheduler['partition'], system.scheduler['qos'], 1, None, 5,

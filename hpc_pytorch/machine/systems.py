@@ -171,6 +171,7 @@ SCHEMA = collections.OrderedDict([
         ('memory', (size, "that a job can have of a compute node")),
         ('gpus', (number, "devices that a compute node shows")),
         ('gpu_architecture', (text, "as compilers name it: gfx90a, 8.0")),
+        ('cuda', (number, "newest CUDA that the driver takes, its first number: 12")),
         ('gpu_cores', (core_lists, "for each GPU, in their order, the cores nearest to it")),
         ('gpu_variable', (text, "environment variable that says which GPUs a process may see: ROCR_VISIBLE_DEVICES")),
         ('local_storage', (text, "directory on the compute node's own disk; may be there only in jobs that ask")),

@@ -9,6 +9,7 @@ Python 3.6; runs inside EasyBuild.
 import glob
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -266,14 +267,14 @@ class LockedPackages:
             raise EasyBuildError("%s %s, for one, has to be fetched, and the source path cannot be written to. Put a "
                                  "directory of yours in front of it (NEW:READONLY): "
                                  "--sourcepath=$HOME/easybuild/sources:%s",
-                                 absent.name, absent.version, ':'.join(source_paths()))
+                                 absent.name, absent.version, shlex.quote(':'.join(source_paths())))
         for left in filter(is_left, glob.glob(os.path.join(glob.escape(store), 'part-*'))):
             remove_dir(left)
         free = shutil.disk_usage(store).free
         if free < LEAST_ROOM:
             raise EasyBuildError("The source path has too little room: %d MB are free in %s. Make room, or put another "
                                  "directory in front of it: --sourcepath=NEW:%s",
-                                 free // 2 ** 20, store, ':'.join(source_paths()))
+                                 free // 2 ** 20, store, shlex.quote(':'.join(source_paths())))
         return store
 
     def download(self, entries, part, store, files):

@@ -18,12 +18,15 @@ import sys
 import tempfile
 
 from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.packages import rocm_pairs
 
 LOCK_PARAMETERS = ('lock_files', 'build_lock_files', 'mpi_lock_files')
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
+# Packages that PyTorch itself asks for, in one version.
+BROUGHT = ('triton-rocm',)
 # EasyBuild's options that may stand on the command line out of habit; nothing of theirs is used.
 NOT_OURS = ('--allow-use-as-root', '--prefix=', '--sourcepath=', '--tmpdir=', '--robot')
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
@@ -118,12 +121,27 @@ class Change:
             self.text = handle.read()
         values = parameters(self.text)
         self.old = values['version']
+        self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
+        self.check_target(version)
         names = [name % {'version': self.old} for key in LOCK_PARAMETERS for name in values.get(key, [])]
         self.inputs = [self.input_of(name) for name in names if version == self.old or self.follows(name)]
         if not self.inputs or BY_HAND.search(self.text):
             raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, of which nobody "
                                "can guess the next: copy it, and change them by hand")
         self.version = self.newest() if version == 'latest' else version
+        self.check_target(self.version)
+        if self.cuda_limit() and version not in ('latest', self.old):
+            found = self.cuda_of(self.resolved(['torch==' + version + self.local()]))
+            if found > self.cuda_limit():
+                raise UsersProblem("its wheels bring CUDA %d, and the driver of %s takes %d (cuda in system.cfg)"
+                                   % (found, self.system.name, self.cuda_limit()))
+
+    def check_target(self, version):
+        """Stop where the new easyconfig would take the place of one that somebody has made."""
+        target = replaced(self.easyconfig, self.old, version)
+        if version != self.old and os.path.exists(target):
+            raise UsersProblem("%s is there already; to make its locks anew: ./eb --renew %s"
+                               % (target, shlex.quote(os.path.basename(target))))
 
     def follows(self, lock):
         """Whether a lock belongs to this version, and not to several, such as the build tools'."""
@@ -141,16 +159,41 @@ class Change:
         """The oldest Python that the locks are made for."""
         return option(command_of(self.inputs[0]), '--python-version', '3.9')
 
+    def cuda_limit(self):
+        """The newest CUDA that the system's driver takes; None where wheels for CUDA do not matter, or nobody knows."""
+        return self.system.node['cuda'] if 'PyTorchHPC' not in self.text else None
+
+    @staticmethod
+    def cuda_of(found):
+        """Which CUDA comes with these packages: its first number, 0 without one."""
+        local = re.search(r'\+cu(\d\d)', found['torch'])
+        names = [found[name] for name in sorted(found) if name.startswith('nvidia-cuda-runtime')]
+        return int((local.group(1) if local else (names or ['0'])[0]).split('.')[0])
+
+    def local(self):
+        """What follows the version of PyTorch in the .in files, such as +rocm7.1."""
+        texts = ''.join(open(path, encoding='utf-8').read() for path in self.inputs)
+        return (re.findall(r'^torch==[^\s;+]+(\+\S+)', texts, re.M) or [''])[0]
+
     def newest(self):
-        """The newest version that the indexes have for this Python."""
-        return self.resolved(['torch'])['torch'].split('+')[0]
+        """The newest version that the indexes have for this Python, and that the system's driver takes."""
+        wanted = 'torch'
+        while True:
+            found = self.resolved([wanted])
+            version = found['torch'].split('+')[0]
+            if not self.cuda_limit() or self.cuda_of(found) <= self.cuda_limit():
+                return version
+            wanted = 'torch<' + version
 
     def resolved(self, requirements):
-        """What uv makes of a few requirements: {name: version}."""
+        """What uv makes of a few requirements, asking the indexes that the locks are made from: {name: version}."""
         with open(os.path.join(self.work, 'question.in'), 'w', encoding='utf-8') as handle:
             handle.write('\n'.join(requirements) + '\n')
-        said = uv(['pip', 'compile', '--quiet', '--universal', '--python-version', self.python(), 'question.in'],
-                  self.work)
+        words = [word for path in self.inputs for word in command_of(path)]
+        index = option(words, '--extra-index-url', None)
+        words = ['--universal', '--fork-strategy', 'fewest', '--python-version', self.python()]
+        words += ['--extra-index-url', index] if index else []
+        said = uv(['pip', 'compile', '--quiet', 'question.in'] + words, self.work)
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', said, re.M))
 
     def check_pairs(self, text):
@@ -166,11 +209,12 @@ class Change:
         """An .in file for the new version; companions are those that say that they are made for it."""
         text = replaced(text, self.old, self.version)
         self.check_pairs(text)
-        pinned = [name for name in COMPANIONS if re.search(r'^%s==' % name, text, re.M)]
+        pinned = [name for name in COMPANIONS + BROUGHT if re.search(r'^%s==' % name, text, re.M)]
         if pinned and self.version != self.old:
-            pairs = self.resolved(['torch==' + self.version] + pinned)
+            pairs = self.resolved(['torch==' + self.version + self.local()] + [
+                name for name in pinned if name in COMPANIONS])
             for name in pinned:
-                text = re.sub(r'^(%s==)[^\s;+]+' % name, r'\g<1>' + pairs[name], text, flags=re.M)
+                text = re.sub(r'^(%s==)[^\s;]+' % name, r'\g<1>' + pairs[name], text, flags=re.M)
         return text
 
     def make_locks(self):
@@ -262,9 +306,10 @@ def main(arguments):
     finally:
         shutil.rmtree(work, ignore_errors=True)
     name = os.path.basename(replaced(path, change.old, change.version))
-    if any('sources' in text and 'checksums' not in text for file, text in made.items() if file.endswith('.eb')):
-        print("Its source has no checksum yet. Fetch and hash it: ./eb --inject-checksums --force %s" % name)
-    print("To try it: ./eb --rehearse -x %s" % name)
+    if any(re.search(r'^sources = ', text, re.M) and not re.search(r'^checksums = ', text, re.M)
+           for file, text in made.items() if file.endswith('.eb')):
+        print("Its source has no checksum yet. Fetch and hash it: ./eb --inject-checksums --force " + shlex.quote(name))
+    print("To try it: ./eb --rehearse -x %s" % shlex.quote(name))
     return 0
 
 

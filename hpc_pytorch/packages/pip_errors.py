@@ -6,7 +6,6 @@ Standard library only, Python 3.6.
 import glob
 import os
 import re
-from urllib.parse import urlsplit
 
 from hpc_pytorch.packages.lock_files import normal_name
 from hpc_pytorch.packages.wheel_tags import parse_wheel, why_not
@@ -54,7 +53,8 @@ def unreached(output):
             # this one was reached, and does not have the package
             continue
         reason, remedy = next((reason, remedy) for pattern, reason, remedy in WAYS if pattern.search(said))
-        line = "  %s: %s (%s)\n    %s" % (urlsplit(url).netloc.rpartition('@')[2], reason, said.strip(), remedy)
+        server = url.partition('://')[2].split('/')[0].rpartition('@')[2]
+        line = "  %s: %s (%s)\n    %s" % (server, reason, said.strip(), remedy)
         lines += [] if line in lines else [line]
     return '\n'.join(lines)
 

@@ -66,7 +66,7 @@ def main(arguments):
             print("added %s" % add(arguments[0], wheel))
     except (UsersProblem, OSError) as problem:
         sys.exit(str(problem))
-    print("to install from it: pip install --index-url file://%s NAME" % os.path.abspath(arguments[0]))
+    print("to install from it: pip install --index-url file://%s NAME" % quote(os.path.abspath(arguments[0])))
 
 
 if __name__ == '__main__':

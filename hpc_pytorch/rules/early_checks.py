@@ -76,7 +76,7 @@ def check_external_modules(ec):
             "the system's stand-in: ./eb --rehearse %s",
             os.path.basename(ec.path), name, ' '.join(names[:names.index(name)]) or 'nothing',
             why_missing(shell, name, said), shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH',
-            os.path.basename(ec.path))
+            shlex.quote(os.path.basename(ec.path)))
     if build_option('extended_dry_run'):
         # EasyBuild only pretends to load what it cannot see from the start, and prefixes then have no values
         opened = [path for path in shell.environ['MODULEPATH'].split(os.pathsep) if path not in curr_module_paths()]
@@ -192,7 +192,7 @@ def check_host(ecs):
             by_policy('login_node', "%s is built from source, and %s. Let the batch system do it on a compute node:\n"
                       "    %s %s --robot --job" % (os.path.basename(ec.path), reason,
                                                    os.environ.get('HPC_PYTORCH_COMMAND', 'eb'),
-                                                   os.path.basename(ec.path)))
+                                                   shlex.quote(os.path.basename(ec.path))))
 
 
 # --- disks ----------------------------------------------------------------------------------------------------------

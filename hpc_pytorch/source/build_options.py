@@ -128,7 +128,7 @@ def option_names(tree):
                                                    for name in files if name.endswith(suffixes)]
         for path in paths:
             with open(path, encoding='utf-8', errors='replace') as handle:
-                names.update(re.findall(r'\b[A-Z][A-Z0-9_]{2,}\b', handle.read()))
+                names.update(re.findall(r'\b_?[A-Z][A-Z0-9_]{2,}\b', handle.read()))
     return names
 
 

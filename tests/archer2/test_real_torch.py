@@ -31,6 +31,7 @@ OPTIONS = """
     'USE_QNNPACK=0', 'USE_PYTORCH_QNNPACK=0', 'USE_XNNPACK=0', 'USE_FBGEMM=0', 'USE_KINETO=0', 'USE_MKLDNN=0',
     'USE_ITT=0',
 """
+ABI = ("'_GLIBCXX_USE_CXX11_ABI=0'", "'CXXFLAGS=-D_GLIBCXX_USE_CXX11_ABI=0'")
 
 
 @pytest.fixture(scope='module')
@@ -59,20 +60,31 @@ def real(archive, eb, tmp_path):
         with tarfile.open(tarball, 'w') as packed:
             packed.add(tree, 'pytorch-1.13.1')
         text = (CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-1.13.1-ARCHER2.eb').read_text()
+        assert all(option in text for option in ABI)
         checksum = hashlib.sha256(tarball.read_bytes()).hexdigest()
         easyconfig = tmp_path / 'PyTorch-1.13.1-ARCHER2.eb'
         easyconfig.write_text(text + "sources = ['%s']\nchecksums = ['%s']\ncustom_opts = [%s]\n"
                               "lock_files = ['PyTorch-1.13.1-build.lock']\nbuild_from_source = []\n"
-                              % (tarball.name, checksum, OPTIONS))
+                              % (tarball.name, checksum, OPTIONS + ', '.join(ABI)))
         return easyconfig
     yield write
     shutil.rmtree(tmp_path / 'tree')
 
 
 def test_contract_holds(real, eb):
-    """CMake decides what was asked for: MPI from the wrappers, MKL, gloo, distributed, the compilers."""
+    """CMake decides what was asked for: MPI from the wrappers, MKL, gloo, distributed, the compilers, the C++ ABI."""
     output = eb('--rehearse', real(), '--stop=configure').stdout
     assert "CMake's decisions are what was asked for" in output
+    build = next((eb.prefix / 'build').rglob('build.ninja')).parent
+    compiled = 'c10/CMakeFiles/c10.dir/util/Exception.cpp.o'
+    commands = subprocess.run(['ninja', '-t', 'commands', compiled], cwd=build, stdout=subprocess.PIPE, text=True,
+                              check=True).stdout
+    # with the flags alone: ramgate and the wrapper's modules are there while it builds
+    flags = commands.splitlines()[-1].partition('/bin/CC ')[2]
+    subprocess.run(['sh', '-c', 'g++ ' + flags], cwd=build, check=True)
+    symbols = subprocess.run(['nm', compiled], cwd=build, stdout=subprocess.PIPE, text=True, check=True).stdout
+    # what torchtext's wheel wants
+    assert ' _ZN3c105ErrorC1ESsSsPKv\n' in symbols
 
 
 def test_mpi_is_hidden(real, eb):

@@ -15,7 +15,7 @@ from attacks.attempts import attack  # noqa: E402
 
 from hpc_pytorch import UsersProblem  # noqa: E402
 from hpc_pytorch.jobs import records  # noqa: E402
-from hpc_pytorch.machine import launcher, survey, systems  # noqa: E402
+from hpc_pytorch.machine import batch_systems, launcher, survey, systems  # noqa: E402
 from hpc_pytorch.packages import images, lock_files, pip_errors, wheel_tags  # noqa: E402
 from hpc_pytorch.rules import installation_locks, resource_needs, sbom, site_rules  # noqa: E402
 from hpc_pytorch.source import build_options, built_wheels, contract, interrupted_builds  # noqa: E402
@@ -65,7 +65,8 @@ def read_record(path):
     """As --job-status does, before it asks the batch system."""
     record = records.read_record(path)
     return record and (record['time'] + 1, records.number_of(record['job']), record['name'] + record['easyconfig'],
-                       [job in {} for job in record['after']], record['log'] + record['module'] + record['scheduler'])
+                       [job in {} for job in record['after']], record['log'] + record['module'],
+                       batch_systems.SCHEDULERS[record['scheduler']])
 
 
 def read_metadata(path):
@@ -118,8 +119,8 @@ READERS = {
     'unfinished': (json.dumps(NOTE).encode(), find_left),
     'built': (json.dumps(NOTE).encode(), find_built),
     'record': (json.dumps(RECORD).encode(), read_record),
-    'profile': (json.dumps(PROFILE).encode(), lambda path: resource_needs.measured(
-        resource_needs.OTHERS, resource_needs.read_profile(path) or [(1, 1)], 4)),
+    'profile': (json.dumps(PROFILE).encode(), lambda path: resource_needs.fitted(resource_needs.measured(
+        resource_needs.OTHERS, resource_needs.read_profile(path) or [(1, 1)], 4), {'cores': 4, 'memory': 2 ** 34})),
     'ramgate': (json.dumps(PROFILE).encode(),
                 lambda path: estimates.Knowledge(str(path)).estimate('a.cpp', 'CXX').peak),
     'trace': (b'user_s,sys_s,peak_mb,file\n1.5,0.2,300,a.cpp\n', traces.read_trace),
@@ -136,6 +137,20 @@ READERS = {
     'name': (b'torch-2.4.0+cu121-cp312-cp312-manylinux_2_28_x86_64.whl', lambda path: wheel_tags.why_not(
         path.read_bytes().decode(errors='replace'), PYTHON)),
 }
+
+# What attacks have found: each ended in a traceback once.
+FOUND = (
+    ('easyconfig', b'\xff'), ('gitmodules', b'\xff'), ('metadata', b'Version: 1.0\n'), ('metadata', b'Name: toy\n'),
+    ('owner', b'.owner=host'), ('owner', b'.owner=host=pid=456='), ('trace', b'user_s,sys_s,peak_mb,file\n1.5,0.2\n'),
+    ('record', b'5'), ('record', b'null'), ('record', b'{"token": "abc"}'),
+    ('record', json.dumps(dict(RECORD, time=None)).encode()),
+    ('record', json.dumps(dict(RECORD, scheduler='x')).encode()),
+    ('record', json.dumps({name: value for name, value in RECORD.items() if name != 'job'}).encode()),
+    ('profile', b'{"files": []}'), ('profile', b'{"files": {"a": {"seconds": 1, "curve": ["x"]}}}'),
+    ('profile', b'{"files": {"a": {"seconds": Infinity, "curve": [1]}}}'),
+    ('ramgate', b'{"version": 1, "files": {"a.cpp": {"seconds": "9", "curve": [1.0], "language": "CXX"}}}'),
+    ('pip', b'Could not fetch URL https://[x/: said\nERROR: No matching distribution found for toy==1.0'),
+)
 
 
 def damage(content, chance):
@@ -163,20 +178,22 @@ def other_value(value, chance):
 def main():
     """One attempt after the other, each at another file."""
     with tempfile.TemporaryDirectory() as directory:
-        directory = Path(directory)
-
-        def attempt(chance):
-            name = chance.choice(sorted(READERS))
-            content, read = READERS[name]
-            path = directory / name
-            path.write_bytes(damage(content, chance))
+        def read(name, content):
+            path = Path(directory) / name
+            path.write_bytes(content)
             try:
-                read(path)
+                READERS[name][1](path)
             except (UsersProblem, Problem) as problem:
                 assert str(problem)
             except Exception as error:
-                raise AssertionError('%s: %r in %r' % (name, error, path.read_bytes()[:1000])) from error
+                raise AssertionError('%s: %r in %r' % (name, error, content[:1000])) from error
 
+        def attempt(chance):
+            name = chance.choice(sorted(READERS))
+            read(name, damage(READERS[name][0], chance))
+
+        for name, content in FOUND:
+            read(name, content)
         attack(attempt, 100 * len(READERS))
 
 

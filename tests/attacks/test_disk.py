@@ -1,4 +1,5 @@
 """A file system that fails while something is installed: README.rst says how to go on for an hour."""
+import contextlib
 import os
 import resource
 import shutil
@@ -33,14 +34,15 @@ class Disk:
     def fill(self, chance):
         """Others need the room, but for a rest that is too small."""
         state, rest = os.statvfs(self.place), chance.choice([0, chance.randrange(256)]) * 1024
-        with open(self.place / 'filling', 'wb') as handle:
+        with open(self.place / 'filling', 'wb') as handle, contextlib.suppress(OSError):
             os.posix_fallocate(handle.fileno(), 0, max(1, state.f_bavail * state.f_frsize - rest - 4096))
 
     def crowd(self, chance):
         """Others have made as many files as there may be, but for a few."""
         (self.place / 'crowd').mkdir()
-        for number in range(os.statvfs(self.place).f_favail - chance.randrange(30)):
-            (self.place / 'crowd' / str(number)).touch()
+        with contextlib.suppress(OSError):
+            for number in range(os.statvfs(self.place).f_favail - chance.randrange(30)):
+                (self.place / 'crowd' / str(number)).touch()
 
     def write_protect(self, _):
         """As a file server that was restarted; the kernel waits until nobody has a file open for writing."""

@@ -1,4 +1,4 @@
-"""./eb --check on a workstation with a real PyTorch: each check fails when what it watches is broken."""
+"""pytorch-measure and ./eb --check with a real PyTorch: each check fails when what it watches is broken."""
 import json
 import shutil
 

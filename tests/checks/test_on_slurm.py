@@ -1,4 +1,4 @@
-"""Of pytorch-measure, and of ./eb --check on a real Slurm of four nodes with the settings of systems that have such."""
+"""Checks on a real Slurm: jobs of two and four nodes, and each check fails when what it watches is broken."""
 import os
 import subprocess
 from contextlib import contextmanager

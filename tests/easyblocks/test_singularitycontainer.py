@@ -113,6 +113,7 @@ def test_extended_dry_run(place):
     """-x changes nothing and comes to its end."""
     output = place.install(place.easyconfig("venv = True\nwrappers = ['ls']"), '-x')
     assert 'setenv("SIFTOOL"' in output
+    assert 'MISSING' not in output and 'ignoring error' not in output
     assert not installed(place).exists()
 
 

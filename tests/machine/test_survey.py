@@ -247,6 +247,15 @@ def test_as_it_is_typed(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith('.')] == ['survey.json']
 
 
+def test_script_of_the_job(tmp_path, monkeypatch):
+    """A file may be called as it likes."""
+    monkeypatch.setenv('HPC_PYTORCH_COMMAND', 'echo')
+    path = str(tmp_path / 'my $HOME; survey')
+    subprocess.run(['bash', '-c', survey.job_script(path)], check=True)
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
+        ('my $HOME; survey.txt', '--survey=%s\n' % path)]
+
+
 @pytest.mark.slow
 def test_draft_of_a_seventh_system(tmp_path):
     """Of a machine that nobody described; it fits the schema, and rehearses without a change."""

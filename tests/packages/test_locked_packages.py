@@ -100,7 +100,7 @@ def test_two_fetch_at_once(eb, toy):
 @pytest.fixture
 def disk(tmp_path):
     """A small file system of the test's own."""
-    place = tmp_path / 'disk'
+    place = tmp_path / 'a disk'
     place.mkdir()
     subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=4M', 'none', str(place)], check=True)
     yield place
@@ -118,7 +118,7 @@ def test_read_only_source_path(eb, toy, disk):
     (disk / 't/toy/toy-1.0-wheels' / toy.wheels[0].name).write_bytes(toy.wheels[0].read_bytes())
     subprocess.run(['mount', '-o', 'remount,ro', str(disk)], check=True)
     output = eb(toy.easyconfig, '--fetch', env=toy.online, status=None).stdout
-    assert '--sourcepath=$HOME/easybuild/sources:%s' % disk in output and 'other 2.0' in output
+    assert "--sourcepath=$HOME/easybuild/sources:'%s'" % disk in output and 'other 2.0' in output
     eb.sources = '%s:%s' % (writable, disk)
     assert 'fetching 1 packages into %s' % writable in eb(toy.easyconfig, env=toy.online).stdout
     eb.sources = '%s:%s' % (disk, writable)

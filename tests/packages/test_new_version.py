@@ -24,13 +24,13 @@ moduleclass = 'ai'
 COMMAND = 'uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url '
 
 
-def add(index, name, version, *requires):
+def add(index, name, version, *requires, python='>=3.8'):
     """A wheel in the index."""
     path = index.parent / ('%s-%s-py3-none-any.whl' % (name, version))
     with zipfile.ZipFile(path, 'w') as archive:
         info = '%s-%s.dist-info/' % (name, version)
-        archive.writestr(info + 'METADATA', 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n%s' % (
-            name, version, ''.join('Requires-Dist: %s\n' % line for line in requires)))
+        archive.writestr(info + 'METADATA', 'Metadata-Version: 2.1\nName: %s\nVersion: %s\nRequires-Python: %s\n%s' % (
+            name, version, python, ''.join('Requires-Dist: %s\n' % line for line in requires)))
         archive.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
         archive.writestr(info + 'RECORD', '')
     subprocess.run([sys.executable, '-m', 'hpc_pytorch.packages.static_index', index, path], check=True, cwd=CHECKOUT,
@@ -85,6 +85,44 @@ def test_impossible(toy, call, version, options, words):
     output = call('--new-version=' + version, status=1, **options)
     assert words in output and 'nothing was written' in output
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
+
+
+def for_system(toy, suffix, *lines):
+    """The toy for a system; its .in file asks an index of its own, as PyTorch's are, for what these lines say."""
+    (toy / ('toy-1.0-%s.eb' % suffix)).write_text(EASYCONFIG.replace("'1.0'", "'1.0'\nversionsuffix = '-%s'" % suffix))
+    command = COMMAND + '--extra-index-url file://%s ' % (toy / 'more' / 'index')
+    (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\n%s\n' % (command, '\n'.join(lines)))
+    (toy / 'more' / 'index').mkdir(parents=True)
+    return 'toy-1.0-%s.eb' % suffix, toy / 'more' / 'index'
+
+
+def test_newest_that_fits(toy, call):
+    """What the index of the wheels has, for the CUDA that the system's driver takes, and what PyTorch itself brings."""
+    name, index = for_system(toy, 'Bede', 'torch==1.0+cu126', 'triton-rocm==1')
+    for version, cuda in (('1.0', 'cu126'), ('1.5', 'cu126'), ('3.0', 'cu130')):
+        add(index, 'torch', '%s+%s' % (version, cuda), 'triton-rocm==3.%s' % version)
+        add(index, 'triton_rocm', '3.' + version)
+    call('--new-version', 'latest', easyconfig=name)
+    made = (toy / 'toy-1.5.lock').read_text()
+    assert 'torch==1.5+cu126' in made and 'triton-rocm==3.1.5' in (toy / 'toy-1.5.in').read_text()
+    again = call('--new-version', 'latest', easyconfig=name, status=1)
+    assert 'toy-1.5-Bede.eb is there already' in again and '--renew toy-1.5-Bede.eb' in again
+
+
+def test_driver_is_too_old(toy, call):
+    """As PyPI's wheels say it, through what they ask for."""
+    name, index = for_system(toy, 'Bede', 'torch==1.0')
+    add(toy / 'index', 'torch', '2.5', 'nvidia-cuda-runtime-cu13')
+    add(toy / 'index', 'nvidia_cuda_runtime_cu13', '13.0.48')
+    output = call('--new-version', '2.5', easyconfig=name, status=1)
+    assert 'its wheels bring CUDA 13, and the driver of bede takes 12' in output
+
+
+def test_one_version_for_all_pythons(toy, call):
+    """The newest that the oldest Python has, too."""
+    add(toy / 'index', 'torch', '4.0', python='>=3.12')
+    call('--new-version', 'latest')
+    assert (toy / 'toy-2.0.eb').exists()
 
 
 @pytest.mark.parametrize('name', ['PyTorch-2.2.2-Frontier.eb', 'PyTorch-2.4.0a0-Bede.eb', 'PyTorch-2.3.1-Derecho.eb',

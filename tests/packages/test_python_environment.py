@@ -1,5 +1,6 @@
 """The module of an installed environment (hpc_pytorch/packages/python_environment.py), as users handle it."""
 import os
+import re
 
 import pytest
 from common import CHECKOUT, EB
@@ -10,13 +11,15 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def installed(tmp_path_factory):
-    """./eb after it installed a toy with a strict umask; the module is there in Tcl, too."""
+    """./eb after it installed two versions of a toy with a strict umask; the modules are there in Tcl, too."""
     folder = tmp_path_factory.mktemp('module')
     toy = Toy(folder)
     eb = EB(folder / 'prefix', ['bash', '-c', 'umask 077; exec "$@"', 'bash', CHECKOUT / 'eb'])
     eb.sources = folder / 'sources'
-    eb(toy.easyconfig, env=toy.online)
-    eb(toy.easyconfig, '--module-only', '--module-syntax=Tcl', '--rebuild',
+    newer = folder / 'toy-2.0.eb'
+    newer.write_text(toy.easyconfig.read_text().replace("version = '1.0'", "version = '2.0'"))
+    eb(toy.easyconfig, newer, env=toy.online)
+    eb(toy.easyconfig, newer, '--module-only', '--module-syntax=Tcl', '--rebuild',
        '--installpath-modules=%s' % (folder / 'Tcl'))
     return eb
 
@@ -37,7 +40,7 @@ def test_umask(installed):
 USE = """
 module use %s
 export PYTHONPATH=/users/own
-module load toy
+module load toy/1.0
 """
 
 
@@ -50,8 +53,7 @@ def test_reloaded(modules, modules_tool):
     """)
     loaded = [line.split()[1] for line in output.splitlines() if line.split()[:1] in (['loaded'], ['reloaded'])]
     assert len(loaded) == 2 and loaded[0] == loaded[1] and 'site-packages' in loaded[0], output
-    # Environment Modules 5.2 forgets, when it reloads, what pushenv put aside
-    assert ('unloaded /users/own\n' if modules_tool.name == 'Lmod' else 'unloaded') in output
+    assert 'unloaded /users/own\n' in output
 
 
 def test_saved_and_restored(modules, modules_tool, tmp_path):
@@ -61,6 +63,24 @@ def test_saved_and_restored(modules, modules_tool, tmp_path):
         module restore mine; python -c 'import toy, other'; module list
     """, env={'HOME': str(tmp_path)})
     assert 'purged /users/own\n' in output and 'toy/1.0' in output.partition('purged')[2], output
+
+
+def test_one_version_at_a_time(modules, modules_tool):
+    """Lmod swaps them, Environment Modules says what is in the way; of neither anything stays."""
+    output = modules_tool.run(USE % modules + """
+        module load toy/2.0 || { echo refused; module switch toy/1.0 toy/2.0; }
+        echo "loaded $LOADEDMODULES $PYTHONPATH"; python -c 'import toy, other; print(toy.here)'
+        module unload toy; echo "unloaded $LOADEDMODULES $PYTHONPATH"
+    """)
+    assert re.search('conflict.*refused' if modules_tool.name != 'Lmod' else 'reloaded with a version change', output,
+                     re.S), output
+    assert re.search(r'^loaded toy/2\.0 \S*/toy/2\.0/lib/[^:]*$', output, re.M) and '\nunloaded  /users/own\n' in output
+    assert 'toy/2.0/lib' in output.partition('loaded toy')[2].partition('\n')[2], output
+
+
+def test_categories(modules, modules_tool):
+    """Who uses only a category's directory sees what belongs to it."""
+    assert 'toy/1.0' in modules_tool.run('module use %s; module avail' % (modules.parent / 'ai'))
 
 
 def test_described(modules, modules_tool):

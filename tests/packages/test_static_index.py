@@ -43,9 +43,11 @@ def install(directory, target, status=0):
 def test_pip_installs(tmp_path):
     """What was added is installed; a damaged wheel is not."""
     wheel = make_wheel(tmp_path / 'dist' / NAME)
-    assert 'pip install --index-url file://' in index(tmp_path / 'index', wheel)
+    assert index(tmp_path / 'an index', wheel).endswith(
+        'pip install --index-url file://%s/an%%20index NAME\n' % tmp_path)
     # again does no harm
-    index(tmp_path / 'index', wheel)
+    index(tmp_path / 'an index', wheel)
+    (tmp_path / 'an index').rename(tmp_path / 'index')
     install(tmp_path / 'index', tmp_path / 'there')
     assert (tmp_path / 'there' / 'small_thing.py').read_text() == 'value = 1\n'
     make_wheel(tmp_path / 'index' / 'small-thing' / NAME, 'value = 2\n')
