@@ -88,6 +88,16 @@ def test_train_on_two_processes(installed, tmp_path, name, syntax):
     assert output.count('trained') == 2, output
 
 
+def test_checked(installed, tmp_path):
+    """./eb --check finds the module, and what its easyconfig promises of MPI works."""
+    eb, _ = installed
+    output = eb('--check', 'PyTorch/2.13.0-workstation', '--name=mpi', '--report', tmp_path / 'report.json',
+                '-SSpeedCheck.more=bandwidth-mpi:--to 1M --seconds 0.05', cwd=tmp_path).stdout
+    assert 'PyTorch/2.13.0-workstation: 3 of 3 checks passed' in output
+    output = eb('--check', 'PyTorch/2.15.0-workstation', cwd=tmp_path, status=1).stdout
+    assert 'no check was run' in output
+
+
 def test_venv_on_top(installed, tmp_path, lmod):
     """A user's virtual environment on top of the module sees the module's packages."""
     eb, _ = installed
