@@ -92,6 +92,6 @@ def test_disk(tmp_path):
         target.check()
 
     try:
-        attack(attempt, 2)
+        attack(attempt, 1)
     finally:
         subprocess.run(['umount', '--lazy', str(disk.place)], check=True)
