@@ -24,6 +24,7 @@ WAYS = tuple((re.compile(pattern, re.I), reason, remedy) for pattern, reason, re
      "look at $https_proxy, $http_proxy and the proxy in 'pip config list'"),
     (r'certificate|\bSSL', "its certificate is not one that is trusted here",
      "if your site's proxy signs with a certificate authority of its own: pip config set global.cert FILE"),
+    (r'Temporary failure in name', "no name server answers", "try again later, or fetch elsewhere (eb --fetch)"),
     (r'resolv|resolution|Name or service|nodename', "this machine does not know a host of that name",
      "check its name and the network, or fetch on a machine with a network (eb --fetch)"),
     (r'refused', "it refuses connections", "check the address: pip config list"),

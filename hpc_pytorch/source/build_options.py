@@ -152,7 +152,9 @@ def missing_submodules(tree):
     if not os.path.isfile(path):
         return []
     with open(path, encoding='utf-8', errors='replace') as handle:
-        paths = re.findall(r'^\s*path\s*=\s*(\S+)', handle.read(), re.M)
+        paths = map(os.path.normpath, re.findall(r'^\s*path\s*=\s*(\S+)', handle.read(), re.M))
+    # one that leads back would never end
+    paths = [name for name in paths if not re.match(r'/|\.\.?(/|$)', name)]
     missing = [name for name in paths if not os.path.isdir(os.path.join(tree, name))
                or not os.listdir(os.path.join(tree, name))]
     return missing + [os.path.join(name, inner) for name in paths if name not in missing

@@ -140,7 +140,8 @@ READERS = {
 
 # What attacks have found: each ended in a traceback once.
 FOUND = (
-    ('easyconfig', b'\xff'), ('gitmodules', b'\xff'), ('metadata', b'Version: 1.0\n'), ('metadata', b'Name: toy\n'),
+    ('easyconfig', b'\xff'), ('gitmodules', b'\xff'), ('gitmodules', b'path = .'),
+    ('metadata', b'Version: 1.0\n'), ('metadata', b'Name: toy\n'),
     ('owner', b'.owner=host'), ('owner', b'.owner=host=pid=456='), ('trace', b'user_s,sys_s,peak_mb,file\n1.5,0.2\n'),
     ('record', b'5'), ('record', b'null'), ('record', b'{"token": "abc"}'),
     ('record', json.dumps(dict(RECORD, time=None)).encode()),

@@ -94,6 +94,6 @@ def test_index(tmp_path):
             assert len(list(target.eb.sources.glob('t/toy/*/*.whl'))) == 2
         target.check_fetch()
 
-    attack(attempt, 2)
+    attack(attempt, 1)
     server.shutdown()
     server.server_close()

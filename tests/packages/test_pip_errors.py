@@ -13,6 +13,9 @@ UNREACHED = (
     ("connection error: [Errno 111] Connection refused", "it refuses connections", "pip config list"),
     ("connection error: Failed to resolve IP address for 'index.test' ([Errno -2] Name or service not known)",
      "does not know a host of that name", "eb --fetch"),
+    ("connection error: Failed to resolve IP address for 'index.test' "
+     "([Errno -3] Temporary failure in name resolution)",
+     "no name server answers", "try again later"),
     ("""proxy connection error: ('Unable to connect to proxy', NewConnectionError("HTTPSConnection(host='127.0.0.1', """
      """port=9): Failed to establish a new connection: [Errno 111] Connection refused"))""",
      "the proxy cannot be reached", "$https_proxy"),
