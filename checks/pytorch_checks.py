@@ -37,12 +37,12 @@ Way = collections.namedtuple('Way', 'command needs says')
 WAYS = {way: Way('pytorch-check ' + way, needs, '^%s +works' % way) for way, needs in (
     ('import', ''), ('packages', ''), ('gloo', ''), ('mpi4py', "'mpi4py'"), ('mpi', MPI), ('horovod', "'horovod'"),
     ('plugin', r"'aws-ofi-\w+'"))}
-ONES = 'python -c "import torch; print(torch.ones(1))"'
+ONES = """python -c "import os, torch; print(os.environ.get('SINGULARITY_CONTAINER'), torch.ones(1))" """.strip()
 WAYS.update({
     'contract': Way('python -c ' + shlex.quote(PROBE), '(?s)^(?!.*%s)' % CONTAINER, '^package: torch '),
     'list-packages': Way('list-packages', CONTAINER, '^torch '),
-    'run-in-container': Way('run-in-container ' + ONES, CONTAINER, r'^tensor\(\[1'),
-    'wrapper': Way(ONES, r"wrappers = .*'python'", r'^tensor\(\[1'),
+    'run-in-container': Way('run-in-container ' + ONES, CONTAINER, r'\.sif tensor\(\[1'),
+    'wrapper': Way(ONES, r"wrappers = .*'python'", r'\.sif tensor\(\[1'),
 })
 # The same, started on every rank; on so many nodes.
 Speed = collections.namedtuple('Speed', 'command needs nodes')
