@@ -28,13 +28,15 @@ def run(script, *arguments, status=0, **variables):
 
 
 def test_every_script_is_installed():
-    """Every script is named by an easyconfig or the easyblock for containers, and all that are named there exist."""
+    """Every script is named by an easyconfig, the easyblock for containers or the checks; all that are named exist."""
     from hpc_pytorch.packages.container_scripts import scripts_for
     table = scripts_for('torch')
     easyconfigs = ''.join(path.read_text() for path in CHECKOUT.glob('easyconfigs/*/*/*.eb'))
+    checks = (CHECKOUT / 'checks' / 'pytorch_checks.py').read_text()
     scripts = [path.name for path in SCRIPTS.iterdir() if path.is_file()]
     assert set(table) <= set(scripts)
-    assert [name for name in scripts if name not in table and "'%s'" % name not in easyconfigs] == []
+    assert [name for name in scripts if name not in table and "'%s'" % name not in easyconfigs
+            and "'%s " % name not in checks] == []
 
 
 # -- get-master
