@@ -8,13 +8,12 @@ import re
 import shutil
 
 import pytest
-from common import CACHE, CHECKOUT, EB
+from common import CACHE, EB
 
 from source.test_git_sources import git, server  # noqa: F401
 from easyblocks.small_builds import SmallTorch
 
 from hpc_pytorch.source import build_options
-from hpc_pytorch.machine.systems import choose
 
 pytestmark = pytest.mark.slow
 
@@ -85,18 +84,3 @@ def test_rehearsed(bede, on_arm):
     assert "export USE_PRIORITIZED_TEXT_FOR_LD='1'" in output
     assert "export TORCH_CUDA_ARCH_LIST='9.0'" in output
     assert build_options.ARM_FLAGS in ' '.join(re.search("export CXXFLAGS='([^']*)'", output).group(1).split())
-
-
-def easyconfigs_by_system():
-    """The names of all easyconfigs of the collection, by the system that each is for."""
-    found = {}
-    for path in sorted((CHECKOUT / 'easyconfigs').glob('*/*/*.eb')):
-        found.setdefault(choose(None, {}, 'elsewhere', [path.name])[0], []).append(path.name)
-    return found
-
-
-@pytest.mark.parametrize('system, names', easyconfigs_by_system().items())
-def test_all_resolve_on_arm(bede, on_arm, system, names):
-    """Every easyconfig of the collection dry-runs on an Arm machine."""
-    output = bede('--rehearse', '--system=' + system, *names, '-D', '--robot', env=on_arm).stdout.replace('\n', ' ')
-    assert all('/%s (module:' % name in output for name in names), output
