@@ -1,4 +1,7 @@
 """The fixtures that all tests share; what they are made of is in common.py."""
+import subprocess
+from pathlib import Path
+
 import pytest
 from common import CHECKOUT, EB, ModulesTool
 from small_software import Toy, Toys
@@ -31,6 +34,15 @@ def toys(eb, tmp_path):
     """Toys for ARCHER2, sources of the test's own."""
     eb.sources = tmp_path / 'sources'
     return Toys(eb, tmp_path, 'ARCHER2', {})
+
+
+@pytest.fixture(scope='session')
+def on_arm(tmp_path_factory):
+    """The environment in which EasyBuild takes this machine for an aarch64 one."""
+    library = tmp_path_factory.mktemp('arm') / 'arm.so'
+    subprocess.run(['gcc', '-shared', '-fPIC', '-O1', '-Wall', '-Werror', '-o', library,
+                    Path(__file__).with_name('arm.c')], check=True)
+    return {'LD_PRELOAD': str(library)}
 
 
 @pytest.fixture(params=['Lmod', 'Environment Modules'])
