@@ -128,7 +128,8 @@ def easyconfigs_of_easystacks(arguments):
 
 def check_easyconfigs(arguments):
     """Stop at a name that no easyconfig has, with the nearest names; EasyBuild itself searches much longer."""
-    elsewhere = ('--robot=', '--robot-paths', '-r', '--from-', '--search', '--try-', '--new-pr')
+    elsewhere = ('--robot=', '--robot-paths', '-r', '--from-', '--search', '--try-', '--new-pr',
+                 '--copy-ec')
     if 'EASYBUILD_ROBOT_PATHS' in os.environ or any(word.startswith(elsewhere) for word in arguments):
         return
     known = set()

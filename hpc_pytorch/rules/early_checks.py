@@ -27,7 +27,8 @@ from hpc_pytorch.rules.site_rules import OWN_FILE, policy
 from ramgate.limits import Limits, human
 
 # Options with which EasyBuild only edits or shows files: the system's modules need not be there.
-ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-ec', '--new-pr', '--update-pr')
+ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-ec', '--new-pr', '--update-pr',
+              '--preview-pr', '--list-software', '--list-installed-software')
 
 
 # --- the system's modules -------------------------------------------------------------------------------------------

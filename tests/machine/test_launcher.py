@@ -247,36 +247,6 @@ moduleclass = 'ai'
     assert 'toys' in eb(easyconfig, '-x').stdout
 
 
-# What EasyBuild can do with files, of its own documentation, and words of what it prints. {ec}: one of our easyconfigs,
-# {many}: easyconfigs for several systems, {stack}: an easystack with {ec}, {tmp}: a directory.
-OPTIONS = [
-    ('--check-style {ec}', '[PASS]'),
-    ('--check-contrib {many}', '[PASS]'),
-    ('--easystack {stack} -D', '(module: PyTorch/1.13.1-ARCHER2)'),
-    ('--dep-graph={tmp}/graph.dot {workstation}', 'dependency graph'),
-    ('--list-toolchains', 'List of known toolchains'),
-    ('--avail-easyconfig-params -e LockedWheels', 'lock_files'),
-    ('--search workstation', 'PyTorch-2.13.0-workstation.eb'),
-    ('--show-ec {ec}', "versionsuffix = '-ARCHER2'"),
-    ('--missing {workstation}', 'PyTorch/2.13.0-workstation'),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('words, said', OPTIONS)
-def test_easybuilds_options(eb, tmp_path, words, said):
-    """./eb is EasyBuild with all of its options: those that need packages or a system of their own are there, too."""
-    (tmp_path / 'stack.yaml').write_text('easyconfigs:\n  - PyTorch-1.13.1-ARCHER2.eb\n')
-    many = ' '.join(str(path) for path in (CHECKOUT / 'easyconfigs/p/PyTorch').glob('PyTorch-2.[36]*.eb'))
-    words = words.format(ec='PyTorch-1.13.1-ARCHER2.eb', workstation=WORKSTATION, tmp=tmp_path, many=many,
-                         stack=tmp_path / 'stack.yaml').split()
-    rehearse = ['--rehearse'] if '--easystack' in words else []
-    output = eb(*rehearse, *words, status=None).stdout
-    assert said in output and 'ERROR' not in output, output
-    if '--easystack' in words:
-        assert 'system archer2 (the name of PyTorch-1.13.1-ARCHER2.eb says so)' in output
-
-
 def test_name_without_suffix_and_bare_call():
     """The nearest names; and what ./eb adds to EasyBuild is shown to whoever types nothing else."""
     def call(*arguments):
