@@ -14,13 +14,11 @@ pytestmark = pytest.mark.slow
 TREE = Path(__file__).parent / 'debian_torch'
 # what Debian built, where it differs from what ARCHER2 wants
 OPTIONS = ['USE_MPI=0', 'USE_ROCM=0', 'USE_MKL=0', 'BLAS=generic']
-RANKS = """
-import horovod.torch as hvd, torch
-from mpi4py import MPI
-hvd.init()
-total = hvd.allreduce(torch.full((1000,), float(hvd.rank() + 1)), op=hvd.Sum)
-print('Horovod', hvd.size(), total[999].item(), 'mpi4py', MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.Get_rank() + 1))
-hvd.shutdown()
+# starts one process where two are asked for, as a launcher of another MPI than the ranks' does
+ONE_RANK = """#!/bin/sh
+[ "$1" = --version ] && echo HYDRA && exit
+shift 2
+exec "$@"
 """
 
 
@@ -63,9 +61,12 @@ def test_stack(stack, eb, lmod, tmp_path):
     built = lmod.run(use + 'horovodrun --check-build')
     for part in ('PyTorch', 'MPI', 'Gloo'):
         assert '[X] ' + part in built, built
-    (tmp_path / 'ranks.py').write_text(RANKS)
-    said = lmod.run(use + 'mpiexec -n 2 python %s' % (tmp_path / 'ranks.py'), env={'OMP_NUM_THREADS': '1'})
-    assert said.count('Horovod 2 3.0 mpi4py 3') == 2, said
+    said = lmod.run(use + 'pytorch-check mpi4py horovod')
+    assert 'mpi4py   works: 2 ranks' in said and 'horovod  works: 2 ranks' in said, said
+    (tmp_path / 'mpiexec').write_text(ONE_RANK)
+    (tmp_path / 'mpiexec').chmod(0o755)
+    said = lmod.run(use + 'PATH=%s:$PATH pytorch-check horovod || true' % tmp_path)
+    assert 'horovod  FAILS: ' in said and 'not as 2' in said, said
     # what the page installs besides
     lmod.run(use + 'python -c "import torchmetrics, tensorboard, matplotlib, h5py, gym, pyspark"')
     assert os.path.exists(eb.prefix / 'software' / 'PyTorch' / '1.13.1-ARCHER2' / 'wheels' / 'provenance.json')
