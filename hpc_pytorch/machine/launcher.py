@@ -5,6 +5,7 @@ at both and becomes EasyBuild, in the same process, so that starting costs nothi
 Only what is needed before EasyBuild starts is here. What needs its configuration or a parsed easyconfig is in hooks/,
 where it also works for an ``eb`` that was not started by ``./eb``.
 """
+import atexit
 import configparser
 import difflib
 import glob
@@ -16,6 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 # where .venv and .local lie; `python -I` knows neither
@@ -75,6 +77,7 @@ FLAGS = ('--robot', '-r', '--rehearse', '--dry-run', '-D', '--extended-dry-run',
          '--force', '-f', '--missing', '-M')
 # Options with which easyconfigs are only read, so that they may be for several systems.
 ONLY_READ = ('--check-contrib', '--check-style')
+TRY = '--try-software-version'
 # What ./eb becomes, by our option.
 PROGRAMS = {
     'job-status': 'hpc_pytorch.jobs.status',
@@ -142,6 +145,26 @@ def check_easyconfigs(arguments):
         raise UsersProblem("no easyconfig is called %s. %s" % (
             name, "The nearest: %s" % ', '.join(near) if near
             else "See: ls %s/easyconfigs/*/*" % shlex.quote(COLLECTION)))
+
+
+def try_software_version(arguments):
+    """EasyBuild's --try-software-version, with the lock files that the version wants, for as long as ./eb runs."""
+    words = [part for word in arguments for part in (word.split('=', 1) if word.startswith(TRY) else [word])]
+    names = easyconfig_names(words)
+    if TRY not in words[:-1] or len(names) != 1 or 'from-' in ' '.join(words):
+        return arguments
+    from hpc_pytorch.packages import new_version
+    if 'lock_files' not in open(new_version.find(names[0]), encoding='utf-8').read():
+        return arguments
+    if '--job' in words:
+        raise UsersProblem("jobs want files that stay: ./eb --new-version first")
+    where, version = words.index(TRY), words[words.index(TRY) + 1]
+    directory = tempfile.mkdtemp(prefix='try-version-')
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = new_version.try_version(names[0], version, directory)
+    say("%s and its lock files were made for this call alone; to keep such: ./eb --new-version %s %s"
+        % (os.path.basename(path), shlex.quote(version), shlex.quote(names[0])))
+    return [path if word == names[0] else word for word in words[:where] + words[where + 2:]]
 
 
 def names_without_suffix(arguments, known):
@@ -337,6 +360,7 @@ def prepare(arguments):
     say("system %s (%s)" % (system, reason))
     check_easyconfigs(arguments)
     clean_environment()
+    arguments = try_software_version(arguments)
     os.environ['HPC_SYSTEM'] = system
     if 'rehearse' in wishes:
         os.environ['HPC_PYTORCH_REHEARSAL'] = system

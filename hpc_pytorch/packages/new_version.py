@@ -285,6 +285,14 @@ def write(made):
         os.replace(part, path)
 
 
+def try_version(easyconfig, version, directory):
+    """An easyconfig of another version and its lock files, together in a directory; the easyconfig's path there."""
+    path = find(easyconfig)
+    change = Change(path, version, directory)
+    write({os.path.join(directory, os.path.basename(made)): text for made, text in change.make().items()})
+    return os.path.join(directory, replaced(os.path.basename(path), change.old, change.version))
+
+
 def main(arguments):
     """The command line."""
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)

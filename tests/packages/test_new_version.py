@@ -1,7 +1,9 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
 import subprocess
 import sys
+import tempfile
 import zipfile
+from pathlib import Path
 
 import pytest
 from common import CHECKOUT
@@ -73,6 +75,18 @@ def test_new_version(toy, call):
     output = call('--renew', easyconfig='toy-2.0.eb')
     assert '-numbers-of-toys==5.1' in output and '+numbers-of-toys==5.2' in output
     assert 'numbers-of-toys==5.2' in (toy / 'toy-2.0.lock').read_text()
+
+
+def test_try_software_version(toy, call):
+    """EasyBuild's option has the locks of that version, and leaves nothing."""
+    before = sorted(toy.iterdir())
+    for words in (['--try-software-version=2.0'], ['--try-software-version', '2.0']):
+        output = call('-D', *words)
+        assert '(module: toy/2.0)' in output and 'to keep such: ./eb --new-version 2.0' in output, output
+    assert 'there is no torch 3.0' in call('-D', '--try-software-version=3.0', status=1)
+    assert 'jobs want files that stay' in call('--job', *words, status=1)
+    assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
+    assert not list(Path(tempfile.gettempdir()).glob('try-version-*'))
 
 
 @pytest.mark.parametrize('version, options, words', [
