@@ -33,7 +33,8 @@ SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
 SlurmdLogFile={directory}/slurmd-%n.log
 ReturnToService=2
-MpiDefault=none
+# MPICH's ranks find each other by it, as Cray MPICH's do by Cray's
+MpiDefault=pmi2
 SwitchType=switch/none
 ProctrackType=proctrack/cgroup
 TaskPlugin=task/cgroup

@@ -1,5 +1,6 @@
 """Checks on a real Slurm: jobs of two and four nodes, and each check fails when what it watches is broken."""
 import os
+import shutil
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
 from lumi.lumi_site import needs_root
+from torch_mpi.mpi_installation import build, kept_venv
 
 from checks.small_module import small_module
 
@@ -14,6 +16,9 @@ pytestmark = pytest.mark.slow
 
 # what takes longer than a throttled process may run at a time
 SLOWLY = '-SSpeedCheck.more=train:--steps 5 --width 256 --batch-size 256'
+# into a network, with its devices where MPICH looks for them
+ENTER = """UCX_TLS=tcp,self exec %s unshare --mount sh -c 'mount -t sysfs none /sys && exec "$@"' sh "$@"
+"""
 # what is printed where there are GPUs
 NCCL = '''nccl     all_reduce       16 cuda         1048576         9274.4      0.113      0.113    yes
 nccl     broadcast        16 cuda         1048576         1307.5      0.802      0.802    %s
@@ -42,8 +47,8 @@ def cluster():
 @contextmanager
 def network():
     """A network of its own with the interface hsn0, named by the words to start something in it."""
-    begin = 'ip link set lo up && ip link add hsn0 type bridge && ip addr add 10.99.0.1/24 dev hsn0 && ' \
-            'ip link set hsn0 up && echo ready && exec sleep infinity'
+    begin = 'ip link set lo up && ip link add hsn0 type veth peer name end && ip link set end up && ' \
+            'ip addr add 10.99.0.1/24 dev hsn0 && ip link set hsn0 up && echo ready && exec sleep infinity'
     process = subprocess.Popen(['unshare', '--net', 'sh', '-c', begin], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == 'ready\n'
@@ -78,6 +83,22 @@ def test_network(cluster):
                        check=True)
         reasons = cluster.reasons(name, *more, through % 'hsn0', env=frontier)
         assert 'all_reduce_1M=0.0' in reasons
+
+
+def test_mpi(cluster, tmp_path):
+    """MPICH's ranks on two nodes, started by srun, through the fast network and through another interface."""
+    site = next(build('mpich', '-O1', kept_venv()).glob('**/torch_mpi/__init__.py')).parent.parent
+    shutil.copytree(site, cluster.packages, dirs_exist_ok=True)
+    cluster.promise("collection_packages = ['torch_mpi']\nscripts = ['pytorch-stage']\n")
+    with network() as enter:
+        # as the nodes are one machine, UCX would take its memory
+        (tmp_path / 'enter').write_text(ENTER % enter)
+        words = ['-SSpeedCheck.ranks_per_node=1', '-SSpeedCheck.executable=sh %s/enter pytorch-srun' % tmp_path,
+                 '-SSpeedCheck.more=bandwidth-mpi:--to 1M --seconds 0.05']
+        name, through, frontier = 'bandwidth-mpi.*nodes=2', '-SSpeedCheck.env_vars=UCX_NET_DEVICES:%s', {
+            'HPC_SYSTEM': 'frontier'}
+        cluster.check('--name=' + name, *words, through % 'hsn0', env=frontier)
+        assert 'mpi talks through lo' in cluster.reasons(name, *words, through % 'lo', env=frontier)
 
 
 @pytest.mark.parametrize('name, output, reason', [
