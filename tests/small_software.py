@@ -70,11 +70,13 @@ class Toys:
         """Poll --job-status until something is true of it."""
         deadline = time.monotonic() + seconds
         while True:
+            begin = time.monotonic()
             found = self.status()
             if true(found):
                 return found
             assert time.monotonic() < deadline, '%s: %s' % (what, found)
-            time.sleep(0.3)
+            # the jobs need the processors, too
+            time.sleep(max(0.3, time.monotonic() - begin))
 
     def wait_for_end(self):
         """No job waits or runs any more."""

@@ -11,6 +11,7 @@ outside: the machine's /etc/hosts stays as it is). `hostname` prints the machine
 import glob
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -25,9 +26,9 @@ SlurmUser=root
 AuthType=auth/munge
 CredType=cred/munge
 # a job that is started again waits until its first credential has expired: not for the usual 120 seconds
-AuthInfo=socket={directory}/munge.socket,cred_expire=20
+AuthInfo=socket={sockets}/munge,cred_expire=20
 StateSaveLocation={directory}/state
-SlurmdSpoolDir={directory}/spool-%n
+SlurmdSpoolDir={sockets}/%n
 SlurmctldPidFile={directory}/slurmctld.pid
 SlurmdPidFile={directory}/slurmd-%n.pid
 SlurmctldLogFile={directory}/slurmctld.log
@@ -97,6 +98,9 @@ class Slurm:
         default, of which the `exclusive` ones give out whole nodes with all that they have.
         """
         self.directory = Path(directory)
+        # a socket's path has 107 characters at most, and a test's directory may have more
+        self.sockets = Path(tempfile.mkdtemp(prefix='hpc-'))
+        self.sockets.chmod(0o755)
         self.cpus, self.memory, self.gpus = cpus, memory, gpus
         self.partitions, self.exclusive = partitions, exclusive
         self.count = nodes
@@ -135,8 +139,8 @@ class Slurm:
                       for name in self.partitions]
         partitions[0] += ' Default=YES'
         self.write('slurm.conf', CONFIGURATION.format(
-            directory=self.directory, port=ports[0], nodes='\n'.join(lines), partitions='\n'.join(partitions),
-            memory_per_cpu=self.memory // self.cpus))
+            directory=self.directory, sockets=self.sockets, port=ports[0], nodes='\n'.join(lines),
+            partitions='\n'.join(partitions), memory_per_cpu=self.memory // self.cpus))
         self.write('cgroup.conf', CGROUPS)
         for number in range(self.gpus):
             self.write('gpu%d' % number, '')
@@ -157,9 +161,9 @@ class Slurm:
         """All daemons as children of this process, then wait until every node is ready for work."""
         here = self.directory
         self.daemon('munged', '--foreground', '--force', '--key-file', here / 'munge.key', '--socket',
-                    here / 'munge.socket', '--pid-file', here / 'munged.pid', '--log-file', here / 'munged.log',
+                    self.sockets / 'munge', '--pid-file', here / 'munged.pid', '--log-file', here / 'munged.log',
                     '--seed-file', here / 'munged.seed')
-        wait_for((here / 'munge.socket').exists, "munged")
+        wait_for((self.sockets / 'munge').exists, "munged")
         self.daemon('slurmctld', '-D', '-f', here / 'slurm.conf')
         for node in self.nodes:
             self.start_node(node)
@@ -208,3 +212,4 @@ class Slurm:
             for top in glob.glob('/sys/fs/cgroup/*/slurm_%s' % node):
                 for directory, _, _ in sorted(os.walk(top), reverse=True):
                     os.rmdir(directory)
+        shutil.rmtree(self.sockets, ignore_errors=True)
