@@ -23,6 +23,7 @@ from easybuild.tools.config import source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import download_file, mkdir, remove_dir
 from easybuild.tools.modules import get_software_root
+from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import UsersProblem, settle
@@ -40,14 +41,26 @@ DAY = 86400
 # what a file is called that lay where another was to be kept
 ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
 
-# Their wheels have a module for each MPI, and load the one for the MPI that lies in their own environment.
+# Their wheels have a module for each MPI, and load the one for the MPI that lies in their own environment, or that the
+# dynamic linker finds: often the machine's, and where it is, minutes of compiling are saved.
 FOR_EVERY_MPI = ('mpi4py',)
+# a program and the wheel, and which MPI they would run with
+PROGRAM = '#include <mpi.h>\nint main(void) { return MPI_Init(0, 0); }\n'
+WHEELS_MPI = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(*{line.split()[-1] for line in open('/proc/self/maps') if os.path.basename(line.strip()).startswith('libmpi')})
+"""
 
 # Easyconfig parameters of every easyblock that has locked packages.
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
     'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
-    'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
+    'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI; mpi4py where its "
+                          "wheel does not run with that", CUSTOM],
     'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
     'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
     'package_urls': [{}, "Where the sources of packages are that no index has, by name", CUSTOM],
@@ -147,18 +160,39 @@ class LockedPackages:
             raise EasyBuildError(str(problem))
 
     def from_source(self, entry):
-        """Whether this package is to be built here; minutes are saved where the locked MPI is used."""
-        ready = entry.name in FOR_EVERY_MPI and self.cfg['mpi_lock_files'] and not self.mpi_compilers
-        return not ready and entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
+        """Whether this package is to be built here."""
+        return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
+
+    def may_fit(self, entry):
+        """Whether this package's wheel runs with the locked MPI, and may run with this machine's."""
+        return entry.name in FOR_EVERY_MPI and bool(self.cfg['mpi_lock_files'])
 
     def to_install(self):
-        """All entries to install from wheels."""
-        entries = [entry for entry in self.locked('lock_files') if not self.from_source(entry)]
+        """All entries of which wheels are fetched."""
+        entries = [entry for entry in self.locked('lock_files') if self.may_fit(entry) or not self.from_source(entry)]
         return entries + ([] if self.mpi_compilers else self.locked('mpi_lock_files'))
 
     def to_build(self):
-        """All entries to build here."""
-        return [entry for entry in self.locked('lock_files') if self.from_source(entry)]
+        """All entries of which sources are fetched."""
+        return [entry for entry in self.locked('lock_files')
+                if self.from_source(entry) and (self.mpi_compilers or not self.may_fit(entry))]
+
+    def does_not_fit(self, entry, files):
+        """Whether the wheel of a package that is to be built here runs with another MPI than what is compiled here."""
+        if not self.may_fit(entry):
+            return True
+        place = tempfile.mkdtemp(prefix='fits-')
+        program = os.path.join(place, 'program')
+        with open(program + '.c', 'w') as handle:
+            handle.write(PROGRAM)
+        Pip(self.python).install([entry], files, '--only-binary', ':all:', '--target', place)
+        said = [run_shell_cmd(words, use_bash=False, fail_on_error=False, hidden=True) for words in (
+            [self.mpi_compilers[0], '-o', program, program + '.c'], ['ldd', program],
+            [self.python.path, '-I', '-c', WHEELS_MPI, place])]
+        compiled = {os.path.realpath(path) for path in re.findall(r'^\s*libmpi\S* => (\S+)', said[1].output, re.M)}
+        fits = not any(one.exit_code for one in said) and compiled == set(said[2].output.split())
+        self.easyblock.log.info("%s runs with %s, programs with %s", entry.name, said[2].output[-500:], compiled)
+        return not fits
 
     def check_locks(self):
         """All lock files are there, and are the locks of this version (with --try-software-version they may not be)."""

@@ -89,16 +89,17 @@ class PythonEnvironment:
                              use_bash=False, fail_on_error=False, hidden=True)
         if made.exit_code:
             raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
-        entries = self.packages.to_install()
+        built = [entry for entry in self.packages.to_build() if self.packages.does_not_fit(entry, store)]
+        entries = [entry for entry in self.packages.to_install() if entry not in built]
         with telling("installing %d packages" % len({entry.name for entry in entries}), self.easyblock.log):
             self.pip().install(entries, store, '--only-binary', ':all:', '--no-compile')
         for wheel in wheels:
             self.install_wheel(wheel)
         with self.byte_code():
-            if self.packages.to_build():
-                names = ', '.join(sorted({entry.name for entry in self.packages.to_build()}))
+            if built:
+                names = ', '.join(sorted({entry.name for entry in built}))
                 with telling("building %s, which takes minutes" % names, self.easyblock.log):
-                    self.build_here(store)
+                    self.build_here(built, store)
             for package in self.cfg['collection_packages']:
                 with telling("building %s for this PyTorch and this MPI" % package, self.easyblock.log):
                     self.build_from_collection(package)
@@ -126,11 +127,11 @@ class PythonEnvironment:
         entry = Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
         self.pip().install([entry], os.path.dirname(path), '--only-binary', ':all:', '--no-compile')
 
-    def build_here(self, store):
-        """Build what is to be built with the system's MPI, or with the one just installed."""
+    def build_here(self, entries, store):
+        """Build these with the system's MPI, or with the one just installed."""
         tools = os.path.join(self.easyblock.builddir, 'tools')
         self.pip().install(self.packages.locked('build_lock_files'), store, '--target', tools, '--no-compile')
-        self.pip().install(self.packages.to_build(), store, '--no-build-isolation', '--no-binary', ':all:',
+        self.pip().install(entries, store, '--no-build-isolation', '--no-binary', ':all:',
                            environment=dict(self.build_environment(), PYTHONPATH=tools))
 
     def build_environment(self):

@@ -110,23 +110,47 @@ def test_venv_on_top(installed, tmp_path, lmod):
     """ % eb.modules, cwd=tmp_path)
 
 
-def test_no_mpi_on_the_machine(tmp_path, lmod):
-    """Without mpicc on the path a real MPI comes with the module; tried without torch, which makes no difference."""
+def without_torch(tmp_path):
+    """The easyconfig for its MPI alone, to which torch makes no difference."""
     easyconfig = (CHECKOUT / 'easyconfigs/p/PyTorch' / EASYCONFIG).read_text()
     easyconfig = easyconfig.replace("'torch-2.13.0-cpu.lock', ", '').replace("'bin/torchrun', ", '')
     easyconfig = re.sub(r"collection_packages = .*\n", '', easyconfig)
     easyconfig = re.sub(r'(sanity_check_commands = ).*?\]', r'\1["pytorch-check mpi4py"]', easyconfig, flags=re.S)
     (tmp_path / EASYCONFIG).write_text(easyconfig)
-    tools = tmp_path / 'bin'
-    tools.mkdir()
+    (tmp_path / 'bin').mkdir()
+    return tmp_path / EASYCONFIG, tmp_path / 'bin'
+
+
+@pytest.mark.parametrize('mpi, loaded', [('openmpi', 'libmpi.so.40'), ('mpich', 'libmpich.so.12')])
+def test_mpi4py_of_this_machines_mpi(tmp_path, lmod, mpi, loaded):
+    """Its wheel where that runs with the MPI whose compiler is found; else compiled: Debian's MPICH has other names."""
+    easyconfig, tools = without_torch(tmp_path)
+    for name in ('mpicc', 'mpicxx', 'mpiexec'):
+        (tools / name).write_text('#!/bin/sh\nexec %s.%s "$@"\n' % (name, mpi))
+        (tools / name).chmod(0o755)
+    path = {'PATH': '%s:%s' % (tools, os.environ['PATH'])}
+    eb = EB(tmp_path / 'prefix')
+    eb.fetch(easyconfig, env=path)
+    assert ('building mpi4py' in eb(easyconfig, env=path).stdout) == (mpi == 'mpich')
+    output = lmod.run("""
+        module use %s; module load PyTorch; pytorch-check mpi4py
+        python -c 'import mpi4py.MPI; print(open("/proc/self/maps").read())'
+    """ % eb.modules, env=path)
+    assert 'mpi4py   works: 2 ranks' in output
+    assert loaded in output and ('MPI.openmpi.' in output) == (mpi == 'openmpi')
+
+
+def test_no_mpi_on_the_machine(tmp_path, lmod):
+    """Without mpicc on the path a real MPI comes with the module."""
+    easyconfig, tools = without_torch(tmp_path)
     for folder in os.environ['PATH'].split(os.pathsep):
         if os.path.isdir(folder):
             for name in os.listdir(folder):
                 if not name.startswith(('mpi', 'ompi', 'orte', 'prte', 'hydra')) and not (tools / name).exists():
                     (tools / name).symlink_to(os.path.join(folder, name))
     eb = EB(tmp_path / 'prefix')
-    eb.fetch(tmp_path / EASYCONFIG, env={'PATH': str(tools)})
-    eb(tmp_path / EASYCONFIG, env={'PATH': str(tools)})
+    eb.fetch(easyconfig, env={'PATH': str(tools)})
+    eb(easyconfig, env={'PATH': str(tools)})
     output = lmod.run("module use %s; module load PyTorch; which mpiexec; pytorch-check mpi4py" % eb.modules,
                       env={'PATH': str(tools)})
     assert str(eb.prefix) in output.splitlines()[0]
