@@ -41,7 +41,9 @@ class Chain:
         if self.chance.random() < 0.4:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 call.wait(self.chance.uniform(1, 10))
-            os.killpg(call.pid, self.chance.choice([signal.SIGKILL, signal.SIGHUP]))
+            # it may have ended just now
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(call.pid, self.chance.choice([signal.SIGKILL, signal.SIGHUP]))
         output = call.communicate()[0]
         assert 'Traceback' not in output, output
 
