@@ -153,15 +153,15 @@ def try_software_version(arguments):
     names = easyconfig_names(words)
     if TRY not in words[:-1] or len(names) != 1 or 'from-' in ' '.join(words):
         return arguments
-    from hpc_pytorch.packages import new_version
-    if 'lock_files' not in open(new_version.find(names[0]), encoding='utf-8').read():
+    program = runpy.run_module(PROGRAMS['new-version'])
+    if 'lock_files' not in open(program['find'](names[0]), encoding='utf-8').read():
         return arguments
     if '--job' in words:
         raise UsersProblem("jobs want files that stay: ./eb --new-version first")
     where, version = words.index(TRY), words[words.index(TRY) + 1]
     directory = tempfile.mkdtemp(prefix='try-version-')
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    path = new_version.try_version(names[0], version, directory)
+    path = program['try_version'](names[0], version, directory)
     say("%s and its lock files were made for this call alone; to keep such: ./eb --new-version %s %s"
         % (os.path.basename(path), shlex.quote(version), shlex.quote(names[0])))
     return [path if word == names[0] else word for word in words[:where] + words[where + 2:]]

@@ -195,7 +195,7 @@ class LockedPackages:
         return not fits
 
     def check_locks(self):
-        """All lock files are there, and are the locks of this version (with --try-software-version they may not be)."""
+        """All lock files are there, and are the locks of this version (of a copied easyconfig they may not be)."""
         name, version = self.cfg.name, self.cfg.version
         for lock in self.cfg['lock_files'] + self.cfg['build_lock_files']:
             try:

@@ -138,17 +138,26 @@ def test_no_python_that_fits(eb, toy):
     assert 'needs Python 2.9; found: ' in output.stdout
 
 
-def test_lock_of_another_version(eb):
-    """--try-software-version does not install the old version under a new name."""
-    output = eb('PyTorch-2.13.0-workstation.eb', '--try-software-version=2.14.0', status=None)
+def of_another_version(tmp_path, name, old, new):
+    """A copy of an easyconfig in which somebody has changed the version, and nothing else."""
+    path = tmp_path / name.replace(old, new)
+    text, = (CHECKOUT / 'easyconfigs').glob('*/*/' + name)
+    path.write_text(text.read_text().replace("version = '%s'" % old, "version = '%s'" % new))
+    return path
+
+
+def test_lock_of_another_version(eb, tmp_path):
+    """The old version is not installed under a new name."""
+    output = eb(of_another_version(tmp_path, 'PyTorch-2.13.0-workstation.eb', '2.13.0', '2.14.0'), status=None)
     assert output.returncode != 0
     assert 'The lock file has torch 2.13.0+cpu, the easyconfig says 2.14.0' in output.stdout
 
 
 @pytest.mark.slow
-def test_no_lock_for_another_version(eb):
+def test_no_lock_for_another_version(eb, tmp_path):
     """Before gigabytes of source are fetched: nobody has locked what goes with this version."""
-    output = eb('--rehearse', 'PyTorch-1.13.1-ARCHER2.eb', '--try-software-version=2.6.0', '--fetch', status=None)
+    easyconfig = of_another_version(tmp_path, 'PyTorch-1.13.1-ARCHER2.eb', '1.13.1', '2.6.0')
+    output = eb('--rehearse', easyconfig, '--fetch', status=None)
     assert output.returncode != 0
     assert 'There is no lock file torch-2.6.0-cpu.lock' in output.stdout
     assert "Couldn't find file" not in output.stdout
