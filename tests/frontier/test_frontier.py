@@ -84,8 +84,9 @@ def test_two_jobs_on_the_same_nodes(frontier, tmp_path):
     output = frontier.run("""
         nodes=$(sinfo -h -N -o %%N | sort -u | head -2 | paste -sd,)
         show() { %s -w "$nodes" pytorch-srun %s/show.py; }
-        show > %s/first & show > %s/second &
-        wait -n && wait -n; echo "status $?"
+        show > %s/first & first=$!
+        show > %s/second & second=$!
+        wait "$first" && wait "$second"; echo "status $?"
     """ % (SRUN, tmp_path, tmp_path, tmp_path))
     assert 'status 0' in output, output
     first, second = [ranks((tmp_path / name).read_text()) for name in ('first', 'second')]
