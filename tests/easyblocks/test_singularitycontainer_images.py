@@ -153,7 +153,7 @@ def slurm(kinds):
 def test_on_slurm(kinds, slurm, kind):
     """Two nodes, two jobs at once; pytorch-srun gives ranks to a script written for torchrun."""
     script = 'timeout 200 srun -N2 -n4 --ntasks-per-node=2 pytorch-srun rank.py'
-    both = '%s > first & %s > second & wait -n && wait -n; echo "status $?"; cat first; echo; cat second'
+    both = '%s > first & one=$!; %s > second & wait $one && wait $!; echo "status $?"; cat first; echo; cat second'
     output = kinds.as_user(both % (script, script), kind, env=slurm.environment)
     assert 'status 0' in output
     for job in output.split('\n\n'):

@@ -113,8 +113,9 @@ def test_two_nodes_and_two_jobs_at_once(user):
         nodes=$(sinfo -h -N -o %%N | sort -u | head -2 | paste -sd,)
         train() { timeout 300 srun -w "$nodes" -N2 -n4 --ntasks-per-node=2 singularity -s exec $SIFPYTORCH \
                       conda-python-distributed -u train.py --steps 20; }
-        train > first & train > second &
-        wait -n && wait -n; echo "status $?"
+        train > first & one=$!
+        train > second & two=$!
+        wait $one && wait $two; echo "status $?"
         cat first second
     ''' % NEW)
     assert 'status 0' in output, output
