@@ -151,10 +151,16 @@ def try_software_version(arguments):
     """EasyBuild's --try-software-version, with the lock files that the version wants, for as long as ./eb runs."""
     words = [part for word in arguments for part in (word.split('=', 1) if word.startswith(TRY) else [word])]
     names = easyconfig_names(words)
-    if TRY not in words[:-1] or len(names) != 1 or 'from-' in ' '.join(words):
+    if TRY not in words[:-1] or len(names) != 1 or any(word.startswith('--from-') for word in words):
         return arguments
     program = runpy.run_module(PROGRAMS['new-version'])
-    if 'lock_files' not in open(program['find'](names[0]), encoding='utf-8').read():
+    try:
+        with open(program['find'](names[0]), encoding='utf-8') as handle:
+            ours = 'lock_files' in handle.read()
+    except UsersProblem:
+        # on a path that only EasyBuild knows
+        ours = False
+    if not ours:
         return arguments
     if '--job' in words:
         raise UsersProblem("jobs want files that stay: ./eb --new-version first")

@@ -109,7 +109,7 @@ def test_todays_plugin(derecho, checkout, lmod, tmp_path):
 
 def test_real_plugin(derecho, checkout, lmod):
     """The real source: compiled, loaded, and it says its version."""
-    derecho.eb.fetch(PLUGIN, '--rehearse', '--system=derecho')
+    derecho.eb.fetch_from_github(PLUGIN, '--rehearse', '--system=derecho')
     derecho(PLUGIN)
     said = loaded_plugin(derecho, checkout, lmod, 'aws-ofi-nccl/1.6.0-Derecho')
     assert 'AWS Libfabric' in said and 'Using aws-ofi-nccl 1.6.0' in said

@@ -1,5 +1,6 @@
 """The documents build without a warning, the reference is what the code says, and files that they name exist."""
 import re
+import shutil
 import subprocess
 import sys
 
@@ -35,6 +36,15 @@ def test_the_reference_is_up_to_date():
     done = subprocess.run([str(DOCS / 'make-reference'), '--check'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_figures_are_up_to_date(tmp_path):
+    """benchmarks/draw has nothing to change; hpc_pytorch/jobs/bars.py makes its picture."""
+    made = [CHECKOUT / 'benchmarks' / name for name in ('README.rst', 'figures.svg')]
+    shutil.copytree(CHECKOUT / 'benchmarks', tmp_path / 'benchmarks')
+    (tmp_path / 'hpc_pytorch').symlink_to(CHECKOUT / 'hpc_pytorch')
+    subprocess.run([sys.executable, str(tmp_path / 'benchmarks/draw')], check=True)
+    assert [path.read_text() for path in made] == [(tmp_path / 'benchmarks' / path.name).read_text() for path in made]
 
 
 @pytest.mark.parametrize('path', documents(), ids=lambda path: str(path.relative_to(CHECKOUT)))

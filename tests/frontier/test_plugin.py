@@ -43,7 +43,7 @@ def test_build(tmp_path, lmod):
     """aws-ofi-nccl for ROCm, against Debian's HIP and libfabric, through the easyconfig as it is."""
     eb = EB(tmp_path / 'prefix')
     name = 'aws-ofi-nccl-1.19.2-Frontier.eb'
-    eb.fetch(name, '--rehearse')
+    eb.fetch_from_github(name, '--rehearse')
     eb(name, '--rehearse')
     output = lmod.run("""
         module use %s/.local/stand_ins/frontier/modules %s

@@ -89,6 +89,17 @@ def test_try_software_version(toy, call):
     assert not list(Path(tempfile.gettempdir()).glob('try-version-*'))
 
 
+def test_try_software_version_of_others(eb, tmp_path):
+    """An easyconfig that only EasyBuild knows how to find is EasyBuild's business."""
+    place = tmp_path / 'others'
+    place.mkdir()
+    (place / 'plain-1.0.eb').write_text(EASYCONFIG.replace('LockedWheels', 'Toolchain').replace("'toy'", "'plain'")
+                                        .replace("lock_files = ['toy-%(version)s.lock']\n", '')
+                                        .replace("python_versions = ['3.11']\n", ''))
+    output = eb('plain-1.0.eb', '-D', '--try-software-version=2.0', '--robot-paths=%s' % place).stdout
+    assert '(module: plain/2.0)' in output
+
+
 @pytest.mark.parametrize('version, options, words', [
     ('3.0', {}, 'there is no torch 3.0 on the indexes that were asked'),
     ('2.0', {'index': 'https://localhost:9/simple'}, 'could not be reached'),
