@@ -109,7 +109,8 @@ def test_refused(toys, pbs):
     # the second of two is refused: the first, which was taken, is given back
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
     assert 'toy-1.0-Derecho was refused' in toys.refused(easyconfig)
-    assert len(pbs.jobs()) == 1 and {job['job_state'] for job in pbs.jobs().values()} == {'F'}
+    assert len(pbs.jobs()) == 1
+    wait_for(lambda: {job['job_state'] for job in pbs.jobs().values()} == {'F'}, "end of what was deleted")
     assert not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
 
 
