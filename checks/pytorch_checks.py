@@ -4,7 +4,9 @@ ReFrame checks of the PyTorch modules that this collection has installed: those 
 `./eb --check` runs them. Beside a site's own: reframe -C SETTINGS -c checks -r -t maintenance, with the partitions that
 `./eb --check --settings` prints. What a module must have follows from the easyconfig that it was made from.
 """
+import ast
 import collections
+import filecmp
 import glob
 import json
 import os
@@ -22,13 +24,25 @@ from reframe.core.exceptions import SanityError
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.append(os.path.dirname(HERE))
+from hpc_pytorch.machine.module_files import installed  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
 sys.path.pop()
 
-PROBE = contract.PROBE + """
-import importlib.metadata, glob, os, subprocess, torch
+# What is there is told first: the rest ends where a library is missing.
+PROBE = """
+import collections, glob, importlib.metadata, os, subprocess
+sizes, places = collections.defaultdict(set), {}
 for one in importlib.metadata.distributions():
     print('package:', one.metadata['Name'], one.version)
+    for file in one.files or []:
+        # two packages may have the same file; programs in bin/ may have been replaced by the module's own
+        if '..' not in file.parts and '__pycache__' not in file.parts:
+            sizes[str(file)].add(file.size)
+            places[str(file)] = str(file.locate())
+for file, path in sorted(places.items()):
+    if not os.path.exists(path) or None not in sizes[file] and os.path.getsize(path) not in sizes[file]:
+        print('changed:', file)
+""" + contract.PROBE + """
 subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
 """
 CONTAINER, MPI = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'"
@@ -56,19 +70,23 @@ SPEEDS.update({'train': Speed('pytorch-measure train', '', (1, 2, 4)),
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
 
 
-def installed():
-    """{module: where it is installed}."""
-    found = {}
-    for path in [path for directory in os.environ.get('MODULEPATH', '').split(':') if directory
-                 for path in sorted(glob.glob(os.path.join(glob.escape(directory), 'PyTorch', '*')))]:
-        with open(path, encoding='utf-8', errors='replace') as handle:
-            root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
-        if root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json')):
-            found.setdefault(re.sub(r'\.lua$', '', '/'.join(path.split('/')[-2:])), root.group(1))
-    return found
+INSTALLED = installed(os.environ.get('MODULEPATH', ''))
 
 
-INSTALLED = installed()
+# Where copies of an easyconfig's files are, by its parameter.
+COPIED = {'scripts': 'bin', 'example_files': 'examples'}
+
+
+def easyconfig_of(module):
+    """The copy of its easyconfig that lies beside the installation."""
+    path, = glob.glob(os.path.join(glob.escape(INSTALLED[module]), 'easybuild/provenance/*.eb'))
+    return path
+
+
+def same_as_kept(root, path):
+    """Whether a file is still the one that the provenance keeps a copy of."""
+    kept = os.path.join(root, 'easybuild/provenance', os.path.basename(path))
+    return os.path.exists(path) and (not os.path.exists(kept) or filecmp.cmp(path, kept, shallow=False))
 
 
 class OfModule(rfm.RunOnlyRegressionTest):
@@ -81,8 +99,7 @@ class OfModule(rfm.RunOnlyRegressionTest):
 
     def only_where(self, words, *features):
         """The easyconfig has the words, and partitions the features."""
-        path, = glob.glob(os.path.join(glob.escape(INSTALLED[self.module]), 'easybuild/provenance/*.eb'))
-        with open(path, encoding='utf-8') as handle:
+        with open(easyconfig_of(self.module), encoding='utf-8') as handle:
             fits = re.search(words, handle.read())
         self.modules = [self.module]
         self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)] if fits else []
@@ -126,21 +143,45 @@ class WorksCheck(OfModule):
         """It says so; the installation is what it was when it was made."""
         self.said(WAYS[self.way].says)
         if self.way == 'contract':
-            root = INSTALLED[self.module]
-            with open(os.path.join(root, 'easybuild/provenance/sbom.spdx.json')) as handle:
-                listed = {one['name']: one.get('versionInfo') for one in json.load(handle)['packages']}
-            changed = ['%s %s' % pair for pair in self.said(r'^package: (\S+) (\S+)')
-                       if listed.get(pair[0], pair[1]) != pair[1]]
-            note = os.path.join(root, 'wheels', 'provenance.json')
-            if os.path.exists(note):
-                with open(note) as handle:
-                    asked = json.load(handle)['asked']
-                found = json.loads(self.said(r'^\{"show".*')[0])
-                changed += [contract.table([one]) for one in contract.compare_installed(
-                    asked, found['show'], found['backends'], '\n'.join(self.said('.* => .*')))]
+            changed = self.other_files() or self.other_build()
             if changed:
-                raise SanityError("not what was installed:\n" + '\n'.join(changed))
+                raise SanityError("not what was installed:\n%s\nTo install it again: ./eb %s --rebuild" % (
+                    '\n'.join(changed), os.path.basename(easyconfig_of(self.module))))
         return True
+
+    def other_files(self):
+        """Packages that are gone or have another version, files that pip or the easyconfig's scripts left."""
+        root = INSTALLED[self.module]
+        with open(os.path.join(root, 'easybuild/provenance/sbom.spdx.json')) as handle:
+            listed = {one['name']: one['versionInfo'] for one in json.load(handle)['packages']
+                      if one['SPDXID'] != 'SPDXRef-Module'}
+        found = dict(self.said(r'^package: (\S+) (\S+)'))
+        changed = ['%s: %s was installed, found %s' % (name, version, found.get(name, 'none'))
+                   for name, version in sorted(listed.items()) if found.get(name) != version]
+        lost = collections.defaultdict(list)
+        for package, path in self.said('^changed: ([^/]+)(.*)|$'):
+            lost[package].append(package + path)
+        changed += ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
+                    for package, paths in sorted(lost.items()) if package]
+        with open(easyconfig_of(self.module), encoding='utf-8') as handle:
+            values = [(statement.targets[0].id, statement.value) for statement in ast.parse(handle.read()).body
+                      if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)]
+        for name, value in values:
+            if name in COPIED:
+                paths = [os.path.join(root, COPIED[name], os.path.basename(word)) for word in ast.literal_eval(value)]
+                changed += ["%s is not as it was installed" % path for path in paths if not same_as_kept(root, path)]
+        return changed
+
+    def other_build(self):
+        """What the note of a wheel that was built here says, and what PyTorch says of itself."""
+        note = os.path.join(INSTALLED[self.module], 'wheels', 'provenance.json')
+        if not os.path.exists(note):
+            return []
+        with open(note) as handle:
+            asked = json.load(handle)['asked']
+        found = json.loads(self.said(r'^\{"show".*')[0])
+        return [contract.table([one]) for one in contract.compare_installed(
+            asked, found['show'], found['backends'], '\n'.join(self.said('.* => .*')))]
 
 
 @rfm.simple_test

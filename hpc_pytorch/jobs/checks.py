@@ -5,16 +5,20 @@ ReFrame's settings of a system are made from ``systems/NAME/system.cfg``. Each r
 compared. Words that are not known here are ReFrame's.
 """
 import argparse
+import contextlib
 import fnmatch
+import glob
 import importlib.machinery
 import importlib.util
 import json
 import os
 import pprint
 import re
+import signal
 import subprocess
 import sys
 import time
+import uuid
 
 from easybuild.tools.config import install_path
 
@@ -22,11 +26,15 @@ from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs import status
 from hpc_pytorch.jobs.bars import svg
 from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.module_files import installed
 
 # by unit: how far a value may be from its reference; written into new files of references, where a site changes it
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
-# EasyBuild's options, which say where it installs
-EASYBUILDS = ('--prefix=', '--installpath', '--sourcepath=', '--tmpdir=', '--allow-use-as-root')
+# EasyBuild's options, which say where it installs; those of the first line want a value
+WITH_VALUE = ('--prefix', '--installpath', '--sourcepath', '--tmpdir')
+EASYBUILDS = WITH_VALUE + ('--installpath-', '--allow-use-as-root')
+# by which what ReFrame has started here is found when ./eb is stopped
+MARK = 'HPC_PYTORCH_CHECK'
 # in a job's script, where the user's shell at login does not do it
 MODULE_COMMAND = 'command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash'
 
@@ -77,6 +85,10 @@ def settings(system):
                      'hostnames': [fnmatch.translate(name) for name in system.system['host_names'] or ['*']],
                      'partitions': [partition(system)]}],
         'general': [{'use_login_shell': True, 'resolve_module_conflicts': False, 'remote_detect': False}],
+        # not in a temporary directory that ./eb removes
+        'logging': [{'handlers': [{'type': 'stream', 'name': 'stdout', 'level': 'info', 'format': '%(message)s'},
+                                  {'type': 'file', 'name': 'reframe.log', 'level': 'debug2', 'append': False,
+                                   'format': '[%(asctime)s] %(levelname)s: %(check_info)s: %(message)s'}]}],
     }, width=110))
 
 
@@ -90,20 +102,61 @@ def reframe():
     return os.path.join(environment, 'bin', 'reframe')
 
 
+def there(wanted):
+    """Stop unless there are modules to check; ReFrame would take its time to say less."""
+    found = installed(os.environ['MODULEPATH'])
+    unknown = [name for name in wanted if name not in found]
+    if unknown or not found:
+        raise UsersProblem("%s is not installed by this collection, so no check was run. Found: %s, in %s. Is it in "
+                           "another prefix? Then add --prefix=DIRECTORY; `module avail PyTorch` shows what is there." % (
+                               ' '.join(unknown) or 'PyTorch', ' '.join(sorted(found)) or 'none',
+                               os.environ['MODULEPATH']))
+
+
+def end_ranks(mark):
+    """Kill what this call has started on this machine and ReFrame has left."""
+    for path in glob.glob('/proc/[0-9]*/environ'):
+        with contextlib.suppress(OSError):
+            with open(path, 'rb') as handle:
+                if ('%s=%s' % (MARK, mark)).encode() in handle.read().split(b'\0'):
+                    os.kill(int(path.split('/')[2]), signal.SIGKILL)
+
+
+def let_run(command, place):
+    """Start ReFrame and wait; whatever ends this call ends what it started, too."""
+    def stop(number, _):
+        raise KeyboardInterrupt(number)
+
+    mark = uuid.uuid4().hex
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, env=dict(os.environ, **{MARK: mark}))
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        # it cancels the jobs that it has submitted
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(60)
+        end_ranks(mark)
+        raise
+
+
 def check(system, given, others):
     """Let ReFrame run; returns the report."""
     place = os.path.join(os.path.dirname(install_path('software')), 'hpc-pytorch-checks')
     os.makedirs(place, exist_ok=True)
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
+    there(given.check or [])
     path, found = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
     with open(path, 'w') as handle:
         handle.write(settings(system))
     command = [reframe(), '-C', path, '-c', collection_path('checks'), '-r', '--system', system.name, '--prefix', place,
                '--report-file', found, '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
-    subprocess.run(command + ['-E', 'module in %r' % given.check] * bool(given.check) + others, cwd=place,
-                   stdin=subprocess.DEVNULL)
+    command += ['-E', 'module in %r' % given.check] * bool(given.check) + ['--nocolor'] * (not sys.stdout.isatty())
+    let_run(command + others, place)
     if not os.path.exists(found):
-        raise UsersProblem("no check was run; see above. `module avail PyTorch` shows what is installed")
+        raise UsersProblem("no check was run; see above")
     checks = {}
     for case in read(found)['runs'][0]['testcases']:
         module = re.search(r'%module=(\S+)', case['display_name']).group(1)
@@ -143,6 +196,14 @@ def write(path, content):
         handle.write('\n')
 
 
+def read_report(path):
+    """A report of an earlier call."""
+    report = read(path)
+    if not isinstance(report, dict) or not {'modules', 'date', 'title'} <= set(report):
+        raise UsersProblem("%s is not a report of ./eb --check" % path)
+    return report
+
+
 def results(report):
     """{(module, check): result} and {(module, check, name): (value, unit)} of a report."""
     checks = {(module, check): one for module, found in report['modules'].items() for check, one in found.items()}
@@ -158,7 +219,11 @@ def compare(before, after, picture):
     for key in sorted(set(first) | set(second)):
         if first.get(key) != second.get(key):
             print('%s: %s, now %s' % (' '.join(key), first.get(key, 'not there'), second.get(key, 'not there')))
-    print('%-70s %12s %12s %10s %6s' % ('', before['date'], after['date'], '', 'ratio'))
+    if not lines:
+        print("nothing was measured in both")
+        return
+    dates = [before['date'], after['date']] if before['date'] != after['date'] else ['before', 'after']
+    print('%-70s %12s %12s %10s %6s' % ('', *dates, '', 'ratio'))
     for line in lines:
         print('%-70s %12.3f %12.3f %10s %6.2f' % line)
     if picture:
@@ -192,8 +257,12 @@ def arguments(words):
     parser.add_argument('--report', metavar='FILE', help="default: check-SYSTEM-DATE.json")
     parser.add_argument('--compare', nargs=2, metavar=('BEFORE', 'AFTER'), help="only compare two reports")
     parser.add_argument('--picture', metavar='FILE', help="with --compare: an SVG, too")
-    # argparse takes options with blanks in them for modules
-    given, others = parser.parse_known_args([word for word in words if ' ' not in word])
+    for number in [number for number, word in enumerate(words[:-1]) if word in WITH_VALUE][::-1]:
+        words[number:number + 2] = ['%s=%s' % tuple(words[number:number + 2])]
+    # argparse takes options with blanks in them for modules, and modules behind other options for ReFrame's
+    modules = [word for word in words if word.startswith('PyTorch/')]
+    given, others = parser.parse_known_args([word for word in words if ' ' not in word and word not in modules])
+    given.check = (given.check or []) + modules
     others += [word for word in words if ' ' in word]
     easybuilds = [word for word in others if word.startswith(EASYBUILDS)]
     return given, easybuilds, [word for word in others if word not in easybuilds]
@@ -206,7 +275,7 @@ def act(given, others):
         print(settings(system))
         return 0
     if given.compare:
-        compare(read(given.compare[0]), read(given.compare[1]), given.picture)
+        compare(read_report(given.compare[0]), read_report(given.compare[1]), given.picture)
         return 0
     given.references = os.path.abspath(given.references or os.path.join(
         collection_path('checks'), 'references', system.name + '.json'))

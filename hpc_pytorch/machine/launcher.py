@@ -356,7 +356,7 @@ def consent_of_root(arguments):
 def prepare(arguments):
     """Everything before EasyBuild; returns our options and EasyBuild's arguments."""
     option, wishes, arguments = own_options(arguments)
-    if not arguments or '--help' in arguments or '-h' in arguments:
+    if not arguments or ('--help' in arguments or '-h' in arguments) and not wishes & set(THEIR_OWN):
         print(USAGE % ', '.join(systems.names()))
     if '--version' in arguments:
         print("This is hpc-pytorch %s" % VERSION)
@@ -364,7 +364,8 @@ def prepare(arguments):
     easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs + easyconfigs_of_easystacks(arguments)
     system, reason = systems.choose(option, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
-    check_easyconfigs(arguments)
+    if 'check' not in wishes:
+        check_easyconfigs(arguments)
     clean_environment()
     arguments = try_software_version(arguments)
     os.environ['HPC_SYSTEM'] = system

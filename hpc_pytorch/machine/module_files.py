@@ -3,6 +3,8 @@ Pieces of modules that EasyBuild's module generators do not have, for both of th
 
 Standard library only, Python 3.6.
 """
+import glob
+import os
 import re
 
 # Whether a variable is not set by the user. What this module has set itself counts as not set, so that it is unset
@@ -130,3 +132,15 @@ if { ![info exists ::ModuleTool] || $::ModuleTool ne {Modules} } {
 def put_aside(generator, owner, name, value):
     """Set an environment variable to ours while the module `owner` is loaded; the user's comes back exactly."""
     return PUT_ASIDE[generator.SYNTAX] % {'name': name, 'value': value, 'owner': ''.join(filter(str.isalnum, owner))}
+
+
+def installed(modulepath):
+    """{module of PyTorch that this collection has installed: where}."""
+    found = {}
+    for path in [path for directory in modulepath.split(':') if directory
+                 for path in sorted(glob.glob(os.path.join(glob.escape(directory), 'PyTorch', '*')))]:
+        with open(path, encoding='utf-8', errors='replace') as handle:
+            root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
+        if root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json')):
+            found.setdefault(re.sub(r'\.lua$', '', '/'.join(path.split('/')[-2:])), root.group(1))
+    return found

@@ -40,8 +40,9 @@ class Module:
         (self.eb.modules / 'PyTorch').mkdir(parents=True)
         (self.eb.modules / (NAME + '.lua')).write_text(MODULE_FILE % self.root)
         (self.root / 'easybuild/provenance').mkdir(parents=True)
-        self.note('sbom.spdx.json', {'packages': [{'name': 'torch', 'versionInfo': '2.13.0+cpu'},
-                                                  {'name': 'no version'}]})
+        self.note('sbom.spdx.json', {'packages': [
+            {'SPDXID': 'SPDXRef-Module', 'name': 'PyTorch', 'versionInfo': '2.13.0-small'},
+            {'SPDXID': 'SPDXRef-Package-torch', 'name': 'torch', 'versionInfo': '2.13.0+cpu'}]})
         self.note('provenance.json', {})
         self.promise('')
         # where the nodes' own disks are, for pytorch-stage

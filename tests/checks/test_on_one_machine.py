@@ -1,8 +1,13 @@
 """pytorch-measure and ./eb --check with a real PyTorch: each check fails when what it watches is broken."""
+import contextlib
 import json
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+from batch_systems.real_slurm import wait_for
+from common import CHECKOUT
 
 from checks.small_module import NAME, small_module
 
@@ -46,7 +51,9 @@ def test_broken_installation(module):
     text = (info / 'METADATA').read_text()
     (info / 'METADATA').unlink()
     (info / 'METADATA').write_text(text.replace('\nVersion: 2.13.0+cpu\n', '\nVersion: 2.14.0+cpu\n'))
-    assert 'not what was installed:\ntorch 2.14.0+cpu' in module.reasons('contract')
+    said = module.reasons('contract')
+    assert 'not what was installed:\ntorch: 2.13.0+cpu was installed, found 2.14.0+cpu' in said
+    assert './eb PyTorch-2.13.0-small.eb --rebuild' in said
     shutil.rmtree(module.packages / 'expecttest')
     (module.packages / 'expecttest.py').write_text('raise OSError("stale file handle")')
     module.promise("collection_packages = ['torch_mpi']\nbuild_from_source = ['mpi4py', 'horovod']\n"
@@ -54,6 +61,59 @@ def test_broken_installation(module):
     reasons = module.reasons('packages|mpi|horovod|plugin')
     for words in ('stale file handle', 'mpi      FAILS', 'mpi4py   FAILS', 'horovod  FAILS', 'sees no GPU here'):
         assert words in reasons
+
+
+def test_lost_files(module):
+    """A package that only others import, a library that the system has, too, a script and an example, each by name."""
+    shutil.rmtree(module.packages / 'networkx')
+    (next(module.packages.glob('mpmath-*.dist-info')) / 'METADATA').unlink()
+    library = next(module.packages.glob('torch/lib/libgomp*'))
+    library.unlink()
+    listed = json.loads((module.root / 'easybuild/provenance/sbom.spdx.json').read_text())
+    listed['packages'].append({'SPDXID': 'SPDXRef-Package-mpmath', 'name': 'mpmath', 'versionInfo': '1.3.0'})
+    module.note('sbom.spdx.json', listed)
+    shutil.copy(module.root / 'bin/get-master', module.root / 'easybuild/provenance')
+    (module.root / 'bin/get-master').write_text('another')
+    module.promise("scripts = ['get-master']\nexample_files = ['train.py']\n")
+    said = module.reasons('contract')
+    for words in ('mpmath: 1.3.0 was installed, found none', ' files are gone or changed, such as networkx/__init__.py',
+                  'torch: 1 files are gone or changed, such as torch/lib/%s' % library.name, 'bin/get-master is not', 'examples/train.py is not'):
+        assert words in said
+
+
+def test_missing_library(module):
+    """What PyTorch itself wants is gone: the check of the files says so, although nothing can be imported."""
+    (module.packages / 'torch/lib/libtorch_python.so').unlink()
+    assert 'torch: 1 files are gone or changed, such as torch/lib/libtorch_python.so' in module.reasons('contract')
+
+
+def test_no_mpi_backend(module):
+    """torch_mpi's own reason, and not what PyTorch thinks of it."""
+    shutil.copytree(CHECKOUT / 'torch_mpi/python', module.packages / 'torch_mpi')
+    for name in ('torch_mpi.pth', 'torch_mpi_hook.py'):
+        shutil.copy(CHECKOUT / 'torch_mpi' / name, module.packages)
+    module.promise("collection_packages = ['torch_mpi']\n")
+    said = module.reasons('way=mpi')
+    assert 'The mpi backend is not available' in said and 'build PyTorch from source' not in said
+
+
+def test_stopped(module):
+    """kill: neither ReFrame nor its ranks go on."""
+    call = module.eb.call(['--check', '--name=train', '-SSpeedCheck.more=train:--steps 1000000'], {}, module.directory)
+    process = subprocess.Popen(call.pop('args'), **call)
+
+    def ours():
+        found = set()
+        for path in Path('/proc').glob('[0-9]*/cmdline'):
+            with contextlib.suppress(OSError):
+                if str(module.root).encode() in (path.parent / 'environ').read_bytes() and (
+                        b'pytorch-measure' in path.read_bytes()):
+                    found.add(path)
+        return found
+    wait_for(ours, "a rank at work", 600)
+    process.terminate()
+    process.wait(300)
+    wait_for(lambda: not ours(), "end of the ranks", 120)
 
 
 def test_build_that_lost_something(module):
@@ -93,4 +153,20 @@ def test_nothing_installed(module):
     """What to type, and no traceback."""
     shutil.rmtree(module.eb.modules)
     output = module.eb('--check', status=1).stdout
-    assert 'no check was run' in output and 'module avail PyTorch' in output
+    assert 'no check was run. Found: none' in output and 'module avail PyTorch' in output
+
+
+def test_words(module):
+    """A module behind other options, one that is not there, a prefix in two words, a file that is no report."""
+    output = module.eb('--check', '--name=way=import', NAME).stdout
+    assert 'WorksCheck' in output
+    output = module.eb('--check', 'PyTorch/9.9', status=1).stdout
+    assert 'PyTorch/9.9 is not installed' in output and 'Found: %s' % NAME in output
+    output = module.eb('--check', '--installpath', module.directory / 'nowhere', status=1).stdout
+    assert 'Found: none, in %s' % (module.directory / 'nowhere') in output
+    (module.directory / 'empty.json').write_text('{}')
+    output = module.eb('--check', '--compare', module.directory / 'empty.json', module.directory / 'empty.json',
+                       status=1).stdout
+    assert 'empty.json is not a report of ./eb --check' in output
+    assert 'usage: eb' in module.eb('--check', '--help').stdout
+    assert "EasyBuild's own help" not in module.eb('--check', '--help').stdout
