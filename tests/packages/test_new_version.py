@@ -150,6 +150,24 @@ def test_one_version_for_all_pythons(toy, call):
     assert (toy / 'toy-2.0.eb').exists()
 
 
+def test_newer_python(toy, call):
+    """A version that is asked for by name leaves out the Pythons that are too old for it, and says so."""
+    (toy / 'toy-1.0.eb').write_text(EASYCONFIG.replace("['3.11']", "['3.12', '3.11']"))
+    add(toy / 'index', 'torch', '4.0', python='>=3.12')
+    add(toy / 'index', 'torchvision', '0.4.0', 'torch==4.0')
+    assert 'torch==4.0 wants Python >=3.12: Python 3.11 is left out' in call('--new-version', '4.0')
+    assert "python_versions = ['3.12']\n" in (toy / 'toy-4.0.eb').read_text()
+    assert '--python-version 3.12 ' in (toy / 'toy-4.0.in').read_text()
+
+
+def test_locks_of_another_easyconfig(toy, call):
+    """Those of this version that are there already stay as they are: somebody else's easyconfig has them, too."""
+    (toy / 'toy-2.0.in').write_text('# mine\n')
+    (toy / 'toy-2.0.lock').write_text('# mine, too\n')
+    assert 'same: %s' % (toy / 'toy-2.0.lock') in call('--new-version', '2.0')
+    assert (toy / 'toy-2.0.eb').exists() and (toy / 'toy-2.0.lock').read_text() == '# mine, too\n'
+
+
 @pytest.mark.parametrize('name', ['PyTorch-2.2.2-Frontier.eb', 'PyTorch-2.4.0a0-Bede.eb', 'PyTorch-2.3.1-Derecho.eb',
                                   'PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb'])
 def test_by_hand(tmp_path, name):
