@@ -34,10 +34,10 @@ NOT_OURS = ('--allow-use-as-root', '--prefix=', '--sourcepath=', '--tmpdir=', '-
 PIPS_WORDS = (('index-url', 'UV_DEFAULT_INDEX'), ('cert', 'SSL_CERT_FILE'))
 # uv's words -> ours; the first that fits
 REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in (
-    (r'no version of (\S+?)==(\S+)', "there is no {0} {1} on the indexes that were asked"),
+    (r'Because (\S+) requires Python (\S+)', "{0} wants Python {1}"),
+    (r'no version of (\S+?)==([^\s,]+)', "there is no {0} {1} on the indexes that were asked"),
     (r'no wheels with a matching (Python|platform)', "it has no wheel for the Python or the processor of this system"),
     (r'requested Python version .* does not satisfy Python(\S+) and (\S+) depends', "{1} wants Python {0}"),
-    (r'Because (\S+) requires Python (\S+)', "{0} wants Python {1}"),
     (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
 ))
 

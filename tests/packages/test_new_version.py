@@ -152,11 +152,13 @@ def test_one_version_for_all_pythons(toy, call):
 
 def test_newer_python(toy, call):
     """A version that is asked for by name leaves out the Pythons that are too old for it, and says so."""
-    (toy / 'toy-1.0.eb').write_text(EASYCONFIG.replace("['3.11']", "['3.12', '3.11']"))
-    add(toy / 'index', 'torch', '4.0', python='>=3.12')
-    add(toy / 'index', 'torchvision', '0.4.0', 'torch==4.0')
-    assert 'torch==4.0 wants Python >=3.12: Python 3.11 is left out' in call('--new-version', '4.0')
-    assert "python_versions = ['3.12']\n" in (toy / 'toy-4.0.eb').read_text()
+    name, index = for_system(toy, 'ARCHER2', 'torchvision==0.1.0+cpu')
+    (toy / name).write_text((toy / name).read_text().replace("['3.11']", "['3.12', '3.11']"))
+    add(index, 'torch', '4.0+cpu', python='>=3.12')
+    add(index, 'torchvision', '0.4.0+cpu', 'torch==4.0')
+    output = call('--new-version', '4.0', easyconfig=name)
+    assert 'torch==4.0+cpu wants Python >=3.12: Python 3.11 is left out' in output
+    assert "python_versions = ['3.12']\n" in (toy / name.replace('1.0', '4.0')).read_text()
     assert '--python-version 3.12 ' in (toy / 'toy-4.0.in').read_text()
 
 
