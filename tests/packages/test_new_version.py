@@ -62,7 +62,7 @@ def call(toy, eb):
     return run
 
 
-def test_new_version(toy, call):
+def test_new_version(toy, call, eb):
     """The newest, with the companion that goes with it; it names nothing of this machine, and can be renewed."""
     output = call('--new-version', 'latest')
     assert "+version = '2.0'" in output and 'To try it: ./eb --rehearse -x toy-2.0.eb' in output
@@ -71,6 +71,11 @@ def test_new_version(toy, call):
     for line in ('torch==2.0 \\', 'torchvision==0.2.0 \\', 'numbers-of-toys==5.1 \\', COMMAND + 'toy-2.0.in -o'):
         assert line in lock, lock
     assert lock.count('--hash=sha256:') == 3 and str(toy) not in lock
+    # what was made can be fetched
+    eb.sources = toy / 'sources'
+    eb.fetch(toy / 'toy-2.0.eb', env={'PIP_INDEX_URL': 'file://%s' % (toy / 'index')})
+    fetched = {path.name.split('-')[0] for path in eb.sources.rglob('*.whl')}
+    assert fetched == {'torch', 'torchvision', 'numbers_of_toys'}
     add(toy / 'index', 'numbers_of_toys', '5.2')
     output = call('--renew', easyconfig='toy-2.0.eb')
     assert '-numbers-of-toys==5.1' in output and '+numbers-of-toys==5.2' in output
