@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import UsersProblem, collection_path, version_key
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.packages import rocm_pairs
@@ -34,7 +34,8 @@ NOT_OURS = ('--allow-use-as-root', '--prefix=', '--sourcepath=', '--tmpdir=', '-
 PIPS_WORDS = (('index-url', 'UV_DEFAULT_INDEX'), ('cert', 'SSL_CERT_FILE'))
 # uv's words -> ours; the first that fits
 REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in (
-    (r'no version of (\S+?)==(\S+)', "there is no {0} {1} on the indexes that were asked"),
+    (r'Because (\S+) requires Python (\S+)', "{0} wants Python {1}"),
+    (r'no version of (\S+?)==([^\s,]+)', "there is no {0} {1} on the indexes that were asked"),
     (r'no wheels with a matching (Python|platform)', "it has no wheel for the Python or the processor of this system"),
     (r'requested Python version .* does not satisfy Python(\S+) and (\S+) depends', "{1} wants Python {0}"),
     (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
@@ -51,7 +52,8 @@ def indexes():
     told = {key.split('.')[-1]: ast.literal_eval(value) for key, _, value in
             (line.partition('=') for line in said.splitlines() if '=' in line)}
     told = {uvs: told[pips] for pips, uvs in PIPS_WORDS if pips in told}
-    return dict({name: value for name, value in told.items() if name not in os.environ}, UV_NO_PROGRESS='1')
+    return dict({name: value for name, value in told.items() if name not in os.environ}, UV_NO_PROGRESS='1',
+                UV_PYTHON_DOWNLOADS='never')
 
 
 def uv_program():
@@ -123,16 +125,18 @@ class Change:
         self.old = values['version']
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
         self.check_target(version)
+        self.pythons = values.get('python_versions', [])
         names = [name % {'version': self.old} for key in LOCK_PARAMETERS for name in values.get(key, [])]
         self.inputs = [self.input_of(name) for name in names if version == self.old or self.follows(name)]
         if not self.inputs or BY_HAND.search(self.text):
             raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, of which nobody "
                                "can guess the next: copy it, and change them by hand")
+        self.least = option(command_of(self.inputs[0]), '--python-version', '3.9')
         self.version = self.newest() if version == 'latest' else version
         self.check_target(self.version)
-        if self.cuda_limit() and version not in ('latest', self.old):
-            found = self.cuda_of(self.resolved(['torch==' + version + self.local()]))
-            if found > self.cuda_limit():
+        if version not in ('latest', self.old):
+            found = self.cuda_of(self.for_a_python(['torch==' + version + self.local()]))
+            if self.cuda_limit() and found > self.cuda_limit():
                 raise UsersProblem("its wheels bring CUDA %d, and the driver of %s takes %d (cuda in system.cfg)"
                                    % (found, self.system.name, self.cuda_limit()))
 
@@ -155,9 +159,17 @@ class Change:
                                "in a comment as in the others" % lock)
         return path
 
-    def python(self):
-        """The oldest Python that the locks are made for."""
-        return option(command_of(self.inputs[0]), '--python-version', '3.9')
+    def for_a_python(self, requirements):
+        """What uv makes of a few requirements for the oldest of the easyconfig's Pythons that they know."""
+        later = sorted((name for name in self.pythons if version_key(name) > version_key(self.least)), key=version_key)
+        for newer in later + [None]:
+            try:
+                return self.resolved(requirements)
+            except UsersProblem as problem:
+                if newer is None or 'wants Python' not in str(problem):
+                    raise
+                print("%s: Python %s is left out" % (problem, self.least))
+                self.least = newer
 
     def cuda_limit(self):
         """The newest CUDA that the system's driver takes; None where wheels for CUDA do not matter, or nobody knows."""
@@ -191,7 +203,7 @@ class Change:
             handle.write('\n'.join(requirements) + '\n')
         words = [word for path in self.inputs for word in command_of(path)]
         index = option(words, '--extra-index-url', None)
-        words = ['--universal', '--fork-strategy', 'fewest', '--python-version', self.python()]
+        words = ['--universal', '--fork-strategy', 'fewest', '--python-version', self.least]
         words += ['--extra-index-url', index] if index else []
         said = uv(['pip', 'compile', '--quiet', 'question.in'] + words, self.work)
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', said, re.M))
@@ -201,13 +213,15 @@ class Change:
         found = re.search(r'^torch==\S+\+rocm([\d.]+)', text, re.M)
         if found:
             problem = rocm_pairs.why_none(self.version, found.group(1)) or rocm_pairs.why_not(
-                '%s+rocm%s' % (self.version, found.group(1)), None, self.python(), None)
+                '%s+rocm%s' % (self.version, found.group(1)), None, self.least, None)
             if problem:
                 raise UsersProblem(problem)
 
     def new_input(self, text):
         """An .in file for the new version; companions are those that say that they are made for it."""
         text = replaced(text, self.old, self.version)
+        text = re.sub(r'(--python-version )\S+', lambda found: found.group(1) + max(
+            self.least, found.group().split()[1], key=version_key), text)
         self.check_pairs(text)
         pinned = [name for name in COMPANIONS + BROUGHT if re.search(r'^%s==' % name, text, re.M)]
         if pinned and self.version != self.old:
@@ -224,11 +238,17 @@ class Change:
             with open(path, encoding='utf-8') as handle:
                 text = self.new_input(handle.read())
             name = replaced(os.path.basename(path), self.old, self.version)
+            names = (name, os.path.splitext(name)[0] + '.lock')
+            # another easyconfig of the new version has the same build tools
+            there = [os.path.join(os.path.dirname(path), file) for file in names]
+            if self.version != self.old and all(map(os.path.exists, there)):
+                made.update((file, open(file, encoding='utf-8').read()) for file in there)
+                continue
             with open(os.path.join(self.work, name), 'w', encoding='utf-8') as handle:
                 handle.write(text)
             words = command_of(os.path.join(self.work, name))
             uv(words + ['--quiet'], self.work)
-            for file in (name, os.path.splitext(name)[0] + '.lock'):
+            for file in names:
                 with open(os.path.join(self.work, file), encoding='utf-8') as handle:
                     # the command in its first lines is the one that people type
                     made[os.path.join(os.path.dirname(path), file)] = handle.read().replace(' --quiet\n', '\n')
@@ -239,6 +259,8 @@ class Change:
         made = self.make_locks()
         if self.version != self.old:
             text = replaced(self.text, self.old, self.version)
+            fitting = [name for name in self.pythons if version_key(name) >= version_key(self.least)]
+            text = re.sub(r'^(python_versions = )\[[^]]*\]', r'\g<1>%r' % fitting, text, flags=re.M)
             if re.search(r"^sources = ", text, re.M):
                 text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
             made[replaced(self.easyconfig, self.old, self.version)] = text

@@ -62,7 +62,7 @@ def call(toy, eb):
     return run
 
 
-def test_new_version(toy, call):
+def test_new_version(toy, call, eb):
     """The newest, with the companion that goes with it; it names nothing of this machine, and can be renewed."""
     output = call('--new-version', 'latest')
     assert "+version = '2.0'" in output and 'To try it: ./eb --rehearse -x toy-2.0.eb' in output
@@ -71,6 +71,11 @@ def test_new_version(toy, call):
     for line in ('torch==2.0 \\', 'torchvision==0.2.0 \\', 'numbers-of-toys==5.1 \\', COMMAND + 'toy-2.0.in -o'):
         assert line in lock, lock
     assert lock.count('--hash=sha256:') == 3 and str(toy) not in lock
+    # what was made can be fetched
+    eb.sources = toy / 'sources'
+    eb.fetch(toy / 'toy-2.0.eb', env={'PIP_INDEX_URL': 'file://%s' % (toy / 'index')})
+    fetched = {path.name.split('-')[0] for path in eb.sources.rglob('*.whl')}
+    assert fetched == {'torch', 'torchvision', 'numbers_of_toys'}
     add(toy / 'index', 'numbers_of_toys', '5.2')
     output = call('--renew', easyconfig='toy-2.0.eb')
     assert '-numbers-of-toys==5.1' in output and '+numbers-of-toys==5.2' in output
@@ -148,6 +153,26 @@ def test_one_version_for_all_pythons(toy, call):
     add(toy / 'index', 'torch', '4.0', python='>=3.12')
     call('--new-version', 'latest')
     assert (toy / 'toy-2.0.eb').exists()
+
+
+def test_newer_python(toy, call):
+    """A version that is asked for by name leaves out the Pythons that are too old for it, and says so."""
+    name, index = for_system(toy, 'ARCHER2', 'torchvision==0.1.0+cpu')
+    (toy / name).write_text((toy / name).read_text().replace("['3.11']", "['3.12', '3.11']"))
+    add(index, 'torch', '4.0+cpu', python='>=3.12')
+    add(index, 'torchvision', '0.4.0+cpu', 'torch==4.0')
+    output = call('--new-version', '4.0', easyconfig=name)
+    assert 'torch==4.0+cpu wants Python >=3.12: Python 3.11 is left out' in output
+    assert "python_versions = ['3.12']\n" in (toy / name.replace('1.0', '4.0')).read_text()
+    assert '--python-version 3.12 ' in (toy / 'toy-4.0.in').read_text()
+
+
+def test_locks_of_another_easyconfig(toy, call):
+    """Those of this version that are there already stay as they are: somebody else's easyconfig has them, too."""
+    (toy / 'toy-2.0.in').write_text('# mine\n')
+    (toy / 'toy-2.0.lock').write_text('# mine, too\n')
+    assert 'same: %s' % (toy / 'toy-2.0.lock') in call('--new-version', '2.0')
+    assert (toy / 'toy-2.0.eb').exists() and (toy / 'toy-2.0.lock').read_text() == '# mine, too\n'
 
 
 @pytest.mark.parametrize('name', ['PyTorch-2.2.2-Frontier.eb', 'PyTorch-2.4.0a0-Bede.eb', 'PyTorch-2.3.1-Derecho.eb',
