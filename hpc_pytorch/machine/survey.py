@@ -185,7 +185,9 @@ def seconds(text):
 
 
 def scheduler_kind(machine):
-    """The batch system that answers; one whose commands are there where none does."""
+    """That of this job, or the one that answers; one whose commands are there where none does."""
+    if machine.in_job:
+        return batch_systems.own_job(machine.environ).partition(':')[0]
     there = [(kind, words) for kind, words in (('slurm', SINFO), ('pbs', QSTAT))
              if shutil.which(words[0], path=machine.environ.get('PATH'))]
     for kind, words in there:

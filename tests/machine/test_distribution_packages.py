@@ -43,9 +43,9 @@ def test_only_what_is_missing(monkeypatch):
     assert 'bash' not in str(problem.value)
 
 
-# Its name, the codename of its os-release, its Lmod and its Environment Modules, and what ./eb does where the first, the
-# second or neither is installed: takes it, unpacks one of its own, or installs the distribution's Lmod. All versions
-# were read in November 2026.
+# Its name, the codename of its os-release, its Lmod and its Environment Modules, and what ./eb does where the first,
+# the second or neither is installed: takes it, unpacks one of its own, or installs the distribution's Lmod. All
+# versions were read in November 2026.
 DISTRIBUTIONS = (
     # packages.debian.org/environment-modules; Lmod is what a Debian 11 root installs (test_debian_11.py)
     ('Debian 11', 'bullseye', '6.6', '4.6.1', ('own', 'own', 'own')),
