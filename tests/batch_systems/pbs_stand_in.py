@@ -433,7 +433,7 @@ class Job:
             home = self.spool.with_suffix('.HOME')
             home.mkdir(exist_ok=True)
             as_on_a_node = ['unshare', '--net', '--mount', 'sh', '-c',
-                            other_home(home) + ' && cd "$HOME" && exec "$@"', 'sh']
+                            'ip link set lo up; ' + other_home(home) + ' && cd "$HOME" && exec "$@"', 'sh']
         with open(self.spool, 'ab') as spool:
             self.process = subprocess.Popen(
                 as_on_a_node + [request['shell'], '-l', str(script)], env=environment, cwd=request['home'],
