@@ -15,11 +15,16 @@ if __name__ == '__main__':
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 from hpc_pytorch import UsersProblem  # noqa: E402
 
-# Package manager -> (command that installs, {name used here: name there where it differs}); first one found is used.
+# Package manager, the command that installs, {name used here: name there where it differs}, and what is tried once when
+# that fails: the first one found is used.
 MANAGERS = (
-    ('apt-get', ('apt-get', '-qq', '-y', '-o', 'DPkg::Lock::Timeout=600', '--no-install-recommends', 'install'), {}),
-    ('dnf', ('dnf', '-q', '-y', 'install'), {'lmod': 'Lmod', 'python3-venv': 'python3-pip'}),
-    ('zypper', ('zypper', '-n', '-q', 'install'), {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip'}),
+    # a new machine has no package lists, an old one stale ones; a dpkg that was killed wants to be told to go on
+    ('apt-get', ('apt-get', '-qq', '-y', '-o', 'DPkg::Lock::Timeout=600', '--no-install-recommends', 'install'), {},
+     (('dpkg', '--configure', '-a'), ('apt-get', '-qq', '-o', 'DPkg::Lock::Timeout=600', 'update'))),
+    # Lmod is in EPEL, and what it needs in the repository that is called crb, in version 8 powertools
+    ('dnf', ('dnf', '-q', '-y', 'install'), {'lmod': 'Lmod', 'python3-venv': 'python3-pip'},
+     (('dnf', '-q', '-y', 'install', 'epel-release'), ('crb', 'enable'))),
+    ('zypper', ('zypper', '-n', '-q', 'install'), {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip'}, ()),
 )
 # Distributions whose package of a modules tool is too old -> the next release of theirs whose package will do.
 NEXT_RELEASES = {'bullseye': 'bookworm', 'focal': 'noble', 'jammy': 'noble'}
@@ -33,7 +38,7 @@ class WouldRemove(UsersProblem):
 
 def command_for(names):
     """The command that installs these packages on this machine, as a list; None without a known package manager."""
-    for manager, command, other_names in MANAGERS:
+    for manager, command, other_names, _ in MANAGERS:
         if shutil.which(manager):
             return list(command) + [other_names.get(name, name) for name in names]
     return None
@@ -64,11 +69,11 @@ def install(names):
     print("Installing with %s: %s" % (command[0], ' '.join(names)), file=sys.stderr, flush=True)
     refuse_removals(command, names)
     done = run(command)
-    if done.returncode and 'apt-get' in command:
-        # a new machine has no package lists, an old one stale ones; a dpkg that was killed wants to be told to go on
-        as_root = command[:command.index('apt-get')]
-        run(as_root + ['dpkg', '--configure', '-a'])
-        run(as_root + ['apt-get', '-qq', '-o', 'DPkg::Lock::Timeout=600', 'update'])
+    if done.returncode:
+        place = 2 if command[0] == 'sudo' else 0
+        for words in next(row[3] for row in MANAGERS if row[0] == command[place]):
+            if shutil.which(words[0]):
+                run(command[:place] + list(words))
         refuse_removals(command, names)
         done = run(command)
     if done.returncode:

@@ -79,7 +79,7 @@ def system_text(name, machine):
                        ('mpi_cxx', mpi[1], 'which')]),
         ('launcher', [('command', launcher, 'the batch system'),
                       ('two_processes', launcher + (' --nodes=1 --ntasks=2' if kind == 'slurm' else ' -n 2'), '')]),
-        ('scheduler', [('kind', kind, 'which sinfo qstat'),
+        ('scheduler', [('kind', kind, 'sinfo; qstat -Q'),
                        ('account_variable', {'slurm': 'SBATCH_ACCOUNT', 'pbs': 'PBS_ACCOUNT'}.get(kind), ''),
                        ('partition', queue, 'sinfo; qstat -Q'),
                        ('nodes_exclusive', 'yes' if facts.get('exclusive') else None, 'sinfo')]),

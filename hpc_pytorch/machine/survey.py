@@ -7,6 +7,7 @@ $HOME, so that the file can be sent to somebody.
 """
 import collections
 import configparser
+import contextlib
 import glob
 import json
 import os
@@ -25,6 +26,7 @@ from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, program_
 GIB = 2 ** 30
 # result is one of these words; `told` is for what systems/ has nothing to compare with
 Finding = collections.namedtuple('Finding', 'name result found expected how')
+SINFO, QSTAT = ('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h'), ('qstat', '-Q', '-f')
 SAME, DIFFERS, NOT_ASKED, TOLD = 'same', 'differs', 'not asked', 'told'
 
 
@@ -150,11 +152,11 @@ def partitions(machine):
     """Slurm's partitions or PBS's queues: {name: {limit, cores, memory, gpus, exclusive}}."""
     found = {}
     if machine.system.scheduler['kind'] == 'pbs':
-        for name, text in re.findall(r'^Queue: (\S+)\n((?:[ \t].*\n?)*)', machine.run('qstat', '-Q', '-f'), re.M):
+        for name, text in re.findall(r'^Queue: (\S+)\n((?:[ \t].*\n?)*)', machine.run(*QSTAT), re.M):
             facts = dict(re.findall(r'^\s+([\w.]+) = (.*)$', text, re.M))
             found[name] = {'limit': facts.get('resources_max.walltime')}
         return found
-    for line in machine.run('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h').splitlines():
+    for line in machine.run(*SINFO).splitlines():
         name, limit, cores, size, gres, share = line.strip().split('|')
         gpus = sum(int(number) for number in re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres))
         found[name] = {'limit': limit, 'cores': int(cores.rstrip('+')), 'memory': int(size.rstrip('+')) << 20,
@@ -183,10 +185,16 @@ def seconds(text):
 
 
 def scheduler_kind(machine):
-    """By the command that each batch system has."""
-    path = machine.environ.get('PATH')
-    return next((kind for kind, command in (('slurm', 'sinfo'), ('pbs', 'qstat')) if shutil.which(command, path=path)),
-                'none')
+    """That of this job, or the one that answers; one whose commands are there where none does."""
+    if machine.in_job:
+        return batch_systems.own_job(machine.environ).partition(':')[0]
+    there = [(kind, words) for kind, words in (('slurm', SINFO), ('pbs', QSTAT))
+             if shutil.which(words[0], path=machine.environ.get('PATH'))]
+    for kind, words in there:
+        with contextlib.suppress(NotAsked):
+            machine.run(*words)
+            return kind
+    return there[0][0] if there else 'none'
 
 
 def providers(machine):
@@ -194,10 +202,11 @@ def providers(machine):
     return sorted(set(re.findall(r'^(\S+):$', machine.run('fi_info', '-l'), re.M)))
 
 
-def there(paths):
-    """A question about paths: those that are there."""
-    return lambda machine: [path for path in paths(machine.system)
-                            if os.path.exists(machine.path(os.path.expandvars(path)))]
+def there(name, where, paths):
+    """A row of PROBES: paths that have to be there."""
+    return (name, where, 'ls', lambda machine: [path for path in paths(machine.system)
+                                                if os.path.exists(machine.path(os.path.expandvars(path)))],
+            lambda s: paths(s) or None, all_there)
 
 
 def on_path(machine, names):
@@ -220,9 +229,14 @@ def package_index(machine):
 
 
 def quota(machine):
-    """What is free where $HOME is: bytes and files."""
-    state = os.statvfs(machine.path(machine.environ.get('HOME', '/')))
-    return "%d GiB and %d files free" % (state.f_bavail * state.f_frsize // GIB, state.f_favail)
+    """What is free where $HOME is, bytes and files: of the file system, and what those say that know quotas."""
+    home = machine.environ.get('HOME', '/')
+    state = os.statvfs(machine.path(home))
+    told = ["%d GiB and %d files free" % (state.f_bavail * state.f_frsize // GIB, state.f_favail)]
+    for command in (('lfs', 'quota', '-q', '-h', home), ('quota', '-s')):
+        with contextlib.suppress(NotAsked):
+            told.append('%s: %s' % (command[0], ' '.join(machine.run(*command).split())))
+    return '; '.join(told)
 
 
 # -- comparisons: what was found, what is expected
@@ -284,7 +298,7 @@ PROBES = tuple(Probe(*row) for row in (
      compilers_of, all_there),
     ('launcher', 'both', 'module load; which', lambda machine: on_path(machine, [machine.system.launcher['command']]),
      lambda s: [s.launcher['command']], all_there),
-    ('batch system', 'both', 'which sinfo qstat', scheduler_kind, lambda s: s.scheduler['kind'], equal),
+    ('batch system', 'both', 'sinfo; qstat -Q', scheduler_kind, lambda s: s.scheduler['kind'], equal),
     ('partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['partition'], among),
     ('build partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['build_partition'], among),
     ('time limit', 'login', 'sinfo; qstat -Q', of_partition('limit'), lambda s: s.scheduler['walltime'],
@@ -316,19 +330,15 @@ PROBES = tuple(Probe(*row) for row in (
      lambda s: None, equal),
     ('libfabric', 'job', 'fi_info -l', providers,
      lambda s: ['cxi'] if any(name.startswith('hsn') for name in s.network['interfaces']) else None, all_there),
-    ('local storage', 'job', 'ls', there(lambda s: [s.node['local_storage']] if s.node['local_storage'] else []),
-     lambda s: [s.node['local_storage']] if s.node['local_storage'] else None, all_there),
-    ('temporary directory', 'job', 'ls', there(lambda s: [s.node['temporary_directory'] or '/tmp']),
-     lambda s: [s.node['temporary_directory'] or '/tmp'], all_there),
+    there('local storage', 'job', lambda s: list(filter(None, [s.node['local_storage']]))),
+    there('temporary directory', 'job', lambda s: [s.node['temporary_directory'] or '/tmp']),
     ('$HOME in jobs', 'job', 'ls', lambda machine: os.path.isdir(machine.path(machine.environ.get('HOME', '/'))),
      lambda s: not home_is_left_out(s) if s.node['not_mounted'] else None, equal),
-    ('room in $HOME', 'login', 'df, df -i', quota, lambda s: None, equal),
-    ('images', 'login', 'ls', there(lambda s: s.container['image_search_path']),
-     lambda s: s.container['image_search_path'] or None, all_there),
+    ('room in $HOME', 'login', 'df, lfs quota, quota', quota, lambda s: None, equal),
+    there('images', 'login', lambda s: s.container['image_search_path']),
     ('container run time', 'job', 'module load; which', lambda machine: on_path(machine, ['singularity', 'apptainer']),
      lambda s: ['singularity'] if s.container['bind_paths'] else None, all_there),
-    ('paths for containers', 'job', 'ls', there(lambda s: s.container['bind_paths']),
-     lambda s: s.container['bind_paths'] or None, all_there),
+    there('paths for containers', 'job', lambda s: s.container['bind_paths']),
     ('package index', 'login', 'pip index versions', lambda machine: package_index(machine), lambda s: 'reached',
      equal),
     ('package index in jobs', 'job', 'pip index versions', lambda machine: package_index(machine), lambda s: None,

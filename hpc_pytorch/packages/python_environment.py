@@ -55,6 +55,8 @@ class PythonEnvironment:
         self.cfg = packages.cfg
         self.features = features
         self.compilers = compilers
+        # man looks beside the programs on $PATH, too; a $MANPATH of ours alone would hide the system's pages from it
+        self.easyblock.module_load_environment.remove('MANPATH')
         self.cfg['usage'] = '\n'.join(filter(None, [
             self.cfg['usage'], self.usage(),
             features and explain(self.settings(), self.settings(self.packages.system.advice))]))

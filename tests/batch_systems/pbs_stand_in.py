@@ -1,6 +1,6 @@
 """
 A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qrls and a server that
-runs the jobs for real, each without a network if the server is root, as compute nodes are.
+runs the jobs for real, each without a network and with another $HOME (compute_node.py) if the server is root.
 
     with Pbs(directory, accounts=['NCAR0001']) as pbs:
         subprocess.run(['qsub', 'script'], env=dict(os.environ, **pbs.environment))
@@ -33,6 +33,9 @@ import sys
 import threading
 import time
 from pathlib import Path
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from batch_systems.compute_node import other_home  # noqa: E402
 
 COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qrls')
 WRAPPER = '#!/bin/sh\nexec %s -I %s %s %s "$@"\n'
@@ -250,7 +253,7 @@ def qsub(directory, words):
 
 
 def qstat(directory, words):
-    """Show jobs: -f, with or without -x, -t and -F; and the server for -Fjson, as qstat-cache asks for it."""
+    """Show jobs: -f, with or without -x, -t and -F; the queues: -Q -f; the server for -Fjson, for qstat-cache."""
     flags, numbers, form, delimiter = '', [], None, '|'
     for word in words:
         if word.startswith('-F'):
@@ -261,6 +264,12 @@ def qstat(directory, words):
             flags += word[1:]
         else:
             numbers.append(word)
+    if sorted(flags) == ['Q', 'f']:
+        for name, limit in json.loads(Path(directory, 'settings').read_text())['queues'].items():
+            print('Queue: %s\n    queue_type = Execution' % name)
+            print('    resources_max.walltime = %02d:%02d:%02d' % (limit // 3600, limit // 60 % 60, limit % 60))
+            print('    enabled = True\n    started = True\n')
+        return 0
     if not set(flags) <= set('fxt') or 'f' not in flags:
         raise Failed("this stand-in knows qstat -f with -x, -t, -Fdsv and -Fjson", 2)
     if form == 'json':
@@ -419,10 +428,15 @@ class Job:
             'PBS_JOBNAME': request['name'], 'PBS_QUEUE': request['queue'], 'PBS_O_WORKDIR': request['directory'],
             'PBS_O_HOST': 'login1', 'PBS_O_PATH': request['path'], 'PBS_ENVIRONMENT': 'PBS_BATCH',
             'NCPUS': str(self.ncpus), **self.request['variables']}
-        without_network = ['unshare', '--net'] if os.geteuid() == 0 else []
+        as_on_a_node = []
+        if os.geteuid() == 0:
+            home = self.spool.with_suffix('.HOME')
+            home.mkdir(exist_ok=True)
+            as_on_a_node = ['unshare', '--net', '--mount', 'sh', '-c',
+                            'ip link set lo up; ' + other_home(home) + ' && cd "$HOME" && exec "$@"', 'sh']
         with open(self.spool, 'ab') as spool:
             self.process = subprocess.Popen(
-                without_network + [request['shell'], '-l', str(script)], env=environment, cwd=request['home'],
+                as_on_a_node + [request['shell'], '-l', str(script)], env=environment, cwd=request['home'],
                 stdin=subprocess.DEVNULL, stdout=spool, stderr=spool, start_new_session=True)
 
     def say(self, text):

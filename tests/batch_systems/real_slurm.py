@@ -6,7 +6,8 @@ Slurm uses. Needs root, and Debian's packages slurm-wlm and munge.
         subprocess.run(['srun', '-N2', 'hostname'], env=dict(os.environ, **slurm.environment))
 
 The nodes are called nid0xxxxx and so on; their names can be looked up by what runs in a job, as on a cluster (but not
-outside: the machine's /etc/hosts stays as it is). `hostname` prints the machine's name on all of them.
+outside: the machine's /etc/hosts stays as it is). `hostname` prints the machine's name on all of them. From a job only
+the nodes and Slurm's controller can be reached, and $HOME is another one (compute_node.py).
 """
 import glob
 import os
@@ -18,9 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from batch_systems.compute_node import other_home
+
 CONFIGURATION = """
 ClusterName=tests
-SlurmctldHost=localhost
+SlurmctldHost=localhost({login})
 SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
@@ -54,7 +57,7 @@ MailProg=/bin/true
 {partitions}
 """
 PARTITION = "PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe={share}"
-NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cpus} RealMemory={memory} {gpus}"
+NODE = "NodeName={name} NodeHostname=localhost NodeAddr={address} Port={port} CPUs={cpus} RealMemory={memory} {gpus}"
 CGROUPS = """
 CgroupPlugin=cgroup/v1
 CgroupAutomount=no
@@ -66,7 +69,18 @@ AllowedRAMSpace=100
 MinRAMSpace=16
 """
 # A node's daemon sees names that the machine does not know: /etc/hosts of its own, in a mount namespace of its own.
-START_NODE = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+START_NODE = 'mount --bind "$1" /etc/hosts && shift && %s && exec "$@"'
+# The nodes' network, and the one wire that leads to the login node.
+NETWORK = """set -e
+ip link set lo up
+ip link add nodes type veth peer name "$1" netns "$4"
+ip address add "$3/30" dev nodes
+ip link set nodes up
+nsenter --net="/proc/$4/ns/net" ip address add "$2/30" dev "$1"
+nsenter --net="/proc/$4/ns/net" ip link set "$1" up
+echo ready
+exec sleep infinity
+"""
 
 
 def free_ports(count):
@@ -105,6 +119,8 @@ class Slurm:
         self.partitions, self.exclusive = partitions, exclusive
         self.count = nodes
         self.nodes = []
+        # the login node's address and the nodes', as seen from the other side
+        self.login = self.address = self.network = None
         self.daemons = []
 
     @property
@@ -126,26 +142,30 @@ class Slurm:
 
     def configure(self):
         """Write the files; the ports are chosen as late as can be."""
-        for name in ('state', 'log'):
+        for name in ('state', 'log', 'home'):
             (self.directory / name).mkdir(parents=True)
         # users' jobs have to get at their scripts below it
         self.directory.chmod(0o755)
         ports = free_ports(self.count + 1)
         # names are unique on this machine, as ports are: Slurm's cgroups are called after them
         self.nodes = sorted('nid%06d' % port for port in ports[1:])
-        lines = [NODE.format(name=node, port=int(node[3:]), cpus=self.cpus, memory=self.memory,
+        # 100.64.0.0/10 is nobody's; ports are unique here, and so are these
+        self.login, self.address = ('100.%d.%d.%d' % (64 + (ports[0] >> 14), ports[0] >> 6 & 255,
+                                                      (ports[0] << 2 & 255) + number) for number in (1, 2))
+        lines = [NODE.format(name=node, address=self.address, port=int(node[3:]), cpus=self.cpus, memory=self.memory,
                              gpus='Gres=gpu:%d' % self.gpus if self.gpus else '') for node in self.nodes]
         partitions = [PARTITION.format(name=name, share='EXCLUSIVE' if name in self.exclusive else 'NO')
                       for name in self.partitions]
         partitions[0] += ' Default=YES'
         self.write('slurm.conf', CONFIGURATION.format(
-            directory=self.directory, sockets=self.sockets, port=ports[0], nodes='\n'.join(lines),
+            directory=self.directory, sockets=self.sockets, login=self.login, port=ports[0], nodes='\n'.join(lines),
             partitions='\n'.join(partitions), memory_per_cpu=self.memory // self.cpus))
         self.write('cgroup.conf', CGROUPS)
         for number in range(self.gpus):
             self.write('gpu%d' % number, '')
         self.write('gres.conf', 'Name=gpu File=%s/gpu[0-%d]\n' % (self.directory, self.gpus - 1) if self.gpus else '')
-        hosts = ''.join('127.0.0.1 %s\n' % node for node in self.nodes)
+        # the machine's own name, too: the address that it has elsewhere is not there
+        hosts = ''.join('127.0.0.1 %s\n' % node for node in [socket.gethostname()] + self.nodes)
         self.write('hosts', Path('/etc/hosts').read_text().rstrip('\n') + '\n' + hosts)
         key = self.directory / 'munge.key'
         key.touch(0o600)
@@ -164,6 +184,9 @@ class Slurm:
                     self.sockets / 'munge', '--pid-file', here / 'munged.pid', '--log-file', here / 'munged.log',
                     '--seed-file', here / 'munged.seed')
         wait_for((self.sockets / 'munge').exists, "munged")
+        self.network = subprocess.Popen(['unshare', '--net', 'sh', '-c', NETWORK, 'sh', 'hpc%s' % self.nodes[0][3:],
+                                         self.login, self.address, str(os.getpid())], stdout=subprocess.PIPE, text=True)
+        assert self.network.stdout.readline() == 'ready\n', "the nodes' network"
         self.daemon('slurmctld', '-D', '-f', here / 'slurm.conf')
         for node in self.nodes:
             self.start_node(node)
@@ -172,7 +195,8 @@ class Slurm:
 
     def start_node(self, node):
         """The daemon of a node."""
-        return self.daemon('unshare', '--mount', '--propagation', 'private', '--', 'sh', '-c', START_NODE, 'sh',
+        return self.daemon('nsenter', '--net=/proc/%d/ns/net' % self.network.pid, 'unshare', '--mount', '--propagation',
+                           'private', '--', 'sh', '-c', START_NODE % other_home(self.directory / 'home'), 'sh',
                            self.directory / 'hosts', 'slurmd', '-D', '-N', node, '-f', self.directory / 'slurm.conf')
 
     def kill_node(self, node):
@@ -208,6 +232,9 @@ class Slurm:
             daemon = self.daemons.pop()
             daemon.terminate()
             daemon.wait(30)
+        if self.network:
+            with self.network:
+                self.network.kill()
         for node in self.nodes:
             for top in glob.glob('/sys/fs/cgroup/*/slurm_%s' % node):
                 for directory, _, _ in sorted(os.walk(top), reverse=True):

@@ -2,6 +2,7 @@
 import getpass
 import os
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ def nothing_installed(eb):
 @pytest.mark.slow
 def test_install_use_and_reinstall_without_network(eb, toy, modules_tool):
     """Fetched on the login node, installed without a network, loaded and unloaded."""
+    with zipfile.ZipFile(toy.wheels[0], 'a') as wheel:
+        wheel.writestr('toy-1.0.data/data/share/man/man1/toy.1', 'a page of the manual')
+    toy.write()
     eb(toy.easyconfig, '--fetch', env=toy.online)
     assert sorted(path.name for path in store(eb).iterdir()) == sorted(path.name for path in toy.wheels)
     assert nothing_installed(eb)
@@ -30,16 +34,20 @@ def test_install_use_and_reinstall_without_network(eb, toy, modules_tool):
     output = modules_tool.run("""
         export PYTHONPATH=/users/own
         module use %s
+        unset MANPATH; module load toy; echo "manual <${MANPATH-}>"; module unload toy
+        export MANPATH=/users/man:
         module load toy
         python -c 'import toy, sys; print("imported", toy.here); print("user site", sys.flags.no_user_site)'
         echo "loaded $PYTHONPATH"
         module unload toy
-        echo "unloaded $PYTHONPATH [$PYTHONNOUSERSITE]"
+        echo "unloaded $PYTHONPATH [$PYTHONNOUSERSITE] <$MANPATH>"
     """ % eb.modules)
     assert 'imported %s' % (eb.prefix / 'software/toy/1.0/lib') in output
     assert 'user site 1' in output
     assert 'loaded %s/software/toy/1.0/lib/python%s/site-packages\n' % (eb.prefix, VERSION) in output
-    assert 'unloaded /users/own []' in output
+    # a $MANPATH of ours alone would hide the system's pages; Lmod adds a colon to one that ends in a colon
+    assert (eb.prefix / 'software/toy/1.0/share/man/man1/toy.1').exists() and 'manual <>' in output
+    assert 'unloaded /users/own [] </users/man:>' in output
     eb(toy.easyconfig, '--rebuild', env=dict(toy.offline, **modules_tool.for_easybuild))
     eb(toy.easyconfig, '--sanity-check-only', env=dict(toy.offline, **modules_tool.for_easybuild))
 

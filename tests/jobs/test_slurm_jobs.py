@@ -26,6 +26,9 @@ pytestmark = pytest.mark.slow
 def slurm(tmp_path_factory):
     """Three nodes that say they are ARCHER2's and others'; one partition gives out whole nodes."""
     needs_root()
+    # in jobs pip has no index
+    for state in ('archer2', 'archer2-2026'):
+        subprocess.run([CHECKOUT / 'tests/stand_ins/make', state], stdout=subprocess.DEVNULL, check=True)
     with Slurm(tmp_path_factory.mktemp('slurm') / 's', nodes=3, cpus=128, memory=524288, gpus=8,
                partitions=('standard', 'small', 'batch', 'gh'), exclusive=('standard', 'batch')) as running:
         yield running

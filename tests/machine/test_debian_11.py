@@ -65,6 +65,13 @@ def test_first_call(root):
     assert 'unpacking' not in run(root, '/collection/eb', '--version')
 
 
+def test_rehearsal(root):
+    """LUMI's, whose stand-in needs none of Debian's packages: its modules load in their order with the newer Lmod."""
+    easyconfig = 'PyTorch-2.7.1-rocm-6.2.4-python-3.12-singularity-20250827.eb'
+    said = run(root, '/collection/eb', '--rehearse', easyconfig, '-x')
+    assert 'rehearsing on the stand-in of lumi' in said and 'DRY RUN' in said
+
+
 def test_ramgate_and_scripts(root):
     """ramgate compiles and runs a build with this gcc; this bash reads every script."""
     (root / 'tmp' / 'build').mkdir(exist_ok=True)

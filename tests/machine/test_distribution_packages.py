@@ -8,7 +8,7 @@ import pytest
 from common import CHECKOUT
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.machine import distribution_packages
+from hpc_pytorch.machine import distribution_packages, launcher, modules
 
 
 @pytest.mark.parametrize('manager, command', [
@@ -41,3 +41,67 @@ def test_only_what_is_missing(monkeypatch):
         distribution_packages.install(['bash', 'no-such-package', 'coreutils'])
     assert str(problem.value).startswith('not on this machine: no-such-package. Install with: ')
     assert 'bash' not in str(problem.value)
+
+
+# Its name, the codename of its os-release, its Lmod and its Environment Modules, and what ./eb does where the first,
+# the second or neither is installed: takes it, unpacks one of its own, or installs the distribution's Lmod. All
+# versions were read in November 2026.
+DISTRIBUTIONS = (
+    # packages.debian.org/environment-modules; Lmod is what a Debian 11 root installs (test_debian_11.py)
+    ('Debian 11', 'bullseye', '6.6', '4.6.1', ('own', 'own', 'own')),
+    # this is what the tests run on
+    ('Debian 12', 'bookworm', '8.6.19', '5.2.0', ('taken', 'taken', 'installed')),
+    # packages.ubuntu.com/jammy/lmod, packages.ubuntu.com/jammy/environment-modules; the same of noble
+    ('Ubuntu 22.04', 'jammy', '6.6', '5.0.1', ('own', 'own', 'own')),
+    ('Ubuntu 24.04', 'noble', '8.6.19', '5.4.0', ('taken', 'taken', 'installed')),
+    # EPEL's Lmod: packages.fedoraproject.org/pkgs/Lmod/Lmod; Environment Modules in BaseOS of Rocky Linux 8.10 and 9.6:
+    # names of packages at dl.rockylinux.org, as public scripts on GitHub fetch them
+    ('Rocky 8', '', '8.7.65', '4.5.2', ('taken', 'installed', 'installed')),
+    ('Rocky 9', '', '8.7.65', '5.3.0', ('taken', 'taken', 'installed')),
+    # lua-lmod: build.opensuse.org/package/show/openSUSE:Leap:15.5/lua-lmod, the same of 15.6. Environment Modules: none
+    ('openSUSE Leap 15.5', '', '8.7.17', None, ('taken', None, 'installed')),
+    ('openSUSE Leap 15.6', '', '8.7.34', None, ('taken', None, 'installed')),
+)
+SAYS = {'Lmod': 'Modules based on Lua: Version %s', 'EnvironmentModules': 'Modules Release %s (2026-01-01)'}
+
+
+@pytest.mark.parametrize('name, codename, lmod, environment_modules, choice', DISTRIBUTIONS)
+def test_modules_tool_of_each_distribution(tmp_path, monkeypatch, name, codename, lmod, environment_modules, choice):
+    """With one of its packages, and with none; the programs say their versions as the real ones do."""
+    def program(path, tool, version):
+        path.write_text('#!/bin/sh\necho "%s" >&2\n' % SAYS[tool] % version)
+        path.chmod(0o755)
+
+    for variable in ('LMOD_CMD', 'MODULES_CMD', 'MODULESHOME', 'BASH_FUNC_module%%'):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(distribution_packages, 'codename', lambda: codename)
+    for number, (tool, version) in enumerate((('Lmod', lmod), ('EnvironmentModules', environment_modules), (None, 0))):
+        if version is None:
+            continue
+        place = tmp_path / str(number)
+        place.mkdir()
+        monkeypatch.setattr(modules, 'MODULES_TOOLS', tuple(
+            row[:3] + ((str(place / row[0]), str(place / 'own')) if row[0] == 'Lmod' else (str(place / row[0]),),)
+            for row in modules.MODULES_TOOLS))
+        monkeypatch.setattr(launcher, 'own_lmod', lambda: program(place / 'own', 'Lmod', '8.6.19'))
+        monkeypatch.setattr(distribution_packages, 'install', lambda names: [
+            (place / 'installed').touch(), program(place / 'Lmod', 'Lmod', lmod)])
+        if tool:
+            program(place / tool, tool, version)
+        found = launcher.modules_tool()
+        how = 'own' if found[3].endswith('own') else 'installed' if (place / 'installed').exists() else 'taken'
+        assert how == choice[number] and (how != 'taken' or found[0] == tool), (name, tool, version, found)
+
+
+def test_repositories_that_rocky_leaves_out(tmp_path, monkeypatch):
+    """Lmod is in EPEL: where dnf does not find it, EPEL and what it needs are added, and it is tried once more."""
+    for name, text in (
+            ('dnf', 'echo "$*" >> %(top)s/calls\n[ "$4" = epel-release ] || [ -e %(top)s/crb-enabled ] || '
+                    '{ echo "Error: Unable to find a match: $4"; exit 1; }'),
+            ('crb', ': > %(top)s/crb-enabled'), ('sudo', 'shift; exec "$@"'), ('true', '')):
+        (tmp_path / name).write_text('#!/bin/sh\n' + text % {'top': tmp_path} + '\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv('PATH', str(tmp_path))
+    distribution_packages.install(['lmod'])
+    assert (tmp_path / 'calls').read_text().splitlines() == [
+        '-q -y install Lmod', '-q -y install epel-release', '-q -y install Lmod']

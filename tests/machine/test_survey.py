@@ -226,6 +226,16 @@ def test_queues_of_pbs(place, monkeypatch):
     assert place.survey(False, monkeypatch, only='partition')[0] == ['time limit']
 
 
+def test_quotas(place, monkeypatch):
+    """In the words of `lfs quota -q -h` and `quota -s`, as their manuals show them."""
+    place.command('lfs', '/home/me 1.2G 0k 20G - 4321 0 100000 -')
+    place.command('quota', 'Disk quotas for user somebody (uid 1000):\n  Filesystem   space   quota   limit   grace\n'
+                           '      nfs:/home    512M   1024M   1536M\n')
+    found = {one.name: one.found for one in place.survey(False, monkeypatch, only='shell')[1]}['room in $HOME']
+    assert 'GiB and' in found and 'lfs: /home/me 1.2G 0k 20G - 4321 0 100000 -' in found
+    assert '1536M' in found
+
+
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='shell')[1]
     findings.append(survey.Finding('x', survey.TOLD, ['/home/me/a', 'somebody'], {'a': '/home/me'}, ''))

@@ -1,5 +1,8 @@
 """--rehearse: a system's easyconfig on that system's stand-in, on a machine that is not the system."""
 import pytest
+from batch_systems.compute_node import other_home
+from common import CHECKOUT, EB
+from lumi.lumi_site import needs_root
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +55,17 @@ def test_install(eb, easyconfig):
     for name in ('PrgEnv-gnu', 'cray-python', 'cray-fftw', 'mkl/2023.0.0'):
         assert name in module
     assert 'cmake' not in module
+
+
+def test_install_with_a_full_home(tmp_path, easyconfig):
+    """A quota that is used up, of bytes and of files: nothing is written below $HOME."""
+    needs_root()
+    (tmp_path / 'home').mkdir()
+    fill = 'cd && cat /dev/zero > full 2>/dev/null; while : 2>/dev/null > $$.$((n += 1)); do :; done; cd - >/dev/null'
+    eb = EB(tmp_path / 'prefix', ['unshare', '--mount', 'bash', '-c', '%s && { %s; exec "$@"; }' % (
+        other_home(tmp_path / 'home'), fill), 'bash', CHECKOUT / 'eb'])
+    eb('--rehearse', easyconfig, '--robot')
+    assert (eb.modules / 'toy').is_dir()
 
 
 # what Derecho's users load; the real tree shows each only after the one that opens it
