@@ -108,7 +108,7 @@ def there(wanted):
     unknown = [name for name in wanted if name not in found]
     if unknown or not found:
         raise UsersProblem("%s is not installed by this collection, so no check was run. Found: %s, in %s. Is it in "
-                           "another prefix? Then add --prefix=DIRECTORY; `module avail PyTorch` shows what is there." % (
+                           "another prefix? Then add --prefix=DIRECTORY; `module avail PyTorch` shows all." % (
                                ' '.join(unknown) or 'PyTorch', ' '.join(sorted(found)) or 'none',
                                os.environ['MODULEPATH']))
 

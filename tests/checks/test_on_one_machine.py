@@ -77,7 +77,8 @@ def test_lost_files(module):
     module.promise("scripts = ['get-master']\nexample_files = ['train.py']\n")
     said = module.reasons('contract')
     for words in ('mpmath: 1.3.0 was installed, found none', ' files are gone or changed, such as networkx/__init__.py',
-                  'torch: 1 files are gone or changed, such as torch/lib/%s' % library.name, 'bin/get-master is not', 'examples/train.py is not'):
+                  'torch: 1 files are gone or changed, such as torch/lib/%s' % library.name,
+                  'bin/get-master is not', 'examples/train.py is not'):
         assert words in said
 
 
@@ -92,6 +93,9 @@ def test_no_mpi_backend(module):
     shutil.copytree(CHECKOUT / 'torch_mpi/python', module.packages / 'torch_mpi')
     for name in ('torch_mpi.pth', 'torch_mpi_hook.py'):
         shutil.copy(CHECKOUT / 'torch_mpi' / name, module.packages)
+    # installed, but for the compiled part
+    (module.packages / 'torch_mpi/_built.py').write_text(
+        "torch_version, compiler, oldest_torch = '2.13.0', 'CC', '2.1'\n")
     module.promise("collection_packages = ['torch_mpi']\n")
     said = module.reasons('way=mpi')
     assert 'The mpi backend is not available' in said and 'build PyTorch from source' not in said
