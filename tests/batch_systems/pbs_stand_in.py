@@ -23,6 +23,7 @@ import getpass
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -205,11 +206,26 @@ def options_of(words):
     return options, words
 
 
+def directives(script):
+    """Options in the script's first lines, which the command line overrides (qsub.c)."""
+    prefix, options = os.environ.get('PBS_DPREFIX', '#PBS'), {}
+    for line in script.splitlines():
+        if line.startswith(prefix):
+            found, rest = options_of(shlex.split(line[len(prefix):]))
+            if rest:
+                raise Failed("directive error: %s" % line[len(prefix):].strip(), 2)
+            options.update(found)
+        elif line.strip() and not line.lstrip().startswith('#'):
+            break
+    return options
+
+
 def qsub(directory, words):
     """Submit a script."""
     options, words = options_of(words)
     if len(words) != 1 or not os.path.isfile(words[0]):
         raise Failed("script file: %s: No such file or directory" % ' '.join(words), 1)
+    options = dict(directives(Path(words[0]).read_text()), **options)
     resources = dict(part.split('=', 1) for value in options.get('l', []) for part in [value])
     attributes = [value.split('=', 1) for value in options.get('W', [])]
     print(talk(directory, {
