@@ -5,6 +5,9 @@ Slurm uses. Needs root, and Debian's packages slurm-wlm and munge.
     with Slurm(directory) as slurm:
         subprocess.run(['srun', '-N2', 'hostname'], env=dict(os.environ, **slurm.environment))
 
+With `network=False` the whole cluster is in a network namespace of its own: what runs in its jobs reaches the
+controller and other nodes and nothing else, as on compute nodes without a way out. Slurm's commands get in.
+
 The nodes are called nid0xxxxx and so on; their names can be looked up by what runs in a job, as on a cluster (but not
 outside: the machine's /etc/hosts stays as it is). `hostname` prints the machine's name on all of them.
 """
@@ -17,6 +20,8 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from common import clean_environment
 
 CONFIGURATION = """
 ClusterName=tests
@@ -67,6 +72,7 @@ MinRAMSpace=16
 """
 # A node's daemon sees names that the machine does not know: /etc/hosts of its own, in a mount namespace of its own.
 START_NODE = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
+COMMANDS = ('sbatch', 'squeue', 'scancel', 'scontrol', 'sinfo', 'sacct')
 
 
 def free_ports(count):
@@ -92,7 +98,8 @@ def wait_for(true, what, seconds=60):
 class Slurm:
     """Starts when entered, and has left nothing running when left."""
 
-    def __init__(self, directory, nodes=4, cpus=4, memory=2048, gpus=0, partitions=('main',), exclusive=()):
+    def __init__(self, directory, nodes=4, cpus=4, memory=2048, gpus=0, partitions=('main',), exclusive=(),
+                 network=True):
         """
         `memory` of a node in MiB; `gpus` that can be asked for, and are not there; `partitions`, the first being the
         default, of which the `exclusive` ones give out whole nodes with all that they have.
@@ -106,15 +113,20 @@ class Slurm:
         self.count = nodes
         self.nodes = []
         self.daemons = []
+        # what daemons and commands are started with
+        self.network, self.inside = network, []
 
     @property
     def environment(self):
         """What Slurm's commands need to find it."""
-        return {'SLURM_CONF': str(self.directory / 'slurm.conf')}
+        path = '%s:%s' % (self.directory / 'bin', clean_environment()['PATH'])
+        return dict({'PATH': path} if self.inside else {}, SLURM_CONF=str(self.directory / 'slurm.conf'))
 
     def __enter__(self):
         try:
             self.configure()
+            if not self.network:
+                self.leave_network()
             self.start()
         except BaseException:
             self.stop()
@@ -151,6 +163,19 @@ class Slurm:
         key.touch(0o600)
         key.write_bytes(secrets.token_bytes(128))
 
+    def leave_network(self):
+        """A network namespace that lives as long as a process in it, and Slurm's commands that enter it."""
+        # the address of a node, without which a machine is taken for one without IP (getaddrinfo(3), AI_ADDRCONFIG)
+        holder = self.daemon('unshare', '--net', 'sh', '-c',
+                             'ip link set lo up && ip address add 10.0.0.1/32 dev lo && exec sleep infinity')
+        wait_for(lambda: Path('/proc/%d/comm' % holder.pid).read_text() == 'sleep\n', "a network namespace")
+        self.inside = ['nsenter', '--net=/proc/%d/ns/net' % holder.pid]
+        (self.directory / 'bin').mkdir()
+        for name in COMMANDS:
+            path = self.directory / 'bin' / name
+            path.write_text('#!/bin/sh\nexec %s %s "$@"\n' % (' '.join(self.inside), shutil.which(name)))
+            path.chmod(0o755)
+
     def write(self, name, text):
         """A file that everybody can read."""
         path = self.directory / name
@@ -185,13 +210,15 @@ class Slurm:
     @property
     def controller(self):
         """The controller's process."""
-        return next(daemon for daemon in self.daemons if daemon.args[0] == 'slurmctld')
+        return next(daemon for daemon in self.daemons if 'slurmctld' in daemon.args)
 
     def daemon(self, *command):
         """Start a daemon."""
         with tempfile.NamedTemporaryFile(dir=self.directory / 'log', delete=False) as log:
-            self.daemons.append(subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
-                                                 stdout=log, stderr=log, env=dict(os.environ, **self.environment)))
+            self.daemons.append(subprocess.Popen(self.inside + [str(word) for word in command],
+                                                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                                 env=dict(os.environ, **self.environment)))
+        return self.daemons[-1]
 
     def output(self, *command):
         """What a command of Slurm prints."""
@@ -200,7 +227,7 @@ class Slurm:
 
     def stop(self):
         """End the jobs, then the daemons in the opposite order, and remove their cgroups."""
-        if len(self.daemons) > 2:
+        if any('slurmd' in daemon.args for daemon in self.daemons):
             self.output('scancel', '--state=RUNNING,PENDING,SUSPENDED', '--user=', '--quiet',
                         *self.output('squeue', '-h', '-o', '%A').split())
             wait_for(lambda: not self.output('squeue', '-h', '-o', '%A').strip(), "end of the jobs")

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -24,10 +25,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def slurm(tmp_path_factory):
-    """Three nodes that say they are ARCHER2's and others'; one partition gives out whole nodes."""
+    """Three nodes that say they are ARCHER2's and others', without a way out; some partitions give out whole nodes."""
     needs_root()
     with Slurm(tmp_path_factory.mktemp('slurm') / 's', nodes=3, cpus=128, memory=524288, gpus=8,
-               partitions=('standard', 'small', 'batch', 'gh'), exclusive=('standard', 'batch')) as running:
+               partitions=('standard', 'small', 'batch', 'gh'), exclusive=('standard', 'batch'),
+               network=False) as running:
         yield running
 
 
@@ -48,16 +50,25 @@ def facts(slurm, job):
 
 
 def test_chain(toys, slurm, lmod, checkout):
-    """A build from source between two others: dependencies, other nodes, the module; submitted twice, built once."""
+    """
+    A build from source between two others: dependencies, other nodes, the module; submitted twice, built once. Jobs
+    have no network.
+    """
+    listening = socket.create_server(('127.0.0.1', 0))
+    port = listening.getsockname()[1]
     small = Small(toys.eb, toys.directory)
     small.write(edit=lambda text: text.replace("('cray-python',", "('base', '1.0', '-ARCHER2'), ('cray-python',"))
     go = toys.directory / 'go'
     toys.write('base', modules=['cray-python'], commands=[
+        'bash -c "exec 9<>/dev/tcp/127.0.0.1/%d" 2> %%(installdir)s/network || true' % port,
         'env > %(installdir)s/environment', 'MINE=seen srun --ntasks=1 --cpus-per-task=1 env > %(installdir)s/step',
         WAIT.format(file=go)])
     top = toys.directory / 'top-1.0-ARCHER2.eb'
     toys.write('top').write_text(toys.write('top').read_text().replace(
         'dependencies = []', "dependencies = [('PyTorch', '1.13.1', '-small-ARCHER2')]"))
+    # the stand-ins are made now: jobs have no index
+    for easyconfig in (toys.directory / 'base-1.0-ARCHER2.eb', small.easyconfig):
+        toys.run(easyconfig, '--robot=%s' % toys.directory, '-D')
     first = toys.submit(top, env={'A_SECRET': 'hidden'})
     assert len(first) == 3
     assert [facts(slurm, job)['Account'] for job in first] == ['x01'] * 3
@@ -74,6 +85,8 @@ def test_chain(toys, slurm, lmod, checkout):
     # nothing of the login node's environment gets in
     environment = (toys.eb.prefix / 'software/base/1.0-ARCHER2/environment').read_text()
     assert 'A_SECRET' not in environment and 'HPC_SYSTEM=archer2' in environment
+    assert 'Connection refused' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/network').read_text()
+    socket.create_connection(('127.0.0.1', port)).close()
     # and steps get the job's
     assert 'MINE=seen' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/step').read_text()
     stand_in = checkout / '.local/stand_ins/archer2/modules'
@@ -191,12 +204,12 @@ def test_controller_does_not_answer(toys, slurm):
     tools = toys.directory / 'tools'
     tools.mkdir()
     (tools / 'sbatch').write_text('#!/bin/sh\ncase "$*" in\n*--test-only*) exit 1 ;;\n'
-                                  '*--parsable*) kill -STOP %d ;;\nesac\nexec /usr/bin/sbatch "$@"\n'
-                                  % slurm.controller.pid)
+                                  '*--parsable*) kill -STOP %d ;;\nesac\nexec %s/bin/sbatch "$@"\n'
+                                  % (slurm.controller.pid, slurm.directory))
     (tools / 'sbatch').chmod(0o755)
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
     try:
-        output = toys.refused(easyconfig, env={'PATH': '%s:%s' % (tools, os.environ['PATH'])})
+        output = toys.refused(easyconfig, env={'PATH': '%s:%s' % (tools, slurm.environment['PATH'])})
     finally:
         slurm.controller.send_signal(signal.SIGCONT)
     assert 'Whether toy-1.0-ARCHER2 is in the queue is not known' in output, output
@@ -240,6 +253,32 @@ def test_compute_nodes_lack_directories(toys, slurm):
     assert 'JobLaunchFailure' in text and 'not there on the compute node' in text
 
 
+def test_why_it_waits(toys, slurm):
+    """A partition's limit, another job, a reservation, a hold: each explained, with what to do."""
+    slurm.output('scontrol', 'create', 'reservation', 'reservationname=mine', 'users=root', 'starttime=now+1day',
+                 'duration=1:00:00', 'nodes=%s' % slurm.nodes[0])
+    slurm.output('scontrol', 'update', 'partitionname=gh', 'maxtime=10')
+    toys.write('base')
+    top = toys.write('top', after=['base'])
+    try:
+        base, _ = toys.submit(top, '--job-target-resource=partition=gh,walltime=1:00:00,memory=1G', '--job-cores=1')
+        reserved, = toys.submit(toys.write('reserved'), '--job-target-resource=reservation=mine')
+        found = toys.wait(lambda found: '(PENDING, PartitionTimeLimit' in found['base/1.0-ARCHER2']
+                          and '(PENDING, Reservation' in found['reserved/1.0-ARCHER2'], "Slurm's reasons")
+        assert 'never starts: cancel it (--job-cancel) and submit again' in found['base/1.0-ARCHER2']
+        assert 'Dependency' in found['top/1.0-ARCHER2']
+        assert 'when the jobs before it have ended well' in found['top/1.0-ARCHER2']
+        assert facts(slurm, reserved)['Reservation'] == 'mine'
+        slurm.output('scontrol', 'hold', base)
+        toys.wait(lambda found: 'scontrol release %s' % base in found['base/1.0-ARCHER2'], "the hold")
+        slurm.output('scontrol', 'release', base)
+        slurm.output('scancel', reserved)
+    finally:
+        slurm.output('scontrol', 'update', 'partitionname=gh', 'maxtime=UNLIMITED')
+        slurm.output('scontrol', 'delete', 'reservationname=mine')
+    assert '  done' in toys.wait_for_end()['top/1.0-ARCHER2']
+
+
 def test_another_clusters_job(toys, slurm):
     """sbatch answers with id;cluster: the other cluster is asked. Its database is none of the tests' Slurm's."""
     tools = toys.directory / 'tools'
@@ -249,7 +288,7 @@ def test_another_clusters_job(toys, slurm):
             'echo "JobId=77 JobState=REVOKED Reason=None NodeList="')):
         (tools / name).write_text('#!/bin/sh\n%s\n' % text)
         (tools / name).chmod(0o755)
-    toys.environment['PATH'] = '%s:%s' % (tools, os.environ['PATH'])
+    toys.environment['PATH'] = '%s:%s' % (tools, slurm.environment['PATH'])
     easyconfig = toys.write('toy')
     assert toys.submit(easyconfig) == ['77;other']
     assert '  unknown (REVOKED)' in toys.status()['toy/1.0-ARCHER2']
@@ -270,7 +309,7 @@ def test_refused(toys, slurm):
     output = toys.refused(both, '--job-target-resource=partition=nowhere')
     assert 'choose another: --job-target-resource=partition=NAME' in output
     assert 'is for pbs' in toys.refused(easyconfig, '--job-backend=PbsPro', env={
-        'PATH': '%s:%s' % (other_batch_system(toys.directory), os.environ['PATH'])})
+        'PATH': '%s:%s' % (other_batch_system(toys.directory), slurm.environment['PATH'])})
     assert not slurm.output('squeue', '-h')
 
 
@@ -352,7 +391,7 @@ moduleclass = 'ai'
     tools.mkdir()
     for name in ('cc', 'CC', 'ftn'):
         (tools / name).symlink_to('/usr/bin/gcc')
-    toys.environment['PATH'] = '%s:%s' % (tools, os.environ['PATH'])
+    toys.environment['PATH'] = '%s:%s' % (tools, slurm.environment['PATH'])
     asked = []
     with all_nodes_drained(slurm):
         for profile in (None, {'version': 1, 'files': {
