@@ -104,6 +104,7 @@ class Chain:
         assert set(builders) == set(MODULES) and all(self.toys.module(name).exists() for name in MODULES)
 
 
+@pytest.mark.timeout(SECONDS + 3600)
 def test_random_faults(eb, tmp_path):
     """See above."""
     chance, deadline, tried = random.Random(SEED), time.monotonic() + SECONDS, 0
