@@ -327,7 +327,8 @@ class Pbs(BatchSystem):
             about = "moved to another server, and not known here"
         if word in self.states:
             return Look(self.states[word], word, about)
-        if exit_status is None:
+        # a running job that was deleted has one that says nothing (0 in OpenPBS 23.06)
+        if exit_status is None or exit_status == '0' and 'terminated by' in about:
             return Look(CANCELLED, word, about)
         state = DONE if exit_status == '0' else FAILED
         return Look(state, 'exit status %s' % exit_status, about)

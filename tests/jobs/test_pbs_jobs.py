@@ -78,7 +78,8 @@ def test_derechos_chain(toys, pbs, lmod):
     assert toys.submit(top, env=pip) == jobs, "submitted twice"
     facts = pbs.jobs()
     assert len(facts) == 4
-    assert [facts[job]['depend'] for job in jobs] == [None, 'afterok:1.pbs', 'afterok:2.pbs', 'afterok:3.pbs']
+    assert [facts[job]['depend'] for job in jobs] == [
+        None, 'afterok:1.pbs@pbs', 'afterok:2.pbs@pbs', 'afterok:3.pbs@pbs']
     assert facts['1.pbs']['Account_Name'] == 'NCAR0001' and facts['1.pbs']['queue'] == 'main'
     assert facts['1.pbs']['Resource_List.select'] == '1:ncpus=64:ngpus=4'
     scripts = sorted((toys.eb.prefix / 'software/.jobs').glob('*.sh'))
@@ -154,6 +155,14 @@ def test_side_by_side(toys, pbs):
                   for name, waits in (('one', 'other'), ('other', 'one'))]
     assert toys.submit(one, other) == ['1.pbs', '2.pbs']
     assert all('  done' in text for text in toys.wait_for_end().values())
+
+
+def test_no_node_fits(toys, pbs):
+    """PBS takes it and never starts it, and says so in its comment: explained, with what to do."""
+    job, = toys.submit(toys.write('toy'), '--job-target-resource=partition=main', '--job-cores=100000')
+    found = toys.wait(lambda found: 'Can Never Run' in found['toy/1.0-Derecho'], "PBS's comment")
+    assert '--job-cancel' in found['toy/1.0-Derecho']
+    pbs.delete(job)
 
 
 def test_ten_comes_after_nine(toys, pbs):
@@ -275,6 +284,8 @@ def test_force_replaces(toys, pbs):
     (toys.eb.prefix / 'software/.jobs/toy-1.0-Derecho.123456789abc.ended').write_text('0\n')
     subprocess.run(['qdel', '2.pbs'], env=dict(os.environ, **pbs.environment), check=True)
     wait_for(lambda: pbs.job('2')['job_state'] == 'F', "end of the job")
+    text = toys.status()['toy/1.0-Derecho']
+    assert '  cancelled (F, ' in text and 'somebody deleted it' in text, text
     pbs.forget()
     assert 'done' not in toys.status()['toy/1.0-Derecho']
 
@@ -385,7 +396,7 @@ def test_cancel_and_filter(toys, pbs):
     assert facts['1.pbs']['job_state'] == 'W' and facts['1.pbs']['Execution_Time'] == '203801010000'
     assert facts['1.pbs']['Priority'] == '-5'
     assert facts['1.pbs']['Mail_Users'] == 'me@example.org' and facts['3.pbs']['depend'] == (
-        'afterok:2.pbs,afterany:1.pbs')
+        'afterok:2.pbs@pbs,afterany:1.pbs@pbs')
     shown = toys.run('--job-status', top)
     assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
     cancelled = toys.run('--job-cancel', top)
