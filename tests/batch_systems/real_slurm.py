@@ -228,8 +228,7 @@ class Slurm:
     def stop(self):
         """End the jobs, then the daemons in the opposite order, and remove their cgroups."""
         if any('slurmd' in daemon.args for daemon in self.daemons):
-            self.output('scancel', '--state=RUNNING,PENDING,SUSPENDED', '--user=', '--quiet',
-                        *self.output('squeue', '-h', '-o', '%A').split())
+            self.output('scancel', '--quiet', *self.output('squeue', '-h', '-o', '%A').split())
             wait_for(lambda: not self.output('squeue', '-h', '-o', '%A').strip(), "end of the jobs")
         while self.daemons:
             daemon = self.daemons.pop()
