@@ -32,7 +32,7 @@ from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
 from hpc_pytorch.packages.pip import Pip
-from hpc_pytorch.packages.progress import telling
+from hpc_pytorch.packages.progress import fetched, telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_not
 
 # no set of wheels is so small
@@ -316,7 +316,7 @@ class LockedPackages:
         pip = Pip(self.python)
         extra = [word for url in self.cfg['extra_index_urls'] for word in ('--extra-index-url', url)]
         what = "fetching %d packages into %s" % (len({entry.name for entry in entries}), store)
-        with telling(what, self.easyblock.log):
+        with telling(what, self.easyblock.log, fetched(part)):
             for indexes in [[]] + [extra] * bool(extra):
                 result = pip.download(entries, part, '--only-binary', ':all:', *indexes)
                 if result.exit_code == 0:

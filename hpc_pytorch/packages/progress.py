@@ -3,6 +3,8 @@ What is being done, said when it begins and again while it lasts, so that nobody
 
 Python 3.6; runs inside EasyBuild.
 """
+import os
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -13,12 +15,40 @@ from easybuild.tools.build_log import print_msg
 INTERVAL = 30
 
 
+def bytes_in(*directories):
+    """How much lies there now, and in the temporary directory, where pip puts files first."""
+    total = 0
+    for directory in directories + (tempfile.gettempdir(),):
+        for where, _, names in os.walk(directory):
+            for name in names:
+                try:
+                    total += os.lstat(os.path.join(where, name)).st_size
+                except OSError:
+                    # moved meanwhile
+                    continue
+    return total
+
+
+def fetched(*directories):
+    """For `telling`: what has come since now."""
+    before = bytes_in(*directories)
+    return lambda: "%.0f MB so far" % ((bytes_in(*directories) - before) / 1e6)
+
+
+def files_with(suffix, directory, words):
+    """For `telling`: how many files or directories with a suffix are there, in the words that count them."""
+    def count():
+        return words % sum(name.endswith(suffix) for _, directories, files in os.walk(directory)
+                           for name in directories + files)
+    return count
+
+
 @contextmanager
-def telling(what, log):
-    """Say what the next lines do; `what` reads well with `for 30 s` behind it."""
+def telling(what, log, how_far=None):
+    """Say what the next lines do; `what` reads well with `for 30 s` behind it, and `how_far` tells the rest."""
     def repeat():
         while not ended.wait(INTERVAL):
-            print_msg("still %s, for %d s", what, time.time() - begin, log=log)
+            print_msg("still %s, for %d s%s", what, time.time() - begin, ': ' + how_far() if how_far else '', log=log)
 
     print_msg(what, log=log)
     begin, ended = time.time(), threading.Event()

@@ -21,7 +21,7 @@ from hpc_pytorch.packages import locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.pip_errors import last_words
-from hpc_pytorch.packages.progress import telling
+from hpc_pytorch.packages.progress import files_with, telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
 
 # Easyconfig parameters of every easyblock that makes such an environment.
@@ -91,17 +91,20 @@ class PythonEnvironment:
             raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
         built = [entry for entry in self.packages.to_build() if self.packages.does_not_fit(entry, store)]
         entries = [entry for entry in self.packages.to_install() if entry not in built]
-        with telling("installing %d packages" % len({entry.name for entry in entries}), self.easyblock.log):
+        number = len({entry.name for entry in entries})
+        installed = files_with('.dist-info', self.path('lib'), "%%d of %d" % number)
+        with telling("installing %d packages" % number, self.easyblock.log, installed):
             self.pip().install(entries, store, '--only-binary', ':all:', '--no-compile')
         for wheel in wheels:
             self.install_wheel(wheel)
+        compiled = files_with('.o', tempfile.gettempdir(), "%d files compiled")
         with self.byte_code():
             if built:
                 names = ', '.join(sorted({entry.name for entry in built}))
-                with telling("building %s, which takes minutes" % names, self.easyblock.log):
+                with telling("building %s, which takes minutes" % names, self.easyblock.log, compiled):
                     self.build_here(built, store)
             for package in self.cfg['collection_packages']:
-                with telling("building %s for this PyTorch and this MPI" % package, self.easyblock.log):
+                with telling("building %s for this PyTorch and this MPI" % package, self.easyblock.log, compiled):
                     self.build_from_collection(package)
         self.install_files('scripts', 'bin', 0o755)
         self.install_files('example_files', 'examples', 0o644)

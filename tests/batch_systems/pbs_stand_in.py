@@ -209,17 +209,26 @@ def options_of(words):
 
 
 def directives(script):
-    """Options in the script's first lines, which the command line overrides (qsub.c)."""
+    """The options in a script's head, which ends with the first command (qsub.c)."""
     prefix, options = os.environ.get('PBS_DPREFIX', '#PBS'), {}
     for line in script.splitlines():
         if line.startswith(prefix):
             found, rest = options_of(shlex.split(line[len(prefix):]))
             if rest:
                 raise Failed("directive error: %s" % line[len(prefix):].strip(), 1)
-            options.update(found)
+            for letter, values in found.items():
+                options[letter] = options.get(letter, []) + values
         elif line.strip() and not line.lstrip().startswith('#'):
             break
     return options
+
+
+def wait_for_end(directory, number):
+    """What `-W block=true` does: as long as the job, and with its exit status."""
+    while talk(directory, {'command': 'job', 'number': number})['job_state'] not in 'FM':
+        time.sleep(0.1)
+    status = int(talk(directory, {'command': 'job', 'number': number}).get('Exit_status') or 0)
+    return status % 256 or int(status != 0)
 
 
 def qsub(directory, words):
@@ -227,10 +236,12 @@ def qsub(directory, words):
     options, words = options_of(words)
     if len(words) != 1 or not os.path.isfile(words[0]):
         raise Failed("script file: %s: No such file or directory" % ' '.join(words), 1)
-    options = dict(directives(Path(words[0]).read_text()), **options)
+    for letter, values in directives(Path(words[0]).read_text()).items():
+        # the command line is read last, and wins
+        options[letter] = values + options.get(letter, [])
     resources = dict(part.split('=', 1) for value in options.get('l', []) for part in [value])
     attributes = [value.split('=', 1) for value in options.get('W', [])]
-    print(talk(directory, {
+    number = talk(directory, {
         'command': 'submit', 'script': Path(words[0]).read_text(), 'directory': os.getcwd(), 'user': getpass.getuser(),
         'home': os.environ.get('HOME', '/'), 'path': os.environ.get('PATH', ''), 'umask': 0o22,
         'name': options.get('N', [os.path.basename(words[0])])[-1], 'account': options.get('A', [None])[-1],
@@ -239,8 +250,9 @@ def qsub(directory, words):
         'output': options.get('o', [None])[-1], 'join': options.get('j', ['n'])[-1] == 'oe',
         'variables': dict(part.split('=', 1) for part in filter(None, ','.join(options.get('v', [])).split(','))),
         'priority': options.get('p', ['0'])[-1], 'mail': options.get('M', [None])[-1],
-        'after_time': options.get('a', [None])[-1], 'depend': dict(attributes).get('depend', '')}))
-    return 0
+        'after_time': options.get('a', [None])[-1], 'depend': dict(attributes).get('depend', '')})
+    print(number, flush=True)
+    return wait_for_end(directory, number) if dict(attributes).get('block') == 'true' else 0
 
 
 def qstat(directory, words):

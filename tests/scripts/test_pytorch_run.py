@@ -1,0 +1,174 @@
+"""pytorch-run: from a login node to the end of a training, on real Slurm and on the PBS stand-in."""
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from batch_systems.pbs_stand_in import Pbs, patiently
+from batch_systems.real_slurm import Slurm
+from common import CHECKOUT, clean_environment
+from lumi.lumi_site import needs_root
+
+SYSTEM = """[system]
+title = Here
+[scheduler]
+kind = %s
+partition = main
+[node]
+cores = 2
+[launcher]
+command = %s
+"""
+MODULE = """prepend_path("PATH", "%s/bin")
+setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+"""
+# says which rank it is; ends as it is told, or when a file is there
+PROGRAM = """import os, sys, time
+print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)
+while sys.argv[1:2] == ['until'] and not os.path.exists(sys.argv[2]):
+    time.sleep(0.1)
+sys.exit(int(sys.argv[2]) if sys.argv[1:2] == ['status'] else 0)
+"""
+
+
+class Login:
+    """A login node with the module loaded: starts pytorch-run."""
+
+    def __init__(self, directory, kind, launcher, environment):
+        self.directory = directory / 'work'
+        installed = directory / 'installed'
+        for path in (self.directory, installed / 'bin', installed / 'share', directory / 'modules/PyTorch'):
+            path.mkdir(parents=True)
+        for name in ('pytorch-run', 'pytorch-jobscript', 'pytorch-srun', 'get-master'):
+            shutil.copy(CHECKOUT / 'scripts' / name, installed / 'bin')
+        (installed / 'bin/python').symlink_to(sys.executable)
+        (installed / 'bin/mpirun').symlink_to(shutil.which('mpirun.openmpi'))
+        (installed / 'share/system.cfg').write_text(SYSTEM % (kind, launcher))
+        (directory / 'modules/PyTorch/1.0.lua').write_text(MODULE % installed)
+        (self.directory / 'train.py').write_text(PROGRAM)
+        self.program = installed / 'bin/pytorch-run'
+        self.environment = dict(clean_environment(), HOME=str(self.directory), LOADEDMODULES='PyTorch/1.0',
+                                MODULEPATH=str(directory / 'modules'), **environment)
+
+    def start(self, *arguments, **options):
+        """Call it, and do not wait."""
+        return subprocess.Popen([sys.executable, '-I', self.program, *arguments], env=self.environment, text=True,
+                                cwd=self.directory, **dict(dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                                                stderr=subprocess.PIPE), **options))
+
+    def __call__(self, *arguments):
+        """Call it: (exit status, standard output, standard error)."""
+        called = self.start(*arguments)
+        output, errors = called.communicate(timeout=900)
+        assert 'Traceback' not in errors, errors
+        return called.returncode, output, errors
+
+
+@pytest.fixture(scope='module')
+def slurm(tmp_path_factory):
+    """A login node of a Slurm with two nodes."""
+    needs_root()
+    directory = tmp_path_factory.mktemp('run')
+    with Slurm(directory / 'slurm', nodes=2) as slurm:
+        yield Login(directory, 'slurm', 'srun', slurm.environment)
+
+
+@pytest.fixture
+def pbs(tmp_path):
+    """A login node of a PBS."""
+    with Pbs(tmp_path / 'pbs') as pbs:
+        yield Login(tmp_path, 'pbs', 'mpirun', pbs.environment)
+
+
+@pytest.fixture
+def nowhere(tmp_path):
+    """A machine with Slurm's module, and without Slurm."""
+    return Login(tmp_path, 'slurm', 'srun', {'PATH': '/nowhere'})
+
+
+def test_dry_run(nowhere):
+    """The job script, and no file."""
+    before = os.listdir(nowhere.directory)
+    status, output, _ = nowhere('--dry-run', '--nodes', '2', 'train.py', 'a b')
+    assert status == 0 and output.startswith('#!/bin/bash -l\n#SBATCH --job-name=train\n')
+    assert output.endswith("pytorch-srun train.py 'a b'\n")
+    assert os.listdir(nowhere.directory) == before
+
+
+def test_refused(nowhere):
+    """One line: no sbatch, no job to be in, an option that pytorch-jobscript refuses."""
+    for arguments, says, wanted in ((['train.py'], 'sbatch is not found here: submit train-1.job where it is', 1),
+                                    (['--interactive', 'train.py'], 'call salloc or qsub -I first', 1),
+                                    (['--ranks-per-node', '3', 'train.py'], 'a node has 2 cores', 1)):
+        status, output, errors = nowhere(*arguments)
+        assert (status, output, errors.count('\n')) == (wanted, '', 1) and says in errors
+    assert 'pytorch-run --nodes 2' in nowhere('--help')[1] and '--ranks-per-node' in nowhere('--help')[1]
+
+
+@pytest.mark.slow
+def test_two_nodes(slurm):
+    """Shows what all ranks print and ends as the job does; scripts and output stay, each under a name of its own."""
+    status, output, errors = slurm('--nodes', '2', '--time', '5', 'train.py')
+    assert status == 0, output + errors
+    assert {'rank 0 of 2', 'rank 1 of 2'} <= set(output.splitlines())
+    number = errors.split()[2].rstrip(',')
+    assert (slurm.directory / ('train-%s.out' % number)).read_text() == output
+    status, output, errors = slurm('--time', '5', 'train.py', 'status', '3')
+    assert status == 3 and 'rank 0 of 1 status 3' in output and 'ended with status 3' in errors, output + errors
+    assert (slurm.directory / 'train-1.job').exists() and (slurm.directory / 'train-2.job').exists()
+    status, output, errors = slurm('--partition', 'nowhere', 'train.py')
+    assert status == 1 and 'was not taken' in errors
+
+
+@pytest.mark.slow
+def test_interactive(slurm):
+    """In a job that one is in already."""
+    allocated = subprocess.run(['salloc', '-N2', '-t5', sys.executable, '-I', slurm.program, '--interactive', '--nodes',
+                                '2', 'train.py'], env=slurm.environment, cwd=slurm.directory, text=True, timeout=900,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert {'rank 0 of 2', 'rank 1 of 2'} <= set(allocated.stdout.splitlines()), allocated.stderr
+
+
+def interrupted(login, go, answer):
+    """Ctrl-C when the job is at work, and what is answered; returns as `login` does."""
+    terminal, end = pty.openpty()
+    called = login.start('--time', '5', 'train.py', 'until', str(go), stdin=end if answer else subprocess.DEVNULL)
+    os.close(end)
+    first = called.stdout.readline()
+    assert first.startswith('rank 0'), first
+    called.send_signal(signal.SIGINT)
+    os.write(terminal, answer)
+    output, errors = called.communicate(timeout=900)
+    os.close(terminal)
+    return called.returncode, output, errors
+
+
+@pytest.mark.slow
+def test_ctrl_c(slurm, tmp_path):
+    """Yes cancels the job; without a terminal nobody is asked, and it goes on."""
+    status, _, errors = interrupted(slurm, tmp_path / 'never', b'y\n')
+    assert status not in (0, 130) and 'ended with status' in errors
+    status, _, errors = interrupted(slurm, tmp_path / 'go', b'')
+    assert status == 130 and 'goes on; its output: tail -f train-' in errors, errors
+    job = errors.split()[2].rstrip(',')
+
+    def state():
+        return subprocess.run(['squeue', '-h', '-o', '%T', '-j', job], env=slurm.environment, text=True,
+                              stdout=subprocess.PIPE).stdout.strip()
+    assert state() == 'RUNNING'
+    (tmp_path / 'go').touch()
+    patiently(lambda: state() != 'RUNNING', "end of the job", 120)
+
+
+@pytest.mark.slow
+def test_pbs(pbs, tmp_path):
+    """The same on PBS, whose own output comes when a job has ended: this one's is shown while it runs."""
+    status, output, errors = pbs('--time', '5', 'train.py')
+    assert status == 0 and 'rank 0 of 1' in output, output + errors
+    assert pbs('--time', '5', 'train.py', 'status', '3')[0] == 3
+    status, output, errors = interrupted(pbs, tmp_path / 'never', b'y\n')
+    assert status not in (0, 130) and 'ended with status' in errors, errors
