@@ -6,7 +6,7 @@ Python 3.6.
 import sys
 
 from hpc_pytorch.jobs.status import jobs_of, run, state_of
-from hpc_pytorch.machine.batch_systems import ALIVE, NoAnswer, SCHEDULERS, UNKNOWN
+from hpc_pytorch.machine.batch_systems import ALIVE, NoAnswer, Refused, SCHEDULERS, UNKNOWN
 
 
 def cancel_jobs(easyconfigs):
@@ -23,7 +23,7 @@ def cancel_jobs(easyconfigs):
             try:
                 SCHEDULERS[record['scheduler']].cancel([record['job']])
                 print("%s  cancelled" % name)
-            except NoAnswer as problem:
+            except (NoAnswer, Refused) as problem:
                 print("%s  not cancelled: %s" % (name, problem))
                 status = 1
     if not found and not status:

@@ -66,7 +66,8 @@ def files_of(record):
 def write_record(record):
     """Write what is known of a job, never half."""
     path = record_path(record['name'])
-    partial = '%s.%d' % (path, os.getpid())
+    # goes with the job's other files where the disk is full
+    partial = files_of(record) + '.partial'
     with open(partial, 'w') as handle:
         json.dump(record, handle, indent=2, sort_keys=True)
         handle.write('\n')

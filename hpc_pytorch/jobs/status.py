@@ -38,7 +38,8 @@ ENDS = tuple((re.compile(pattern), cause, remedy) for pattern, cause, remedy in 
 ))
 
 
-# Slurm's word for why a job waits -> what it means, and what to do (squeue(1), "job reason codes").
+# The batch system's word for why a job waits -> what it means, and what to do (squeue(1), "job reason codes"; PBS's
+# comment).
 REASONS = tuple((re.compile(pattern), text) for pattern, text in (
     (r'PartitionTimeLimit|PartitionNodeLimit|QOSMax\w*Wall|AssocMaxWall|\bTimeLimit',
      "it asks for more than the partition or QOS allows and never starts: cancel it (--job-cancel) and submit again "
@@ -50,8 +51,8 @@ REASONS = tuple((re.compile(pattern), text) for pattern, text in (
     (r'ReqNodeNotAvail|Reservation|DRAINED', "the nodes are reserved or down, most often for maintenance: it "
      "starts after that, or before with less time: --job-target-resource=walltime=HOURS:00:00"),
     (r'JobHeld', "it is held: scontrol release {job}"),
-    (r'BadConstraints|PartitionConfig|Invalid', "no node fits what it asks for, or it may not ask for it: cancel "
-     "it (--job-cancel) and submit again with other words in --job-target-resource"),
+    (r'BadConstraints|PartitionConfig|Invalid|Can Never Run', "no node fits what it asks for, or it may not ask for "
+     "it: cancel it (--job-cancel) and submit again with other words in --job-target-resource"),
     (r'launch failed|JobHoldMaxRequeue', "it could not be started several times, see its log"),
     (r'BeginTime', "it starts at the time that was asked for, or a while after its node failed"),
     (r'PartitionDown|PartitionInactive|NodeDown', "the partition is closed: it starts when it is open again"),

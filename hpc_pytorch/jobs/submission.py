@@ -154,6 +154,10 @@ class SystemJobs(object):
         except NoAnswer as problem:
             raise EasyBuildError("How the jobs of %s are cannot be found out: %s. Nothing was submitted for it; try "
                                  "again.", job.name, problem)
+        except OSError as problem:
+            self.take_back()
+            raise EasyBuildError("%s cannot be written (%s), so no job was submitted. Make room, and type the same "
+                                 "again", problem.filename or directory(), problem.strerror)
         except BaseException:
             self.take_back()
             raise
@@ -193,17 +197,21 @@ class SystemJobs(object):
         living = [(record['job'], record['token'])] if look and look.state in ALIVE else [
             (number, mark.rpartition('_')[2]) for number, mark in self.scheduler.find(job.name, mark_of(job.name))]
         if living and wanted_again:
-            print_msg("%s is built again, as --force or --rebuild say: job %s is cancelled", job.module,
-                      ' '.join(number for number, _ in living), log=self.log)
-            self.end([number for number, _ in living])
+            self.end(job, [number for number, _ in living])
         elif living:
             self.adopt(job, record, living)
             return True
         return bool(look and look.state == DONE and not wanted_again and modules_tool().exist([job.module])[0])
 
-    def end(self, numbers):
+    def end(self, job, numbers):
         """Cancel jobs, and wait until nothing of them runs."""
-        self.scheduler.cancel(numbers)
+        try:
+            self.scheduler.cancel(numbers)
+        except Refused as problem:
+            raise EasyBuildError("%s is not built again, and nothing was submitted: job %s is somebody else's (%s). "
+                                 "They can cancel it: --job-cancel", job.name, ' '.join(numbers), problem)
+        print_msg("%s is built again, as --force or --rebuild say: job %s is cancelled", job.module,
+                  ' '.join(numbers), log=self.log)
         for number in numbers:
             self.scheduler.wait_for_end(number)
 
@@ -239,17 +247,17 @@ class SystemJobs(object):
             remove_record(old)
         record = new_record(job.name, **self.facts(job, after))
         opens_log = self.scheduler.opens_log
-        script = write_script(record, job.command, '' if opens_log else record['log'])
         mark = '%s_%s' % (mark_of(job.name), record['token'])
         command = self.scheduler.command(request, job.name, mark, record['log'] if opens_log
                                          else files_of(record) + '.out', after)
-        start = None if after else self.scheduler.expected_start(command, script)
-        if start:
-            print_msg("%s would start at %s", job.module, start, log=self.log)
-        write_record(record)
         try:
+            script = write_script(record, job.command, '' if opens_log else record['log'])
+            start = None if after else self.scheduler.expected_start(command, script)
+            if start:
+                print_msg("%s would start at %s", job.module, start, log=self.log)
+            write_record(record)
             job.jobid = self.scheduler.submit(command, script)
-        except Refused:
+        except (Refused, OSError):
             remove_record(record)
             raise
         except Uncertain as problem:

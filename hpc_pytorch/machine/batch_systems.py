@@ -6,7 +6,6 @@ Python 3.6.
 """
 import os
 import re
-import socket
 import subprocess
 import time
 from collections import namedtuple
@@ -105,6 +104,12 @@ class BatchSystem(object):
                 raise Refused(output or "%s ended with exit status %d" % (command[0], status))
             time.sleep(delay)
 
+    def end(self, command):
+        """Run a command that ends jobs; others' jobs are theirs."""
+        output = self.ask(command)[1]
+        if re.search('denied|unauthorized', output, re.I):
+            raise Refused(output.replace('\n', ' '))
+
     def wait_for_end(self, job, seconds=120):
         """Until a job that was cancelled has ended: its processes may take a while."""
         deadline = time.time() + seconds
@@ -187,7 +192,7 @@ class Slurm(BatchSystem):
         """Take them back."""
         for job in jobs:
             command, number = self.of_cluster('scancel', job)
-            self.ask(command + ['--quiet', number])
+            self.end(command + ['--quiet', number])
 
     def find(self, name, mark):
         """The living jobs of this name that carry this mark: [(id, the mark with its token)]."""
@@ -255,9 +260,7 @@ class Pbs(BatchSystem):
             chunk += ':mem=%dmb' % (request.memory / MIB)
         if request.gpus:
             chunk += ':ngpus=%d' % request.gpus
-        # what stands before the first colon would be taken for a host
-        place = '%s:%s' % (socket.gethostname(), log) if ':' in log else log
-        command = ['qsub', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', place, '-v',
+        command = ['qsub', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', log, '-v',
                    'HPC_JOB_MARK=%s' % mark, '-l', chunk, '-l', 'walltime=%d:%02d:00' % divmod(request.minutes, 60)]
         if request.account:
             command += ['-A', request.account]
@@ -284,7 +287,7 @@ class Pbs(BatchSystem):
 
     def cancel(self, jobs):
         """Take them back; the last first, so that none becomes ready in between."""
-        self.ask(['qdel'] + list(jobs)[::-1])
+        self.end(['qdel'] + list(jobs)[::-1])
 
     def find(self, name, mark):
         """The living jobs of this name that carry this mark: [(id, the mark with its token)]."""
@@ -324,7 +327,8 @@ class Pbs(BatchSystem):
             about = "moved to another server, and not known here"
         if word in self.states:
             return Look(self.states[word], word, about)
-        if exit_status is None:
+        # a running job that was deleted has one that says nothing (0 in OpenPBS 23.06)
+        if exit_status is None or exit_status == '0' and 'terminated by' in about:
             return Look(CANCELLED, word, about)
         state = DONE if exit_status == '0' else FAILED
         return Look(state, 'exit status %s' % exit_status, about)

@@ -9,8 +9,10 @@ It follows the documentation of PBS Professional 2021 for what it has: job ids, 
 and of the system, `-W depend=afterok` and `afterany`, `-a`, `-l select`, walltime and mem (a job that takes more is
 killed, with PBS's words and exit statuses), `-j oe -o`, history with `qstat -x`. Messages and exit statuses of the
 commands are OpenPBS's (pbs_messages.c; the numbers in pbs_error.h modulo 256), and so is how qstat folds lines
-(qstat.c). It does not have: arrays, reservations, routing queues, several chunks, staging. What a real PBS does not
-refuse and this one does: options that it does not know.
+(qstat.c). By hand it was compared with OpenPBS 23.06.06, built from its sources: that takes jobs that no node fits, and
+those after one that has failed, and deletes these; a running job that is deleted has the exit status 0. It does not
+have: arrays, reservations, routing queues, several chunks, staging. What a real PBS does not refuse and this one does:
+options that it does not know.
 
     pbs.fail('qsub', 1)     the next qsub finds no server
     pbs.lose('qsub', 1)     the next qsub submits, and its answer gets lost
@@ -210,14 +212,18 @@ def options_of(words):
 
 
 def directives(script):
-    """The options in a script's head, which ends with the first command (qsub(1B))."""
-    head = []
+    """The options in a script's head, which ends with the first command (qsub.c)."""
+    prefix, options = os.environ.get('PBS_DPREFIX', '#PBS'), {}
     for line in script.splitlines():
-        if line.strip() and not line.startswith('#'):
+        if line.startswith(prefix):
+            found, rest = options_of(shlex.split(line[len(prefix):]))
+            if rest:
+                raise Failed("directive error: %s" % line[len(prefix):].strip(), 1)
+            for letter, values in found.items():
+                options[letter] = options.get(letter, []) + values
+        elif line.strip() and not line.lstrip().startswith('#'):
             break
-        if line.startswith('#PBS '):
-            head += shlex.split(line[len('#PBS '):])
-    return options_of(head)[0]
+    return options
 
 
 def wait_for_end(directory, number):
@@ -397,8 +403,8 @@ class Job:
             'Resource_List.select': self.request['resources'].get('select', '1'),
             'Resource_List.walltime': '%02d:%02d:%02d' % (self.walltime // 3600, self.walltime // 60 % 60,
                                                           self.walltime % 60),
-            'depend': ','.join('%s:%s' % (kind, ':'.join(job.id for other, job in self.after if other == kind))
-                               for kind in dict(self.after)) or None,
+            'depend': ','.join('%s:%s' % (kind, ':'.join('%s@pbs' % job.id for other, job in self.after
+                                                         if other == kind)) for kind in dict(self.after)) or None,
             'Priority': self.request['priority'], 'Mail_Users': self.request['mail'],
             'Execution_Time': self.request['after_time'],
             'Variable_List': ','.join('%s=%s' % pair for pair in sorted(dict(self.request['variables'], **{
@@ -515,16 +521,11 @@ class Server:
         job = Job(self.count, request, self.directory)
         if job.walltime > queues[request['queue']]:
             raise Failed("Job violates queue and/or server resource limits", 188)
-        if job.ncpus > self.settings['ncpus'] or job.ngpus > self.settings['ngpus']:
-            raise Failed("Job violates queue and/or server resource limits", 188)
         for part in filter(None, request['depend'].split(',')):
             kind, *numbers = part.split(':')
             if kind not in ('afterok', 'afterany'):
                 raise Failed("illegal -W value", 2)
             job.after += [(kind, self.find(number)) for number in numbers]
-        if any(unmet(kind, before) for kind, before in job.after):
-            # exit statuses are PBS's error numbers modulo 256 (pbs_error.h: PBSE_HISTDEPEND is 15229)
-            raise Failed("Finished job did not satisfy dependency", 125)
         self.jobs[job.number] = job
         return job.id
 
@@ -555,7 +556,7 @@ class Server:
             raise Failed("Job has finished %s" % job.id, 35)
         if job.state == 'E':
             raise Failed("Request invalid for state of job %s" % job.id, 168)
-        job.deleted = True
+        job.deleted, job.comment = True, (job.comment or '') + ' and terminated by %s@login1' % job.request['user']
         if job.process:
             job.kill(signal.SIGTERM)
         else:
@@ -593,6 +594,7 @@ class Server:
                     job.process = None
                     # E while the node's daemon brings the output back; the status is shown already (qstat(1B)); killed
                     # by a signal: 256 and its number
+                    status = 0 if job.deleted else status
                     job.state, job.exit_status = 'E', KILLED.get(job.killed, 256 - status if status < 0 else status)
                 elif job.state == 'E':
                     job.finish(job.exit_status)
@@ -612,6 +614,8 @@ class Server:
         # -a [[CC]YY]MMDDhhmm: W until then (qsub(1B))
         if not waits and (job.request['after_time'] or '') > time.strftime('%Y%m%d%H%M'):
             job.state, waits = 'W', True
+        if job.ncpus > self.settings['ncpus'] or job.ngpus > self.settings['ngpus']:
+            job.comment, waits = 'Can Never Run: Insufficient amount of resource: ncpus', True
         free = [node for node in self.nodes if not any(other.process and other.node == node
                                                        for other in self.jobs.values())]
         if not waits and free:

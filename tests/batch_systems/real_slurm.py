@@ -209,13 +209,14 @@ class Slurm:
     @property
     def controller(self):
         """The controller's process."""
-        return next(daemon for daemon in self.daemons if daemon.args[0] == 'slurmctld')
+        return next(daemon for daemon in self.daemons if 'slurmctld' in daemon.args)
 
     def daemon(self, *command):
         """Start a daemon."""
         with tempfile.NamedTemporaryFile(dir=self.directory / 'log', delete=False) as log:
             self.daemons.append(subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL,
                                                  stdout=log, stderr=log, env=dict(os.environ, **self.environment)))
+        return self.daemons[-1]
 
     def output(self, *command):
         """What a command of Slurm prints."""
@@ -224,9 +225,8 @@ class Slurm:
 
     def stop(self):
         """End the jobs, then the daemons in the opposite order, and remove their cgroups."""
-        if len(self.daemons) > 2:
-            self.output('scancel', '--state=RUNNING,PENDING,SUSPENDED', '--user=', '--quiet',
-                        *self.output('squeue', '-h', '-o', '%A').split())
+        if any('slurmd' in daemon.args for daemon in self.daemons):
+            self.output('scancel', '--quiet', *self.output('squeue', '-h', '-o', '%A').split())
             wait_for(lambda: not self.output('squeue', '-h', '-o', '%A').strip(), "end of the jobs")
         while self.daemons:
             daemon = self.daemons.pop()

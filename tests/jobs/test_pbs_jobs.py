@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from common import CHECKOUT, EB, clean_environment
-from small_software import OCCUPY, WAIT, Toys, make_wheel
+from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,8 @@ def test_derechos_chain(toys, pbs, lmod):
     assert toys.submit(top, env=pip) == jobs, "submitted twice"
     facts = pbs.jobs()
     assert len(facts) == 4
-    assert [facts[job]['depend'] for job in jobs] == [None, 'afterok:1.pbs', 'afterok:2.pbs', 'afterok:3.pbs']
+    assert [facts[job]['depend'] for job in jobs] == [
+        None, 'afterok:1.pbs@pbs', 'afterok:2.pbs@pbs', 'afterok:3.pbs@pbs']
     assert facts['1.pbs']['Account_Name'] == 'NCAR0001' and facts['1.pbs']['queue'] == 'main'
     assert facts['1.pbs']['Resource_List.select'] == '1:ncpus=64:ngpus=4'
     scripts = sorted((toys.eb.prefix / 'software/.jobs').glob('*.sh'))
@@ -132,6 +133,71 @@ def test_server_away(toys, pbs):
     pbs.fail('qsub', 99)
     toys.write('other')
     assert 'cannot connect to server' in toys.refused(toys.directory / 'other-1.0-Derecho.eb')
+
+
+# the variables of qsub(1B), and of qstat(1B), that would change something here (qsub.c, qstat.c)
+AWKWARD = {'PBS_DPREFIX': '# made', 'PBS_SHELL': '/bin/false', 'PBS_QSTAT_EXECONLY': '1', 'PBS_O_WORKDIR': '/nowhere'}
+
+
+def test_users_environment(toys, pbs):
+    """What the user has set for other jobs does not get into these, nor do limits of the login node."""
+    toys.eb.command = ['prlimit', '--nofile=777:777', '--core=0:0'] + toys.eb.command
+    easyconfig = toys.write('toy', commands=['ulimit -n > %s' % (toys.directory / 'limit')])
+    assert toys.submit(easyconfig, env=AWKWARD) == ['1.pbs']
+    assert '  done' in toys.wait_for_end()['toy/1.0-Derecho']
+    assert (toys.directory / 'limit').read_text().strip() != '777'
+
+
+def test_side_by_side(toys, pbs):
+    """What does not need each other is built at the same time: each of two waits until the other has begun."""
+    here = toys.directory
+    one, other = [toys.write(name, commands=['touch %s' % (here / name), WAIT.format(file=here / waits)])
+                  for name, waits in (('one', 'other'), ('other', 'one'))]
+    assert toys.submit(one, other) == ['1.pbs', '2.pbs']
+    assert all('  done' in text for text in toys.wait_for_end().values())
+
+
+def test_no_node_fits(toys, pbs):
+    """PBS takes it and never starts it, and says so in its comment: explained, with what to do."""
+    job, = toys.submit(toys.write('toy'), '--job-target-resource=partition=main', '--job-cores=100000')
+    found = toys.wait(lambda found: 'Can Never Run' in found['toy/1.0-Derecho'], "PBS's comment")
+    assert '--job-cancel' in found['toy/1.0-Derecho']
+    pbs.delete(job)
+
+
+def test_ten_comes_after_nine(toys, pbs):
+    """Ids are numbers, also where jobs were submitted within a second."""
+    (toys.directory / 'nothing').write_text('true\n')
+    for _ in range(8):
+        subprocess.run(['qsub', '-A', 'NCAR0001', str(toys.directory / 'nothing')], cwd=toys.directory, check=True,
+                       stdout=subprocess.DEVNULL, env=dict(os.environ, **pbs.environment))
+    toys.write('base')
+    assert toys.submit(toys.write('top', after=['base'])) == ['9.pbs', '10.pbs']
+    for record in (toys.eb.prefix / 'software/.jobs').glob('*.json'):
+        record.write_text(re.sub(r'"time": \d+', '"time": %d' % time.time(), record.read_text()))
+    assert list(toys.wait_for_end()) == ['base/1.0-Derecho', 'top/1.0-Derecho']
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_disk_is_full(toys, pbs):
+    """No room for the files of jobs: the reason, and neither a job nor half a file is left."""
+    place = toys.directory / 'disk'
+    place.mkdir()
+    toys.eb.prefix = place / 'prefix'
+    toys.environment.update(site(toys.directory, '[policy]\nfree_space = allow\n'))
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=8m', 'none', str(place)], check=True)
+    try:
+        toys.submit(toys.write('base'))
+        toys.wait_for_end()
+        before = set((toys.eb.prefix / 'software/.jobs').iterdir())
+        state = os.statvfs(place)
+        with open(place / 'filling', 'wb') as handle:
+            os.posix_fallocate(handle.fileno(), 0, state.f_bavail * state.f_frsize)
+        output = toys.refused(toys.write('toy', after=['base']))
+        assert 'No space left on device' in output and 'no job was submitted' in output
+        assert len(pbs.jobs()) == 1 and set((toys.eb.prefix / 'software/.jobs').iterdir()) == before
+    finally:
+        subprocess.run(['umount', '--lazy', str(place)], check=True)
 
 
 def test_failures(toys, pbs):
@@ -218,6 +284,8 @@ def test_force_replaces(toys, pbs):
     (toys.eb.prefix / 'software/.jobs/toy-1.0-Derecho.123456789abc.ended').write_text('0\n')
     subprocess.run(['qdel', '2.pbs'], env=dict(os.environ, **pbs.environment), check=True)
     wait_for(lambda: pbs.job('2')['job_state'] == 'F', "end of the job")
+    text = toys.status()['toy/1.0-Derecho']
+    assert '  cancelled (F, ' in text and 'somebody deleted it' in text, text
     pbs.forget()
     assert 'done' not in toys.status()['toy/1.0-Derecho']
 
@@ -311,6 +379,9 @@ def test_awkward_names(toys, pbs, eb):
     shown = subprocess.run(['bash', '-c', command], env=dict(clean_environment(), **toys.environment), text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd='/').stdout
     assert 'toy/1.0-Derecho  job 1.pbs  done' in shown, shown
+    # qsub would take what stands before a colon in -o for a host
+    toys.eb.prefix = Path('%s:b' % toys.eb.prefix)
+    assert 'Choose another with --prefix' in toys.refused(toys.write('other'))
 
 
 def test_cancel_and_filter(toys, pbs):
@@ -325,7 +396,7 @@ def test_cancel_and_filter(toys, pbs):
     assert facts['1.pbs']['job_state'] == 'W' and facts['1.pbs']['Execution_Time'] == '203801010000'
     assert facts['1.pbs']['Priority'] == '-5'
     assert facts['1.pbs']['Mail_Users'] == 'me@example.org' and facts['3.pbs']['depend'] == (
-        'afterok:2.pbs,afterany:1.pbs')
+        'afterok:2.pbs@pbs,afterany:1.pbs@pbs')
     shown = toys.run('--job-status', top)
     assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
     cancelled = toys.run('--job-cancel', top)

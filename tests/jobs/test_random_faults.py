@@ -1,6 +1,7 @@
 """
 Chains of three under random faults: submissions are killed, answers get lost, nodes and their daemons die, jobs are
-deleted. Whoever types the same again has every module at the end, built by one job at a time and never again.
+deleted, the file system of the prefix and of the logs has no room, or no files, left. Whoever types the same again has
+every module at the end, built by one job at a time and never again.
 
 One chain in ./test; for longer: HPC_FAULTS_SECONDS=3600 HPC_FAULTS_SEED=1 ./test tests/jobs/test_random_faults.py -s
 """
@@ -12,21 +13,24 @@ import subprocess
 import time
 
 import pytest
+from attacks.test_disk import Disk
 from batch_systems.pbs_stand_in import Failed, Pbs
-from small_software import Toys
+from small_software import Toys, site
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")]
 SECONDS = float(os.environ.get('HPC_FAULTS_SECONDS', '0'))
 SEED = int(os.environ.get('HPC_FAULTS_SEED', '0')) or random.randrange(1, 10 ** 6)
+# what is installed is small, too
+SMALL_DISK = '[policy]\nfree_space = allow\n'
 MODULES = ('base', 'middle', 'top')
 
 
 class Chain:
     """One chain in a prefix of its own, and the faults that it meets."""
 
-    def __init__(self, toys, pbs, chance):
-        self.toys, self.pbs, self.chance = toys, pbs, chance
-        self.story = toys.directory / 'story'
+    def __init__(self, toys, pbs, disk, chance):
+        self.toys, self.pbs, self.disk, self.chance = toys, pbs, disk, chance
+        self.story = disk.place.with_name('story')
         for before, name in zip((None,) + MODULES, MODULES):
             # what a build tells: who, and whether the module was there already
             line = 'if [ -e %s ]; then echo again %s; fi >> %s; echo %%s %s $HPC_JOB_TURN >> %s' % (
@@ -35,21 +39,30 @@ class Chain:
                 line % 'begin', 'sleep %.1f' % chance.uniform(0, 3), line % 'end'])
 
     def submit(self):
-        """What a user types; killed at some time, or not."""
+        """What a user types; killed at some time, or the disk is full from then on, or neither."""
         call = self.toys.eb.started('--rehearse', self.top, '--robot=%s' % self.toys.directory, '--job',
                                     cwd=self.toys.directory, env=self.toys.environment)
-        if self.chance.random() < 0.4:
+        number = self.chance.choice([None, None, None, 'disk', signal.SIGKILL, signal.SIGHUP])
+        if number:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 call.wait(self.chance.uniform(1, 10))
+        if number == 'disk':
+            self.fill()
+        elif number:
             # it may have ended just now
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(call.pid, self.chance.choice([signal.SIGKILL, signal.SIGHUP]))
+                os.killpg(call.pid, number)
         output = call.communicate()[0]
+        self.disk.mend()
         assert 'Traceback' not in output, output
+
+    def fill(self):
+        """No room, or no more files."""
+        self.chance.choice([self.disk.fill, self.disk.crowd])(self.chance)
 
     def fault(self):
         """Something happens."""
-        kind = self.chance.choice(['lose', 'fail', 'node', 'daemon', 'delete', 'nothing'])
+        kind = self.chance.choice(['lose', 'fail', 'node', 'daemon', 'delete', 'disk', 'nothing'])
         print('   ', kind, end='')
         if kind in ('lose', 'fail'):
             getattr(self.pbs, kind)(self.chance.choice(['qsub', 'qstat', 'qselect']), 1)
@@ -57,6 +70,10 @@ class Chain:
             node = self.chance.choice(self.pbs.settings['nodes'])
             self.pbs.node_down(node, lives_on=kind == 'daemon')
             self.pbs.node_up(node)
+        elif kind == 'disk':
+            self.fill()
+            time.sleep(self.chance.uniform(0, 8))
+            self.disk.mend()
         elif kind == 'delete':
             jobs = [job for job, facts in self.pbs.jobs().items() if facts['job_state'] != 'F']
             with contextlib.suppress(Failed):
@@ -87,6 +104,7 @@ class Chain:
         assert set(builders) == set(MODULES) and all(self.toys.module(name).exists() for name in MODULES)
 
 
+@pytest.mark.timeout(SECONDS + 3600)
 def test_random_faults(eb, tmp_path):
     """See above."""
     chance, deadline, tried = random.Random(SEED), time.monotonic() + SECONDS, 0
@@ -94,10 +112,15 @@ def test_random_faults(eb, tmp_path):
     while not tried or time.monotonic() < deadline:
         place = tmp_path / str(tried)
         place.mkdir()
-        with Pbs(place / 'pbs', accounts=['NCAR0001']) as pbs:
-            eb.prefix = place / 'prefix'
-            chain = Chain(Toys(eb, place, 'Derecho', dict(pbs.environment, PBS_ACCOUNT='NCAR0001')), pbs, chance)
-            chain.run()
-            chain.check()
+        disk = Disk(place / 'disk')
+        try:
+            with Pbs(place / 'pbs', accounts=['NCAR0001']) as pbs:
+                eb.prefix = disk.place / 'prefix'
+                environment = dict(pbs.environment, PBS_ACCOUNT='NCAR0001', **site(place, SMALL_DISK))
+                chain = Chain(Toys(eb, disk.place, 'Derecho', environment), pbs, disk, chance)
+                chain.run()
+                chain.check()
+        finally:
+            subprocess.run(['umount', '--lazy', str(disk.place)], check=True)
         tried += 1
         print('\n%d tried, %d held' % (tried, tried), flush=True)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope='module')
 def slurm(tmp_path_factory):
-    """Three nodes that say they are ARCHER2's and others'; one partition gives out whole nodes."""
+    """Three nodes that say they are ARCHER2's and others', without a way out; some partitions give out whole nodes."""
     needs_root()
     # in jobs pip has no index
     for state in ('archer2', 'archer2-2026'):
@@ -51,16 +52,25 @@ def facts(slurm, job):
 
 
 def test_chain(toys, slurm, lmod, checkout):
-    """A build from source between two others: dependencies, other nodes, the module; submitted twice, built once."""
+    """
+    A build from source between two others: dependencies, other nodes, the module; submitted twice, built once. Jobs
+    have no network.
+    """
+    listening = socket.create_server(('127.0.0.1', 0))
+    port = listening.getsockname()[1]
     small = Small(toys.eb, toys.directory)
     small.write(edit=lambda text: text.replace("('cray-python',", "('base', '1.0', '-ARCHER2'), ('cray-python',"))
     go = toys.directory / 'go'
     toys.write('base', modules=['cray-python'], commands=[
+        'bash -c "exec 9<>/dev/tcp/127.0.0.1/%d" 2> %%(installdir)s/network || true' % port,
         'env > %(installdir)s/environment', 'MINE=seen srun --ntasks=1 --cpus-per-task=1 env > %(installdir)s/step',
         WAIT.format(file=go)])
     top = toys.directory / 'top-1.0-ARCHER2.eb'
     toys.write('top').write_text(toys.write('top').read_text().replace(
         'dependencies = []', "dependencies = [('PyTorch', '1.13.1', '-small-ARCHER2')]"))
+    # the stand-ins are made now: jobs have no index
+    for easyconfig in (toys.directory / 'base-1.0-ARCHER2.eb', small.easyconfig):
+        toys.run(easyconfig, '--robot=%s' % toys.directory, '-D')
     first = toys.submit(top, env={'A_SECRET': 'hidden'})
     assert len(first) == 3
     assert [facts(slurm, job)['Account'] for job in first] == ['x01'] * 3
@@ -77,6 +87,8 @@ def test_chain(toys, slurm, lmod, checkout):
     # nothing of the login node's environment gets in
     environment = (toys.eb.prefix / 'software/base/1.0-ARCHER2/environment').read_text()
     assert 'A_SECRET' not in environment and 'HPC_SYSTEM=archer2' in environment
+    assert 'Connection refused' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/network').read_text()
+    socket.create_connection(('127.0.0.1', port)).close()
     # and steps get the job's
     assert 'MINE=seen' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/step').read_text()
     stand_in = checkout / '.local/stand_ins/archer2/modules'
@@ -241,6 +253,32 @@ def test_compute_nodes_lack_directories(toys, slurm):
         logs.rename(toys.directory / 'elsewhere')
     text = toys.wait_for_end()['toy/1.0-ARCHER2']
     assert 'JobLaunchFailure' in text and 'not there on the compute node' in text
+
+
+def test_why_it_waits(toys, slurm):
+    """A partition's limit, another job, a reservation, a hold: each explained, with what to do."""
+    slurm.output('scontrol', 'create', 'reservation', 'reservationname=mine', 'users=root', 'starttime=now+1day',
+                 'duration=1:00:00', 'nodes=%s' % slurm.nodes[0])
+    slurm.output('scontrol', 'update', 'partitionname=gh', 'maxtime=10')
+    toys.write('base')
+    top = toys.write('top', after=['base'])
+    try:
+        base, _ = toys.submit(top, '--job-target-resource=partition=gh,walltime=1:00:00,memory=1G', '--job-cores=1')
+        reserved, = toys.submit(toys.write('reserved'), '--job-target-resource=reservation=mine')
+        found = toys.wait(lambda found: '(PENDING, PartitionTimeLimit' in found['base/1.0-ARCHER2']
+                          and '(PENDING, Reservation' in found['reserved/1.0-ARCHER2'], "Slurm's reasons")
+        assert 'never starts: cancel it (--job-cancel) and submit again' in found['base/1.0-ARCHER2']
+        assert 'Dependency' in found['top/1.0-ARCHER2']
+        assert 'when the jobs before it have ended well' in found['top/1.0-ARCHER2']
+        assert facts(slurm, reserved)['Reservation'] == 'mine'
+        slurm.output('scontrol', 'hold', base)
+        toys.wait(lambda found: 'scontrol release %s' % base in found['base/1.0-ARCHER2'], "the hold")
+        slurm.output('scontrol', 'release', base)
+        slurm.output('scancel', reserved)
+    finally:
+        slurm.output('scontrol', 'update', 'partitionname=gh', 'maxtime=UNLIMITED')
+        slurm.output('scontrol', 'delete', 'reservationname=mine')
+    assert '  done' in toys.wait_for_end()['top/1.0-ARCHER2']
 
 
 def test_another_clusters_job(toys, slurm):
