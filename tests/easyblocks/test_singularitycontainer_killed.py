@@ -121,7 +121,7 @@ def test_packing(installed, chance, command, undo):
         Command(installed, 'make-squashfs')
         shutil.rmtree(installed.root / 'user-software')
     run = Command(installed, command)
-    for _ in range(6):
+    for _ in range(4):
         # as it was before, and as users are told to do
         if (installed.root / undo).is_dir():
             shutil.rmtree(installed.root / undo)
@@ -158,7 +158,7 @@ def test_pip(installed, chance):
             run.killed(chance)
             run.again()
             run.check(version)
-    assert installed.as_user('pip check', 'Tool') == 'No broken requirements found.\n'
+    assert installed.as_user('pip check', 'Tool').endswith('No broken requirements found.\n')
 
 
 def test_installation(installed, chance):
