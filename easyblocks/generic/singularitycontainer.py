@@ -23,9 +23,9 @@ import shutil
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_warning
-from easybuild.tools.config import source_paths
+from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.filetools import compute_checksum, convert_name, copy_file, mkdir, remove_dir
-from easybuild.tools.filetools import symlink, write_file
+from easybuild.tools.filetools import remove_file, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import UsersProblem
@@ -213,6 +213,12 @@ class SingularityContainer(EasyBlock):
 
     def build_step(self):
         """Nothing to build."""
+
+    def make_installdir(self, *args, **kwargs):
+        """What is half-made cannot be loaded: the module file of an earlier installation goes first."""
+        if not (self.dry_run or build_option('module_only')):
+            remove_file(self.module_generator.get_module_filepath())
+        super().make_installdir(*args, **kwargs)
 
     def install_step(self):
         """The image, the scripts, the wrappers, the Docker definition files and the virtual environment."""

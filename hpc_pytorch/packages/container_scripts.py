@@ -22,6 +22,7 @@ SCRIPTS = {
 }
 # ... and where the image has PyTorch
 PYTORCH_SCRIPTS = {
+    'extend-venv-activate': ('outside', "makes a virtual environment of your own, before the module's: {name} mine"),
     'pytorch-check': ('passed on', "whether PyTorch works here: two processes add up a tensor"),
     'pytorch-jobscript': ('outside', "writes a job script for this system: pytorch-jobscript --nodes 2 train.py"),
     'pytorch-srun': ('passed on', "one rank of a distributed run, of any script written for torchrun"),

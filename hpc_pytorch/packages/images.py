@@ -1,7 +1,7 @@
 """
 Container images as files: whether they are whole, where they are kept, and how they come from a registry.
 
-Standard library only, Python 3.6.
+Python 3.6.
 """
 import difflib
 import errno
@@ -10,11 +10,13 @@ import glob
 import os
 import re
 import shutil
+import socket
 import struct
 import subprocess
 import tempfile
 
 from hpc_pytorch import UsersProblem, settle
+from hpc_pytorch.packages.locked_packages import is_left
 
 SIF_MAGIC = (32, b'SIF_MAGIC\0')
 SQUASHFS_MAGIC = (0, b'hsqs')
@@ -137,8 +139,11 @@ def pull(runtime, reference, target):
     """Fetch an image from its registry, whole or not at all; the runtime compares the digest."""
     directory = os.path.dirname(target)
     os.makedirs(directory, exist_ok=True)
+    for left in filter(is_left, glob.glob(os.path.join(glob.escape(directory), 'part-*'))):
+        shutil.rmtree(left)
     # not in $HOME and /tmp, where there seldom is room for it
-    with tempfile.TemporaryDirectory(prefix='.pull-', dir=directory) as partial:
+    prefix = 'part-%s=%d=' % (socket.gethostname(), os.getpid())
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory) as partial:
         places = {'%s_%s' % (runtime_prefix, name): partial
                   for runtime_prefix in ('APPTAINER', 'SINGULARITY') for name in ('TMPDIR', 'CACHEDIR')}
         image = os.path.join(partial, 'image.sif')

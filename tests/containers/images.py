@@ -12,12 +12,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import locked
+from common import CACHE, locked
 
 HERE = Path(__file__).resolve().parent
 # Root in a virtual machine or container may lack this capability, and then Apptainer does not start.
 FOR_ROOT = {'APPTAINER_DROP_CAPS': 'CAP_SYS_RESOURCE'}
-USER = 'hpc-tests'
+USER, OTHER_USER = 'hpc-tests', 'hpc-tests-2'
 # What a container has at least in which the run scripts have to work.
 COREUTILS = ('bash', 'cat', 'cksum', 'dirname', 'env', 'ls', 'mktemp', 'printf', 'readlink', 'rm', 'sleep', 'sort',
              'touch', 'true')
@@ -160,11 +160,12 @@ def python_root(root, kind):
         runscript.chmod(0o755)
 
 
-def user():
+def user(name=USER):
     """The password entry of a user who is not root and owns nothing."""
-    try:
-        return pwd.getpwnam(USER)
-    except KeyError:
-        subprocess.run(['useradd', '--system', '--no-create-home', '--home-dir', '/nonexistent', '--shell', '/bin/bash',
-                        USER], check=True)
-        return pwd.getpwnam(USER)
+    with locked(CACHE / 'users'):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            subprocess.run(['useradd', '--system', '--no-create-home', '--home-dir', '/nonexistent', '--shell',
+                            '/bin/bash', name], check=True)
+            return pwd.getpwnam(name)

@@ -62,13 +62,13 @@ def send(method, url, data, kind):
         return answer.headers.get('Location')
 
 
-def push(address, name, root):
+def push(address, name, root, environment=('MADE_BY=tests',)):
     """Push a directory tree as an image of one layer; gives its digest."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode='w') as tar:
         tar.add(root, arcname='.')
     layer = gzip.compress(archive.getvalue(), 1)
-    config = json.dumps({'architecture': 'amd64', 'os': 'linux', 'config': {'Env': ['MADE_BY=tests']}, 'rootfs': {
+    config = json.dumps({'architecture': 'amd64', 'os': 'linux', 'config': {'Env': list(environment)}, 'rootfs': {
         'type': 'layers', 'diff_ids': [digest(archive.getvalue())]}}).encode()
     base = 'http://%s/v2/%s' % (address, name)
     for blob in (layer, config):

@@ -41,8 +41,11 @@ def test_from_store_and_second_software(place):
     image = place.store / 'tool.sif'
     easyconfig = place.easyconfig("wrappers = ['ls', 'sort']", name='Tensor-Flow', checksum=sha256(image))
     place.install(easyconfig)
-    root = installed(place, 'Tensor-Flow')
-    assert sha256(root / 'tool.sif') == sha256(image)
+    root, checksum = installed(place, 'Tensor-Flow'), sha256(image)
+    # by somebody who overwrites it in place, as rsync --inplace does
+    with image.open('r+b') as handle:
+        handle.write(bytes(9))
+    assert sha256(root / 'tool.sif') == checksum != sha256(image)
     place.give_to_user()
     output = place.as_user('''
         echo "$SIFTENSORMINFLOW=$SIF $RUNSCRIPTSTENSORMINFLOW=$RUNSCRIPTS"
@@ -168,6 +171,7 @@ def test_bad_data(place):
     assert 'names no image' in refused(place, without_sources(place))
     assert "'/a,b'" in refused(place, place.easyconfig("bind_paths = ['/a,b']"))
     assert "'scratch'" in refused(place, place.easyconfig("bind_paths = ['scratch']"))
+    assert 'takes away what' in refused(place, place.easyconfig("bind_paths = ['-/none']"))
     for name in ('get-master', 'bash', '../x', 'a b'):
         assert repr(name) in refused(place, place.easyconfig('wrappers = [%r]' % name))
 
@@ -207,7 +211,6 @@ def test_disk_fills_up(place):
     """Where it is only seen while copying: nothing of it is left."""
     image = place.store / 'tool.sif'
     with disk(place.directory / 'disk', image.stat().st_size * 3 // 2 // 1024):
-        # on the same disk the image need not be copied, unless it is somebody else's
         image = shutil.copy(image, place.directory / 'disk')
         os.chown(image, place.user.pw_uid, place.user.pw_gid)
         place.eb.prefix = place.directory / 'disk' / 'prefix'

@@ -4,15 +4,18 @@ expected of them (check-packages), and images of registries (hpc_pytorch/package
 """
 import hashlib
 import json
+import os
+import re
 import shutil
-import subprocess
+import socket
 import tempfile
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from batch_systems.real_slurm import Slurm
-from common import CACHE
+from batch_systems.real_slurm import Slurm, wait_for
+from common import CACHE, CHECKOUT
 from containers import images as containers
 from containers import registry
 from lumi.lumi_site import Place
@@ -61,33 +64,93 @@ def kinds(apptainer):
             shutil.copy(containers.python_image(CACHE, kind), below / ('tool-%s.sif' % kind))
             easyconfigs.append(place.easyconfig(MORE.format(run=kind == 'run'), kind, 'tool-%s.sif' % kind))
         place.install(*easyconfigs, env=place.pip)
+        place.tcl = place.eb.prefix / 'modules-tcl'
+        place.install(*easyconfigs, '--module-only', '--force', '--module-syntax=Tcl',
+                      '--installpath-modules=%s' % place.tcl)
         place.give_to_user()
-        (place.home / 'rank.py').write_text(RANK)
+        for _, home in ((place.user, place.home), place.other):
+            (home / 'rank.py').write_text(RANK)
         yield place
     finally:
         place.remove()
 
 
-def ranks(output, kind):
+# Every modules tool and syntax with every family of variables that a runtime may read, and the kinds of images.
+WAYS = [('path', 'Lmod', 'Lua', 'SINGULARITY'), ('conda', 'Lmod', 'Lua', 'APPTAINER'),
+        ('venv', 'Lmod', 'Tcl', 'SINGULARITY'), ('run', 'Lmod', 'Tcl', 'APPTAINER'),
+        ('run', 'Environment Modules', 'Tcl', 'SINGULARITY'), ('venv', 'Environment Modules', 'Tcl', 'APPTAINER')]
+every_way = pytest.mark.parametrize('kind, tool, syntax, family', WAYS)
+
+
+@pytest.fixture
+def way(kinds, kind, tool, syntax, family):
+    """A function that runs a script as the user, after loading the module, with this family of variables alone."""
+    modules = kinds.tcl / 'all' if syntax == 'Tcl' else kinds.eb.modules
+    alone = 'alone() { unset -v "${!%s@}"; }; alone\n' % ('APPTAINER' if family == 'SINGULARITY' else 'SINGULARITY')
+
+    def run(script, **options):
+        return kinds.as_user(alone + script, kind, tool=tool, modules=modules, **options)
+    return run
+
+
+def ranks(output, kind, prefix=None):
     """The numbers of the ranks; all of them ran in the module's environment, on top of the image's packages."""
     lines = [line.split() for line in output.splitlines() if line.startswith('rank ')]
     for line in lines:
-        assert line[5] == '/user-software/venv/' + kind, output
+        assert line[5] == (prefix or '/user-software/venv/' + kind), output
         assert line[7].startswith(TORCH[kind]), output
         assert line[9] == ('yes' if kind == 'run' else 'None'), output
     return sorted(line[1] for line in lines)
 
 
-@pytest.mark.parametrize('kind', containers.KINDS)
-def test_torchrun(kinds, kind):
+@every_way
+def test_torchrun(way, kind):
     """Also called inside: the module's Python runs, and srun is warned of."""
     verb = 'run' if kind == 'run' else 'exec'
-    both = 'torchrun --nproc=2 rank.py; singularity -s %s $SIF torchrun --nproc=2 rank.py' % verb
-    output = kinds.as_user(both, kind)
+    output = way('torchrun --nproc=2 rank.py; singularity -s %s $SIF torchrun --nproc=2 rank.py' % verb)
     assert ranks(output, kind) == ['0', '0', '1', '1']
     step = {'SLURM_STEP_ID': '0', 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_PROCID': '3'}
-    output = kinds.as_user('torchrun --nproc=2 rank.py; echo "status $?"', kind, env=step)
+    output = way('torchrun --nproc=2 rank.py; echo "status $?"', env=step)
     assert 'pytorch-srun rank.py' in output and 'status 2' in output
+
+
+@every_way
+def test_environment_of_ones_own(kinds, way, kind):
+    """Its packages come before the module's and the image's, in and outside the container; pip writes to it alone."""
+    where = "python -c 'import hpc_small, sys, torch; print(sys.argv[1], hpc_small.__file__)'"
+    output = way("""
+        set -e
+        rm -rf mine
+        extend-venv-activate mine > /dev/null; cp mine/bin/activate first
+        extend-venv-activate mine | tail -n 1; cmp first mine/bin/activate
+        module unload %(kind)s
+        before=$PATH
+        for turn in 1 2; do
+            . mine/bin/activate; alone
+            [ $turn = 2 ] || pip install --quiet --no-index --no-deps --force-reinstall %(wheel)s
+            torchrun --nproc=1 rank.py
+            %(where)s outside
+            singularity -s %(verb)s $SIF bash -c ". mine/bin/activate; %(where)s inside"
+            deactivate
+            [ "$PATH" = "$before" ]; [ "$PYTHONPATH" = /users/own ]; [ -z "${!SINGULARITY@}${!APPTAINER@}" ]
+        done
+        module load %(kind)s; alone
+        %(where)s module
+        . mine/bin/activate; deactivate; alone
+        %(where)s again
+        /usr/bin/python3 -m venv --without-pip theirs; extend-venv-activate theirs || echo "refused $?"
+        mv mine gone; export SINGULARITYENV_USERS_VENV=$PWD/mine APPTAINERENV_USERS_VENV=$PWD/mine; alone
+        pip list || echo "status $?"
+        rm -rf gone theirs
+    """ % {'kind': kind, 'where': where, 'wheel': kinds.directory / WHEEL, 'verb': 'run' if kind == 'run' else 'exec'},
+                 env={'PYTHONPATH': '/users/own'})
+    own, modules = '%s/mine' % kinds.home, '/user-software/venv/' + kind
+    assert ranks(output, kind, own) == ['0', '0']
+    found = dict(re.findall('^(outside|inside|module|again) (/.*)', output, re.M))
+    assert found['outside'].startswith(own) and found['inside'].startswith(own), output
+    assert found['module'].startswith(modules) and found['again'].startswith(modules), output
+    assert 'theirs/bin/python is not this Python of the container' in output and 'refused 1' in output
+    assert 'the container does not see %s' % own in output and 'status 1' in output
 
 
 def test_bill_of_materials(kinds):
@@ -98,11 +161,14 @@ def test_bill_of_materials(kinds):
     assert not (kinds.eb.prefix / 'software/venv/1.0/easybuild/provenance/image-sbom.json').exists()
 
 
-def test_help(kinds):
+@every_way
+def test_help(way, kind):
     """One way to train, and each command in a line."""
-    output = kinds.as_user('module help run/1.0 2>&1')
-    assert 'srun ... pytorch-srun train.py' in output and 'singularity run $SIF' in output
-    for name in ('pytorch-check', 'pytorch-jobscript', 'make-squashfs', 'torchrun', 'conda-python-distributed'):
+    output = way('module help %s/1.0 2>&1' % kind)
+    assert output.count('train.py\n\n') == 1 and 'srun ... pytorch-srun train.py' in output
+    assert 'singularity %s $SIF' % ('run' if kind == 'run' else 'exec') in output
+    for name in ('pytorch-check', 'pytorch-jobscript', 'make-squashfs', 'torchrun', 'conda-python-distributed',
+                 'extend-venv-activate'):
         assert output.count(' - %s: ' % name) == 1
 
 
@@ -113,22 +179,21 @@ def test_commands_of_other_modules(kinds):
     assert 'load the PyTorch module first' in output, "this module is called otherwise"
 
 
-@pytest.mark.parametrize('who', ['packed', 'another user'])
-def test_pip_does_not_leave_the_virtual_environment(kinds, who):
-    """Where it cannot be written, pip says so, and puts nothing into ~/.local."""
-    output = kinds.as_user('''
-        mkdir -p ~/.local
+@every_way
+def test_pip_does_not_leave_the_virtual_environment(kinds, way, kind):
+    """Where it cannot be written, as it is packed or another user's, pip says so, and puts nothing into ~/.local."""
+    install = 'pip install --no-index --find-links %s --force-reinstall hpc-small 2>&1; echo "status $?"; ' \
+              'find ~ -name "hpc_small*"\n' % kinds.directory
+    outputs = [way(install, other=True), way("""
+        make-squashfs > /dev/null
+        module unload %s; module load %s; alone
         %s
-        module unload path; module load path
-        pip install --no-index --find-links %s --force-reinstall hpc-small 2>&1; echo "status $?"
-        find ~/.local -name 'hpc_small*'
         unmake-squashfs > /dev/null 2>&1
         rm -f $CONTAINERROOT/user-software.squashfs $CONTAINERROOT/user-software.unpacked
-    ''' % ('make-squashfs > /dev/null' if who == 'packed' else 'chmod -R a-w $CONTAINERROOT/user-software',
-           kinds.directory), 'path')
-    subprocess.run(['chmod', '-R', 'u+w', kinds.eb.prefix / 'software/path/1.0/user-software'], check=True)
-    assert 'status 1' in output and ('Read-only' in output or 'Permission denied' in output), output
-    assert 'hpc_small.py' not in output[output.index('status 1'):]
+    """ % (kind, kind, install))]
+    for output in outputs:
+        assert 'status 1' in output and ('Read-only' in output or 'Permission denied' in output), output
+        assert 'hpc_small' not in output[output.index('status 1'):], output
 
 
 @pytest.mark.parametrize('more, says', [
@@ -151,29 +216,50 @@ def slurm(kinds):
 
 @pytest.mark.parametrize('kind', containers.KINDS)
 def test_on_slurm(kinds, slurm, kind):
-    """Two nodes, two jobs at once; pytorch-srun gives ranks to a script written for torchrun."""
-    script = 'timeout 200 srun -N2 -n4 --ntasks-per-node=2 pytorch-srun rank.py'
-    both = '%s > first & one=$!; %s > second & wait $one && wait $!; echo "status $?"; cat first; echo; cat second'
-    output = kinds.as_user(both % (script, script), kind, env=slurm.environment)
-    assert 'status 0' in output
-    for job in output.split('\n\n'):
-        assert ranks(job, kind) == ['0', '1', '2', '3'], output
+    """Two nodes, two users with two jobs each, all at once: pytorch-srun and torchrun."""
+    both = """
+        timeout 300 srun -N2 -n4 --ntasks-per-node=2 pytorch-srun rank.py > first & one=$!
+        timeout 300 srun -N2 -n2 --ntasks-per-node=1 torchrun --nproc=2 rank.py > second 2> warned & two=$!
+        wait $one && wait $two; echo "status $?"; cat first; echo; cat second
+    """
+    with ThreadPoolExecutor() as pool:
+        outputs = list(pool.map(lambda other: kinds.as_user(both, kind, env=slurm.environment, other=other),
+                                (False, True)))
+    for output in outputs:
+        assert 'status 0' in output, output
+        first, second = output.split('\n\n')
+        # the small torch numbers the ranks of a node
+        assert (ranks(first, kind), ranks(second, kind)) == (['0', '1', '2', '3'], ['0', '0', '1', '1']), output
 
 
-def test_packed_while_a_job_runs(kinds, slurm):
-    """Late imports and new processes of the job find what they found before."""
-    (kinds.home / 'late.py').write_text(
-        'import os, subprocess, time\nopen("started", "w").close()\n'
-        'while not os.path.exists("go"): time.sleep(0.1)\nimport hpc_small\nprint("late import", hpc_small.__file__)\n')
-    output = kinds.as_user('''
+LATE = """import os, time
+open("started", "w").close()
+while not os.path.exists("go"): time.sleep(0.1)
+import hpc_small
+print("late import", hpc_small.__file__)
+"""
+
+
+@pytest.mark.parametrize('kind', containers.KINDS)
+def test_packed_and_unpacked_while_a_job_runs(kinds, slurm, kind):
+    """Late imports and new processes of another user's job find what they found before."""
+    _, home = kinds.other
+    (home / 'late.py').write_text(LATE)
+    job = """
         rm -f go started
         inside='run-in-container python'
-        srun -n1 bash -c "$inside late.py; $inside -c 'import hpc_small; print(1234)'" > out 2>&1 &
-        until [ -e started ]; do sleep 0.1; done
-        make-squashfs > /dev/null; touch go; wait $!; cat out
-        unmake-squashfs > /dev/null; rm $CONTAINERROOT/user-software.squashfs $CONTAINERROOT/user-software.unpacked
-    ''', 'conda', env=slurm.environment)
-    assert 'late import /user-software/venv/conda/' in output and '1234' in output, output
+        srun -n1 bash -c "$inside late.py; $inside -c 'import hpc_small; print(1234)'" 2>&1
+    """
+    for command in ('make-squashfs', 'unmake-squashfs'):
+        with ThreadPoolExecutor() as pool:
+            output = pool.submit(kinds.as_user, job, kind, env=slurm.environment, other=True)
+            wait_for((home / 'started').exists, "start of the job")
+            kinds.as_user(command, kind)
+            (home / 'go').touch()
+            assert 'late import /user-software/venv/' + kind in output.result() and '1234' in output.result()
+        (home / 'started').unlink()
+    for name in ('squashfs', 'unpacked'):
+        (kinds.eb.prefix / 'software' / kind / '1.0' / ('user-software.' + name)).unlink()
 
 
 # -- registries
@@ -181,6 +267,8 @@ def test_packed_while_a_job_runs(kinds, slurm):
 def test_image_of_a_registry(place):
     """Fetched once, kept by digest; without the registry it is there all the same, and another digest is refused."""
     place.eb.sources = place.directory / 'sources'
+    # what a call that was killed has left
+    (place.eb.sources / ('t/Tool/part-%s=999999999=x' % socket.gethostname())).mkdir(parents=True)
     containers.small_root(place.directory / 'root')
     local = dict(APPTAINER_NOHTTPS='1', SINGULARITY_NOHTTPS='1')
     with registry.registry(CACHE, place.directory) as address:
@@ -200,6 +288,49 @@ def test_image_of_a_registry(place):
     kept.unlink()
     offline = place.install(place.easyconfig(image=source), '--force', status=None, env=local)
     assert 'could not be fetched' in offline and str(kept) in offline
+
+
+def test_nvidias_image(place):
+    """Its easyconfig, changed only to a registry of the tests' own, on a system with NVIDIA's GPUs."""
+    place.eb.sources = place.directory / 'sources'
+    containers.python_root(place.directory / 'root', 'path')
+    name = 'PyTorch-26.03-NGC-workstation.eb'
+    with registry.registry(CACHE, place.directory) as address:
+        digest = registry.push(address, 'nvidia/pytorch', place.directory / 'root',
+                               ['PATH=/opt/miniconda3/envs/pytorch/bin:/usr/bin:/bin'])
+        text, found = re.subn('nvcr.io/nvidia/pytorch@sha256:[0-9a-f]{64}', '%s/nvidia/pytorch@%s' % (address, digest),
+                              (CHECKOUT / 'easyconfigs/p/PyTorch' / name).read_text())
+        assert found == 1
+        (place.directory / name).write_text(text)
+        place.install(place.directory / name, env={'APPTAINER_NOHTTPS': '1', 'HPC_SYSTEM': 'derecho'})
+    place.give_to_user()
+    output = place.as_user('basename "$SIF"; python -c "import torch; print(torch.__version__)"; run-in-container '
+                           'nvidia-smi', 'PyTorch', env=nvidias_program(place))
+    assert output.startswith('pytorch-%s.sif\n' % digest.replace(':', '-'))
+    assert '\n9.9.0\n' in output and output.endswith('NVIDIA\n')
+
+
+def nvidias_program(place):
+    """The environment of a machine with a program of NVIDIA's driver, which --nv mounts in the container."""
+    program = place.directory / 'driver/nvidia-smi'
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\necho NVIDIA\n')
+    program.chmod(0o755)
+    return {'PATH': '%s:%s' % (program.parent, os.environ['PATH'])}
+
+
+@pytest.mark.parametrize('system, nvidia', [('derecho', True), ('bede', True), ('workstation', True), ('lumi', False)])
+def test_gpus_of_nvidia(place, system, nvidia):
+    """As system.cfg says, either family of variables asks for --nv; the user can say no."""
+    place.install(place.easyconfig(), env={'HPC_SYSTEM': system})
+    place.give_to_user()
+    start = 'singularity -s exec $EBROOTTOOL/tool.sif nvidia-smi 2> /dev/null || echo nothing\n'
+    output = place.as_user("""
+        unset ${!SINGULARITY@}; %(start)s
+        module unload Tool; module load Tool; unset ${!APPTAINER@}; %(start)s
+        module unload Tool; export SINGULARITY_NV=0 APPTAINER_NV=0; module load Tool; %(start)s
+    """ % {'start': start}, 'Tool', env=nvidias_program(place))
+    assert output.split() == (['NVIDIA', 'NVIDIA', 'nothing'] if nvidia else ['nothing'] * 3)
 
 
 def test_reading_without_sources(place):

@@ -53,10 +53,16 @@ class Place:
         self.store = self.directory / 'store'
         self.store.mkdir()
         self.eb = EB(self.directory / 'prefix')
-        self.user = containers.user()
-        self.home = self.directory / 'home'
-        self.home.mkdir()
-        os.chown(self.home, self.user.pw_uid, self.user.pw_gid)
+        self.user, self.home = self.with_home(containers.user())
+        # for somebody else who loads the module
+        self.other = self.with_home(containers.user(containers.OTHER_USER))
+
+    def with_home(self, user):
+        """A user and a home directory."""
+        home = self.directory / ('home-' + user.pw_name)
+        home.mkdir(0o700)
+        os.chown(home, user.pw_uid, user.pw_gid)
+        return user, home
 
     def easyconfig(self, more='', name='Tool', image='tool.sif', checksum=None):
         """Write an easyconfig; returns its path."""
@@ -78,13 +84,15 @@ class Place:
                 if not path.endswith('.sif'):
                     os.lchown(path, self.user.pw_uid, self.user.pw_gid)
 
-    def as_user(self, script, module='', tool='Lmod', env=(), **options):
-        """Run a script as the user, after loading a module; returns what it printed."""
-        environment = dict({'HOME': str(self.home), 'USER': self.user.pw_name, 'LOGNAME': self.user.pw_name,
-                            'SHELL': '/bin/bash', 'TMPDIR': '/tmp'}, **dict(env))
-        load = 'module use %s\n%s\n' % (self.eb.modules, 'module load %s || exit' % module if module else '')
-        return ModulesTool(tool).run(load + script, env=environment, user=self.user.pw_uid, group=self.user.pw_gid,
-                                     extra_groups=[], cwd=self.home, timeout=300, **options)
+    def as_user(self, script, module='', tool='Lmod', env=(), modules=None, other=False, **options):
+        """Run a script as the user, or as the other one, after loading a module; returns what it printed."""
+        user, home = self.other if other else (self.user, self.home)
+        environment = dict({'HOME': str(home), 'USER': user.pw_name, 'LOGNAME': user.pw_name, 'SHELL': '/bin/bash',
+                            'TMPDIR': '/tmp'}, **dict(env))
+        load = 'module load %s || exit' % module if module else ''
+        return ModulesTool(tool).run('module use %s\n%s\n%s' % (modules or self.eb.modules, load, script), cwd=home,
+                                     env=environment, user=user.pw_uid, group=user.pw_gid, extra_groups=[],
+                                     timeout=1200, **options)
 
     def remove(self):
         """Remove it, whoever its files belong to now."""

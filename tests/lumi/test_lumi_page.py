@@ -13,7 +13,7 @@ import tempfile
 import pytest
 from common import CACHE, CHECKOUT, ModulesTool
 from containers import images as containers
-from batch_systems.real_slurm import Slurm, wait_for
+from batch_systems.real_slurm import Slurm, free_ports, wait_for
 
 from lumi.lumi_site import Place
 
@@ -218,6 +218,25 @@ def test_torchrun_and_mpirun(user):
     assert sorted(found) == [0, 1] and found[0][1] == '2'
     found = ranks((user.home / 'mpirun.log').read_text())
     assert sorted(found) == [0, 1] and found[1][1] == '2' and found[1][3] == '1'
+
+
+def test_torchrun_on_two_nodes(user):
+    """PyTorch's own torchrun, one on each node, of two jobs at once."""
+    output = user('''
+        module load %s
+        nodes=$(sinfo -h -N -o %%N | sort -u | head -2 | paste -sd,)
+        train() { timeout 300 srun -w "$nodes" -p small-g -N2 -n2 --ntasks-per-node=1 \
+                      torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint "${nodes%%%%,*}:$1" \
+                               --rdzv-id "$1" train.py; }
+        train %d > first 2>&1 & one=$!
+        train %d > second 2>&1 & two=$!
+        wait $one && wait $two; echo "status $?"
+        cat first; echo "second:"; cat second
+    ''' % (NEW, *free_ports(2)))
+    assert 'status 0' in output, output
+    for part in output.split('second:'):
+        found = ranks(part)
+        assert sorted(found) == [0, 1, 2, 3] and {match[6] for match in found.values()} == {'2'}, output
 
 
 def test_rm_sif(user):
