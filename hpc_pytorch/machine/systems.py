@@ -375,10 +375,10 @@ def choose(option, environ, host_name, easyconfigs):
     """
     if option is not None:
         check_name(option, "--system")
-        return option, "--system says so"
+        return option, "chosen by --system"
     if environ.get('HPC_SYSTEM'):
         check_name(environ['HPC_SYSTEM'], "$HPC_SYSTEM")
-        return environ['HPC_SYSTEM'], "$HPC_SYSTEM says so"
+        return environ['HPC_SYSTEM'], "chosen by $HPC_SYSTEM"
     systems = [load(name) for name in names()]
     # several systems call their nodes nid001234: a name that fits two of them tells nothing
     here = [system for system in systems if host_matches(host_name, system.system['host_names'])]
@@ -395,7 +395,7 @@ def choose(option, environ, host_name, easyconfigs):
                            "say --system NAME" % pairs)
     if of_names:
         name, easyconfig = of_names.popitem()
-        return name, "the name of %s says so" % os.path.basename(easyconfig)
+        return name, "chosen by the name of %s" % os.path.basename(easyconfig)
     return DEFAULT, "the default: neither --system, $HPC_SYSTEM, the host name nor the easyconfig names a system"
 
 

@@ -73,8 +73,8 @@ def check_external_modules(ec):
         name, said = problem
         raise EasyBuildError(
             "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Looked for in: %s. On "
-            "the right machine, the easyconfig's dependencies are the place to name another version; to try it here on "
-            "the system's stand-in: ./eb --rehearse %s",
+            "the system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the "
+            "system's stand-in: ./eb --rehearse %s",
             os.path.basename(ec.path), name, ' '.join(names[:names.index(name)]) or 'nothing',
             why_missing(shell, name, said), shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH',
             shlex.quote(os.path.basename(ec.path)))

@@ -20,9 +20,9 @@ def test_says_what_it_chose_and_why(eb):
 
 
 @pytest.mark.parametrize('arguments, env, reason', [
-    (['--system', 'archer2'], {}, 'archer2 (--system'),
-    (['--system=archer2'], {'HPC_SYSTEM': 'workstation'}, 'archer2 (--system'),
-    ([], {'HPC_SYSTEM': 'archer2'}, 'archer2 ($HPC_SYSTEM'),
+    (['--system', 'archer2'], {}, 'archer2 (chosen by --system'),
+    (['--system=archer2'], {'HPC_SYSTEM': 'workstation'}, 'archer2 (chosen by --system'),
+    ([], {'HPC_SYSTEM': 'archer2'}, 'archer2 (chosen by $HPC_SYSTEM'),
     ([], {}, 'workstation (the default'),
 ])
 def test_order_of_choice(eb, arguments, env, reason):
