@@ -25,6 +25,7 @@ PYTORCH_SCRIPTS = {
     'extend-venv-activate': ('outside', "makes a virtual environment of your own, before the module's: {name} mine"),
     'pytorch-check': ('passed on', "whether PyTorch works here: two processes add up a tensor"),
     'pytorch-jobscript': ('outside', "writes a job script for this system: pytorch-jobscript --nodes 2 train.py"),
+    'pytorch-run': ('outside', "the same, submits it and shows its output: pytorch-run --nodes 2 train.py"),
     'pytorch-srun': ('passed on', "one rank of a distributed run, of any script written for torchrun"),
     'torchrun': ('inside', "PyTorch's own, with a warning where srun has started several of it"),
 }

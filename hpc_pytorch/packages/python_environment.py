@@ -37,7 +37,8 @@ PARAMETERS = dict(locked_packages.PARAMETERS, **{
 USAGE = (
     ('pytorch-check', "See whether it works here:", "pytorch-check"),
     ('train.py', "Train on this machine:", "torchrun --nproc-per-node 2 $EBROOT{name}/examples/train.py"),
-    ('pytorch-jobscript', "Train on two nodes:", "pytorch-jobscript --nodes 2 --time 10 train.py > job; submit it"),
+    ('pytorch-run', "Train on two nodes:", "pytorch-run --nodes 2 --time 10 train.py"),
+    ('pytorch-jobscript', "Write the job script alone:", "pytorch-jobscript --nodes 2 --time 10 train.py > job"),
     ('pytorch-srun', "Train within a job:", "{launcher} ... pytorch-srun train.py"),
     ('extend-venv-activate', "Add packages of your own:", "python -m venv mine; extend-venv-activate mine; "
                                                           "source mine/bin/activate; pip install ..."),
