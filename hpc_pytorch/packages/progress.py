@@ -38,8 +38,9 @@ def fetched(*directories):
 def files_with(suffix, directory, words):
     """For `telling`: how many files or directories with a suffix are there, in the words that count them."""
     def count():
-        return words % sum(name.endswith(suffix) for _, directories, files in os.walk(directory)
-                           for name in directories + files)
+        found = sum(name.endswith(suffix) for _, directories, files in os.walk(directory)
+                    for name in directories + files)
+        return words % found if found else ''
     return count
 
 
@@ -48,7 +49,8 @@ def telling(what, log, how_far=None):
     """Say what the next lines do; `what` reads well with `for 30 s` behind it, and `how_far` tells the rest."""
     def repeat():
         while not ended.wait(INTERVAL):
-            print_msg("still %s, for %d s%s", what, time.time() - begin, ': ' + how_far() if how_far else '', log=log)
+            progress = how_far() if how_far else ''
+            print_msg("still %s, for %d s%s", what, time.time() - begin, progress and ': ' + progress, log=log)
 
     print_msg(what, log=log)
     begin, ended = time.time(), threading.Event()

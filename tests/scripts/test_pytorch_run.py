@@ -128,8 +128,9 @@ def test_two_nodes(slurm):
 def test_interactive(slurm):
     """In a job that one is in already."""
     allocated = subprocess.run(['salloc', '-N2', '-c2', '-t5', sys.executable, '-I', slurm.program, '--interactive',
-                                '--nodes', '2', 'train.py'], env=slurm.environment, cwd=slurm.directory, text=True, timeout=900,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                '--nodes', '2', 'train.py'], env=slurm.environment, cwd=slurm.directory, text=True,
+                               timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
     assert {'rank 0 of 2', 'rank 1 of 2'} <= set(allocated.stdout.splitlines()), allocated.stderr
 
 
