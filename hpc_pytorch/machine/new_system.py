@@ -120,6 +120,8 @@ def texts(name, machine):
         easyconfig = easyconfig.replace("toolchain = SYSTEM\n",
                                         "toolchain = SYSTEM\n\ndependencies = [\n%s]\n" % listed, 1)
     kind = asked(survey.scheduler_kind, machine)
+    if kind in BACKENDS:
+        easyconfig = easyconfig.replace("'pytorch-srun', ", "'pytorch-jobscript', 'pytorch-run', 'pytorch-srun', ", 1)
     readme = "Stand-in of %s\n%s\n\nA draft: the modules have the machine's names, and are made of parts of this one.\n"
     return {
         'systems/%s/system.cfg' % name: system_text(name, machine),
@@ -128,6 +130,7 @@ def texts(name, machine):
         'tests/stand_ins/%s/stand_in.cfg' % name: '\n'.join(stand_in) + '\n',
         'tests/stand_ins/%s/README.rst' % name: readme % (name, '=' * (12 + len(name))),
         'easyconfigs/p/PyTorch/%s' % EASYCONFIG.replace('workstation', name): easyconfig,
+        'easystacks/%s.yaml' % name: 'easyconfigs:\n  - %s\n' % EASYCONFIG.replace('workstation', name),
     }
 
 

@@ -103,7 +103,8 @@ def test_tried(tmp_path, monkeypatch):
     monkeypatch.setattr('sys.path', list(__import__('sys').path))
     loader.exec_module(make)
     monkeypatch.setattr(make, 'HERE', str(tmp_path))
-    assert 'Nothing was sent from: archer2, bede, derecho, frontier, lumi, workstation.' in make.tried()
+    names = sorted(path.name for path in (CHECKOUT / 'systems').iterdir() if (path / 'system.cfg').exists())
+    assert 'Nothing was sent from: %s.' % ', '.join(names) in make.tried()
     (tmp_path / 'tried').mkdir()
     for name, content in {
             '2026-11-02_frontier.json': report(NAME, 'WorksCheck %way=mpi', None, None, 'fail'),
@@ -112,7 +113,7 @@ def test_tried(tmp_path, monkeypatch):
                 {'result': 'same'}, {'result': 'differs'}]}}.items():
         (tmp_path / 'tried' / name).write_text(json.dumps(content))
     text = make.tried()
-    assert 'Nothing was sent from: archer2, derecho, lumi, workstation.' in text
+    assert 'Nothing was sent from: %s.' % ', '.join(name for name in names if name not in ('bede', 'frontier')) in text
     lines = [line.strip(' *-') for line in text.splitlines() if line.startswith('   ')]
     assert lines[-4:] == ['2026-11-02', 'frontier', NAME, '0 of 1 checks passed']
     assert lines[5:9] == ['2026-11-04', 'bede', 'survey', '1 of 2 the same']

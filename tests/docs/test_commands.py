@@ -160,6 +160,7 @@ def test_what_is_printed(path):
     text = path.read_text()
     assert re.search(r'^    %s (python|pytorch-srun) your_script.py$' % re.escape(system['launcher']['two_processes']),
                      text, re.M)
+    assert system.has_option('installation', 'prefix'), "%s: where users can install" % path.stem
     assert '--prefix=' + system['installation']['prefix'] in text
     assert '    module use %s/modules/all\n' % system['installation']['prefix'].replace('$USER', 'me') in text
 
