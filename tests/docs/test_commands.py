@@ -40,7 +40,7 @@ TRIED = (
     (r'python -m venv \S+|extend-venv-activate \S+|source \S+/bin/activate|pip install einops',
      'tests/workstation/test_workstation.py', 'extend-venv-activate'),
     (r'cp \$EBROOTPYTORCH/examples/train.py \.', 'tests/frontier/test_frontier.py', '$EBROOTPYTORCH/examples/train.py'),
-    (r'pytorch-run --nodes 2 .*', 'tests/scripts/test_pytorch_run.py', "slurm('--nodes', '2'"),
+    (r'pytorch-run --nodes [12] .*', 'tests/scripts/test_pytorch_run.py', "slurm('--nodes', '2'"),
     (r'pytorch-jobscript .*> job', 'tests/frontier/test_frontier.py', 'pytorch-jobscript --nodes 2'),
     (r'sbatch (--account=PROJECT )?job', 'tests/frontier/test_frontier.py', 'sbatch'),
     (r'qsub job', 'tests/jobs/test_pbs_jobs.py', 'qsub'),

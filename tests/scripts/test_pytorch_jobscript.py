@@ -50,10 +50,15 @@ def test_frontier(jobscript):
 
 
 def test_one_rank_per_node(jobscript):
-    """One rank with all GPUs of its node."""
+    """One rank with all GPUs of its node, and the cores that the operating system leaves."""
     assert jobscript('frontier', '--nodes', '2', '--ranks-per-node', '1', 'train.py')[-1] == (
-        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=64 --gpus-per-node=8 --gpu-bind=closest "
+        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=56 --gpus-per-node=8 --gpu-bind=closest "
         "pytorch-srun train.py")
+
+
+def test_cores_of_the_operating_system(jobscript):
+    """LUMI keeps the first of each eight cores: eight ranks with eight each would be refused."""
+    assert '--cpus-per-task=7' in jobscript('lumi', '--nodes', '2', 'train.py')[-1].split()
 
 
 def test_pbs(jobscript):
