@@ -148,8 +148,19 @@ class SingularityContainer(EasyBlock):
             return self.pull_image()
         if kwargs.get('urls') or self.cfg['source_urls']:
             return super().obtain_file(filename, **kwargs)
-        raise EasyBuildError("%s Set $%s to where it is, or copy it to the source path.", images.not_found(
-            self.image_name, source_paths(), self.image_stores), STORE_VARIABLE)
+        raise EasyBuildError(self.nowhere())
+
+    def nowhere(self):
+        """What to say of an image that was not found."""
+        return "%s Set $%s to where it is, or copy it to the source path." % (
+            images.not_found(self.image_name, source_paths(), self.image_stores), STORE_VARIABLE)
+
+    def dry_run_image(self):
+        """A dry run succeeds without the image; the installation would not."""
+        places = source_paths() + [os.path.join(path, self.name[0].lower()) for path in source_paths()]
+        if not (self.image_source.startswith('docker://') or self.cfg['source_urls']
+                or images.find_image(places + self.image_stores, self.image_name)):
+            self.dry_run_msg("  * Installing would stop here: %s", self.nowhere())
 
     def pull_image(self):
         """Fetch an image from a registry, to where EasyBuild keeps sources."""
@@ -201,7 +212,7 @@ class SingularityContainer(EasyBlock):
     def extract_step(self):
         """An image is used as it is; before the prefix is touched, look whether all can be done."""
         if self.dry_run:
-            return
+            return self.dry_run_image()
         if self.cfg['venv'] and not self.runtime:
             raise EasyBuildError("a virtual environment is made with the Python of the container, and there is neither "
                                  "singularity nor apptainer here: install on a node that has one of them")

@@ -112,6 +112,14 @@ def test_docker_definition_files(place):
     assert (installed(place) / 'share/docker-defs/tool.docker').read_text() == 'FROM scratch\n'
 
 
+def test_extended_dry_run_without_the_image(place):
+    """It succeeds, and says that installing would not."""
+    easyconfig = place.easyconfig()
+    assert 'Installing would stop here' not in place.install(easyconfig, '-x')
+    (place.store / 'tool.sif').unlink()
+    assert 'Installing would stop here: the image' in place.install(easyconfig, '-x')
+
+
 def test_extended_dry_run(place):
     """-x changes nothing and comes to its end."""
     output = place.install(place.easyconfig("venv = True\nwrappers = ['ls']"), '-x')
