@@ -7,7 +7,9 @@ Differs from upstream's in: account, partition, QOS, memory, GPUs; a script that
 submitted twice.
 Can go when: upstream takes these from its configuration.
 """
+from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.job.slurm import Slurm
+from easybuild.tools.run import RunShellCmdError
 
 from hpc_pytorch.jobs.submission import SystemJobs
 from hpc_pytorch.machine.batch_systems import SCHEDULERS
@@ -17,3 +19,10 @@ class HPCSlurm(SystemJobs, Slurm):
     """Support for --job on systems with Slurm."""
 
     scheduler = SCHEDULERS['slurm']
+
+    def _check_version(self):
+        """A host may have the commands, and no cluster."""
+        try:
+            super()._check_version()
+        except RunShellCmdError as error:
+            raise EasyBuildError("sbatch could not be run (%s): is this a host of the cluster?", error.output.strip())

@@ -73,7 +73,8 @@ def system_text(name, machine):
     launcher = 'srun' if kind == 'slurm' else 'mpiexec'
     rows = [
         ('system', [('format', '2', ''), ('title', name, 'to be filled in'), ('easyconfig_suffix', name, ''),
-                    ('host_names', re.sub(r'\d', '[0-9]', host) + ' ' + host, 'hostname'),
+                    ('host_names', ' '.join(sorted({re.sub(r'\d', '[0-9]', host), host})), 'hostname'),
+                    ('login_hosts', None, 'the names of login nodes, where a build of hours is refused'),
                     ('architecture', os.uname().machine, 'uname -m')]),
         ('compilers', [('c', 'gcc', 'which'), ('cxx', 'g++', 'which'), ('mpi_c', mpi[0], 'which'),
                        ('mpi_cxx', mpi[1], 'which')]),
@@ -90,6 +91,7 @@ def system_text(name, machine):
                    'sinfo, /proc/meminfo'),
                   ('gpus', facts.get('gpus') or len(near or []), 'sinfo, nvidia-smi topo -m, rocm-smi'),
                   ('temporary_directory', '/tmp', '')]),
+        ('installation', [('prefix', None, 'a place that users can write to and compute nodes see')]),
         ('network', [('interfaces', ' '.join(interfaces) or None, '/sys/class/net')]),
     ]
     lines = ["# Draft of ./eb --survey --new-system %s: read it, and correct it. In brackets: where a value comes from."

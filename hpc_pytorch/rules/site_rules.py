@@ -58,7 +58,7 @@ RULE = collections.OrderedDict([
     ('software', (words, "patterns of names of software")),
     ('version', (ranges, "bounds of the version; without it: all")),
     ('system', (words, "patterns of names of systems; without it: all")),
-    ('features', (words, "sets the system's settings for these features (see system.py) when the module is loaded")),
+    ('features', (words, "sets the system's settings for these features (see systems.py) when the module is loaded")),
     ('modules', (words, "modules of the system to load with the software")),
     ('patches', (words, "patches beside the file with the rule, or beside the easyconfig")),
     ('options', (additions, "what to add to a list in the easyconfig")),

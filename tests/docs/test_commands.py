@@ -50,7 +50,7 @@ TRIED = (
     (r'--job-cores=\S+ --job-target-resource=\S+', 'tests/jobs/test_pbs_jobs.py', '--job-target-resource='),
     (r'python -m hpc_pytorch.packages.static_index .*', 'tests/packages/test_static_index.py',
      'hpc_pytorch.packages.static_index'),
-    (r'pip install --index-url file://\S+ torch', 'tests/packages/test_static_index.py', '--index-url'),
+    (r'pip install --no-deps --index-url file://\S+ torch', 'tests/packages/test_static_index.py', '--index-url'),
     (r'mpiexec .* pytorch-bandwidth', 'tests/torch_mpi/test_bandwidth.py', 'pytorch-bandwidth'),
     (r'staged=\$\(pytorch-stage\) \|\| exit|eval "\$staged"', 'tests/scripts/test_pytorch_stage.py', 'pytorch-stage'),
     (r'docs/make-reference', 'tests/docs/test_docs.py', 'make-reference'),

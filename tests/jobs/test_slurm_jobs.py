@@ -315,6 +315,16 @@ def test_refused(toys, slurm):
     assert not slurm.output('squeue', '-h')
 
 
+def test_no_cluster_here(toys):
+    """A host that has Slurm's commands, and no configuration."""
+    (toys.directory / 'tools').mkdir()
+    sbatch = toys.directory / 'tools/sbatch'
+    sbatch.write_text('#!/bin/sh\necho "sbatch: fatal: Could not establish a configuration source"\nexit 1\n')
+    sbatch.chmod(0o755)
+    output = toys.refused(toys.write('toy'), env={'PATH': '%s:%s' % (sbatch.parent, os.environ['PATH'])})
+    assert 'Could not establish a configuration source): is this a host of the cluster?' in output, output
+
+
 def other_batch_system(directory):
     """The commands of PBS, which are never called."""
     tools = directory / 'tools'
@@ -328,7 +338,7 @@ def other_batch_system(directory):
 ASKED = [
     ('ARCHER2', [], {'Partition': 'standard', 'NumCPUs': '128', 'MinMemoryNode': '0'}),
     ('LUMI', [], {'Partition': 'small', 'CPUs/Task': '8', 'MinMemoryNode': '16G', 'TimeLimit': '02:00:00'}),
-    ('Frontier', [], {'Partition': 'batch', 'CPUs/Task': '64', 'TresPerNode': 'gres:gpu:8'}),
+    ('Frontier', [], {'Partition': 'batch', 'CPUs/Task': '56', 'TresPerNode': 'gres:gpu:8'}),
     ('Bede', [], {'Partition': 'gh', 'CPUs/Task': '72', 'TresPerNode': 'gres:gpu:1'}),
     ('LUMI', ['--job-cores=3', '--job-target-resource=walltime=0:20:00,memory=5G,gpus=2,partition=gh,account=other'],
      {'Partition': 'gh', 'CPUs/Task': '3', 'MinMemoryNode': '5G', 'TimeLimit': '00:20:00', 'Account': 'other',
