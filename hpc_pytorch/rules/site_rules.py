@@ -64,6 +64,7 @@ RULE = collections.OrderedDict([
     ('options', (additions, "what to add to a list in the easyconfig")),
     ('reason', (str, "why, for whoever wonders; ends up in the log")),
 ])
+REQUIRED = ('software', 'reason')
 RULE_SECTION = re.compile(r'rule (?P<name>.+)$')
 Rule = collections.namedtuple('Rule', ['name', 'path'] + list(RULE))
 
@@ -82,7 +83,7 @@ def load(paths=None):
         for section in parser.sections():
             rule = RULE_SECTION.match(section)
             if rule:
-                values = read_section(path, section, parser[section], RULE, required=('software', 'reason'))
+                values = read_section(path, section, parser[section], RULE, required=REQUIRED)
                 rules[rule.group('name')] = Rule(rule.group('name'), path, **values)
             elif section == 'policy':
                 given = read_section(path, section, parser[section], POLICY)
