@@ -116,7 +116,7 @@ def python_image(cache, kind):
                 root = Path(directory) / 'root'
                 python_root(root, kind)
                 partial = Path(directory) / 'image.sif'
-                subprocess.run(['apptainer', '-s', 'build', '--mksquashfs-args', '-comp zstd -Xcompression-level 3',
+                subprocess.run(['apptainer', '-s', 'build', '--mksquashfs-args', '-comp zstd -Xcompression-level 1',
                                 partial, root], env=dict(os.environ, **FOR_ROOT), check=True)
                 partial.rename(image)
     return image
