@@ -202,6 +202,14 @@ HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULE
     assert 'Python 3.6' in out and 'refused' in out
 
 
+def test_old_python_where_there_is_none(tmp_path):
+    """Without a real 3.6 (pyenv's, in a $HOME that jobs do not have) this machine's Python runs packages, too."""
+    done = subprocess.run([str(CHECKOUT / 'tests' / 'stand_ins' / 'scripts' / 'python3.6'), '-m', 'ramgate', 'run',
+                           '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT), text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env={'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'})
+    assert not done.returncode, done.stdout
+
+
 @pytest.mark.parametrize('system', WITH_MODULES)
 def test_easybuild_knows_the_modules(stand_ins, eb, tmp_path, system):
     """Through EasyBuild itself: $EBROOT… and $EBVERSION… of every module that has a name."""
