@@ -90,7 +90,6 @@ def same_as_kept(root, path):
 
 
 class OfModule(rfm.RunOnlyRegressionTest):
-    """What all checks share."""
     module = parameter(sorted(INSTALLED))
     valid_prog_environs = ['builtin']
     sourcesdir = os.path.join(os.path.dirname(HERE), 'scripts')
@@ -126,7 +125,6 @@ class WorksCheck(OfModule):
 
     @run_after('init')
     def type_it(self):
-        """As a user does."""
         self.only_where(WAYS[self.way].needs)
         self.executable, self.executable_opts = WAYS[self.way].command.split(' ', 1)[0], [
             WAYS[self.way].command.partition(' ')[2]]

@@ -28,7 +28,6 @@ def received():
 
 
 def git(directory, *words, **options):
-    """Run git."""
     return subprocess.run(['git', '-C', str(directory), *words], check=True, stdout=subprocess.PIPE,
                           **options).stdout.decode().strip()
 
@@ -87,13 +86,11 @@ def serve(directory):
 
 
 def ours(url, commit, directory):
-    """This collection's way."""
     from hpc_pytorch.source import git_sources
     git_sources.make({'url': url + 'torch.git'}, commit, str(directory / 'tree'), str(directory / 'torch.tar.gz'))
 
 
 def easybuilds(url, commit, directory):
-    """EasyBuild's own."""
     from easybuild.tools.filetools import get_source_tarball_from_git
     from easybuild.tools.options import set_up_configuration
     set_up_configuration(silent=True, args=['--prefix=%s' % directory, '--tmpdir=%s' % directory,
@@ -106,7 +103,6 @@ WAYS = {'this collection': ours, 'EasyBuild': easybuilds}
 
 
 def main():
-    """Measure both, in turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--commits', type=int, default=3000, help="depth of the history (submodules: a tenth)")
     parser.add_argument('--rounds', type=int, default=3)

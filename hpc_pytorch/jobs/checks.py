@@ -180,7 +180,6 @@ def update(path, report):
 
 
 def read(path):
-    """A report or references."""
     try:
         with open(path) as handle:
             return json.load(handle)
@@ -189,7 +188,6 @@ def read(path):
 
 
 def write(path, content):
-    """JSON that people can read, too."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, 'w') as handle:
         json.dump(content, handle, indent=1, sort_keys=True)
@@ -197,7 +195,6 @@ def write(path, content):
 
 
 def read_report(path):
-    """A report of an earlier call."""
     report = read(path)
     if not isinstance(report, dict) or not {'modules', 'date', 'title'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
@@ -248,7 +245,6 @@ def show(report):
 
 
 def arguments(words):
-    """(ours, EasyBuild's, ReFrame's)."""
     parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
     parser.add_argument('--check', nargs='*', metavar='MODULE', help="such as PyTorch/2.13.0-workstation; default: all")
     parser.add_argument('--settings', action='store_true', help="only print ReFrame's settings for this system")
@@ -269,7 +265,6 @@ def arguments(words):
 
 
 def act(given, others):
-    """Do what was asked for."""
     system = systems.load(os.environ['HPC_SYSTEM'])
     if given.settings:
         print(settings(system))
@@ -289,7 +284,6 @@ def act(given, others):
 
 
 def main(words):
-    """``./eb --check``."""
     given, easybuilds, others = arguments(words)
     return status.run(easybuilds, lambda _: act(given, others))
 

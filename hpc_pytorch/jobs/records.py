@@ -54,7 +54,6 @@ def mark_of(name):
 
 
 def new_record(name, **facts):
-    """The record of a job that is going to be submitted."""
     return dict(facts, name=name, job=None, token=uuid.uuid4().hex[:12], user=getpass.getuser(), time=int(time.time()))
 
 

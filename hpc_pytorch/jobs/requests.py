@@ -64,7 +64,6 @@ def slurm_minutes(text):
 
 
 def memory_of(text):
-    """Bytes of 16G."""
     from ramgate.limits import Problem as BadSize, size
     try:
         return size(text)
@@ -73,7 +72,6 @@ def memory_of(text):
 
 
 def request_for(system, scheduler, needs, hours=None):
-    """What a job asks for: from the system's file, from what the software needs, from the command line."""
     settings, node = system.scheduler, system.node
     words = said(build_option('job_target_resource'))
     shared = settings['build_partition'] or not settings['nodes_exclusive']

@@ -116,7 +116,6 @@ def step_of(record):
 
 
 def why_failed(record, look):
-    """Causes and remedies, and the last that was said."""
     asked = {'memory': '%d MiB' % (record['memory'] / MIB) if record.get('memory') else 'the whole node',
              'walltime': '%d:%02d h' % divmod(record.get('minutes') or 0, 60)}
     found = ["cause: %s\nwhat to do: %s" % (cause.format(**asked), remedy)
@@ -128,13 +127,11 @@ def why_failed(record, look):
 
 
 def why_waiting(record, look):
-    """What the batch system's reason means."""
     texts = [text.format(job=record['job']) for pattern, text in REASONS if pattern.search(look.about)]
     return texts[:1]
 
 
 def describe(record, look, states):
-    """A job in a few lines."""
     lines = ["%s  job %s  %s%s" % (record['module'], record['job'] or '?', look.state,
                                    ' (%s)' % ', '.join(filter(None, (look.word, look.about))))]
     if look.state == RUNNING:
@@ -201,7 +198,6 @@ def run(arguments, action):
 
 
 def main(arguments):
-    """``./eb --job-status [--follow]``, or ``python3 -m hpc_pytorch.jobs.status``."""
     follow = '--follow' in arguments
 
     def show(easyconfigs):

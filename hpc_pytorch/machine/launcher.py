@@ -118,7 +118,6 @@ def own_options(arguments):
 
 
 def easyconfig_names(arguments):
-    """The arguments that name an easyconfig."""
     return [argument for argument in arguments if argument.endswith('.eb') and not argument.startswith('-')]
 
 
@@ -386,7 +385,6 @@ def prepare(arguments):
 
 
 def main():
-    """Prepare, then be EasyBuild."""
     try:
         wishes, arguments = prepare(sys.argv[1:])
     except UsersProblem as problem:

@@ -30,7 +30,6 @@ def chosen_system(arguments):
 
 
 def python_of(names):
-    """The interpreter that these modules bring."""
     tool = program_of_modules_tool(any_version=True)
     if tool is None:
         raise UsersProblem("no modules tool was found to load it with")

@@ -44,7 +44,6 @@ class Machine(object):
         self.cache = {}
 
     def run(self, *command):
-        """What a command prints."""
         if command not in self.cache:
             if not shutil.which(command[0], path=self.environ.get('PATH')):
                 raise NotAsked("there is no %s" % command[0])
@@ -59,11 +58,9 @@ class Machine(object):
         return self.cache[command]
 
     def path(self, path):
-        """Where a file of the machine lies."""
         return os.path.join(self.root, path.lstrip('/'))
 
     def read(self, path):
-        """The text of a file of the machine."""
         try:
             with open(self.path(path)) as handle:
                 return handle.read()
@@ -99,7 +96,6 @@ def modules_shell(machine):
 
 
 def modules_tool(machine):
-    """Whether the modules tool is new enough."""
     tool = program_of_modules_tool()
     return tool[0] if tool else "none that is new enough"
 
@@ -134,7 +130,6 @@ def cores_near_gpus(machine):
 
 
 def cuda_of_driver(machine):
-    """The newest CUDA that the driver runs."""
     found = re.search(r'CUDA Version: (\d+\.\d+)', machine.run('nvidia-smi'))
     if not found:
         raise NotAsked("nvidia-smi names no CUDA version")
@@ -142,7 +137,6 @@ def cuda_of_driver(machine):
 
 
 def newest_cuda_module(system):
-    """The newest CUDA that easyconfigs load."""
     versions = [name.split('/')[1] for path in easyconfigs_of(system) for name in external_modules(path)
                 if name.startswith('cuda/')]
     return max(versions, key=version_key) if versions else None
@@ -242,17 +236,14 @@ def quota(machine):
 # -- comparisons: what was found, what is expected
 
 def equal(found, expected):
-    """The same."""
     return found == expected
 
 
 def among(found, expected):
-    """What is expected is one of those found."""
     return expected in found
 
 
 def all_there(found, expected):
-    """All that are expected were found."""
     return set(expected) <= set(found)
 
 
@@ -267,7 +258,6 @@ def within(found, expected):
 
 
 def compilers_of(system):
-    """All compilers' commands."""
     return sorted({command for command in system.compilers.values() if command})
 
 
@@ -347,7 +337,6 @@ PROBES = tuple(Probe(*row) for row in (
 
 
 def ask(probe, machine):
-    """One probe's finding."""
     expected = probe.expected(machine.system)
     if probe.where not in ('both', 'job' if machine.in_job else 'login'):
         there = 'in jobs: --job' if probe.where == 'job' else 'on login nodes'
@@ -364,7 +353,6 @@ def ask(probe, machine):
 # -- modules
 
 def easyconfigs_of(system):
-    """The collection's easyconfigs for a system."""
     paths = glob.glob(os.path.join(glob.escape(collection_path('easyconfigs')), '*', '*', '*.eb'))
     return sorted(path for path in paths if systems.is_for(path, system))
 
@@ -420,7 +408,6 @@ def about_metadata(system, shell, names):
 # -- the whole
 
 def survey(machine):
-    """All findings."""
     return [ask(probe, machine) for probe in PROBES] + list(about_modules(machine))
 
 
@@ -450,7 +437,6 @@ def table(findings):
 
 
 def job_script(path):
-    """What the job runs."""
     return "#!/bin/bash\nexec %s --survey=%s > %s 2>&1\n" % (
         os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path), shlex.quote(path + '.txt'))
 

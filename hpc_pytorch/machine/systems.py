@@ -243,7 +243,6 @@ def holds(when, features, versions):
 # -- where the systems are
 
 def systems_directory():
-    """The directory with one for each system."""
     place = collection_path('systems')
     if not os.path.isdir(place):
         raise UsersProblem("there is no directory %s: this installation is incomplete; clone or install it again"
@@ -252,7 +251,6 @@ def systems_directory():
 
 
 def names():
-    """The names of all systems."""
     top = systems_directory()
     return sorted(name for name in os.listdir(top) if os.path.isfile(os.path.join(top, name, 'system.cfg')))
 
@@ -264,7 +262,6 @@ def nearest(word, known):
 
 
 def check_name(name, where):
-    """Stop when there is no such system."""
     if name not in names():
         raise UsersProblem("there is no system %r (from %s). Known systems: %s%s" % (
             name, where, ', '.join(names()), nearest(name, names())))
@@ -273,7 +270,6 @@ def check_name(name, where):
 # -- loading
 
 def load(name):
-    """The system of this name, checked."""
     check_name(name, "the caller")
     return load_file(os.path.join(systems_directory(), name, 'system.cfg'))
 
@@ -346,7 +342,6 @@ def read_section(path, section, given, schema, required=()):
 
 
 def check_required(path, section, given, keys):
-    """Stop when one of these keys is not there."""
     for key in keys:
         if key not in given:
             raise UsersProblem("%s: %r is missing in [%s]" % (path, key, section))

@@ -61,7 +61,6 @@ them into one file, which a parallel file system loads faster; unmake-squashfs u
 
 
 def scripts_for(import_name):
-    """The scripts that an image with this Python package needs."""
     return dict(SCRIPTS, **(PYTORCH_SCRIPTS if import_name == 'torch' else {}))
 
 

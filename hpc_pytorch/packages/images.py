@@ -42,7 +42,6 @@ def image_size(path):
 
 
 def check_image(path):
-    """Stop unless this is a whole image."""
     promised, size = image_size(path), os.path.getsize(path)
     if promised is None:
         raise UsersProblem("%s is no container image: its header is neither that of a SIF nor of a squashfs file. "
@@ -82,13 +81,11 @@ def check_room(source, directory):
 
 
 def free_space(directory):
-    """Bytes that can be written in a directory."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
 
 
 def no_room(source, directory):
-    """The error for an image that does not fit."""
     return UsersProblem("no room for the image: it has %d MiB, and %s has %d MiB left, or your quota has less. "
                         "Free space there, choose another --prefix, or leave the image where it is with "
                         "`copy_image = False`" % (os.path.getsize(source) >> 20, directory,

@@ -35,7 +35,6 @@ def parse_lock(text):
 
 
 def read_lock(path):
-    """The entries of a lock file."""
     try:
         with open(path, encoding='utf-8') as handle:
             return parse_lock(handle.read())
@@ -44,7 +43,6 @@ def read_lock(path):
 
 
 def sha256_of(path):
-    """The SHA256 of a file."""
     digest = hashlib.sha256()
     with open(path, 'rb') as handle:
         for block in iter(lambda: handle.read(1 << 20), b''):

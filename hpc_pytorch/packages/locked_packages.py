@@ -84,7 +84,6 @@ class LockedPackages:
 
     @property
     def system(self):
-        """The system that this is installed for."""
         try:
             return current(self.cfg.filename())
         except UsersProblem as problem:
@@ -141,7 +140,6 @@ class LockedPackages:
                              if '.'.join(OWN_PYTHON[1].split('.')[:2]) in versions else '')
 
     def find_mpi_compilers(self):
-        """The system's MPI compilers for C and C++, or None."""
         compilers = self.system.compilers
         found = [shutil.which(name) for name in (compilers['mpi_c'] or 'mpicc', compilers['mpi_cxx'] or 'mpicxx')]
         return found if all(found) else None
@@ -160,7 +158,6 @@ class LockedPackages:
             raise EasyBuildError(str(problem))
 
     def from_source(self, entry):
-        """Whether this package is to be built here."""
         return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
 
     def may_fit(self, entry):
@@ -254,7 +251,6 @@ class LockedPackages:
                           name_and_version(name)[1], ' or '.join(sorted(hashes)), log=self.easyblock.log)
 
     def all_locked(self):
-        """All entries of all lock files."""
         return [entry for name in PARAMETERS if name.endswith('lock_files') for entry in self.locked(name)]
 
     @staticmethod

@@ -83,7 +83,6 @@ def uv(words, directory):
 
 
 def parameters(text):
-    """The parameters of an easyconfig that are plain values."""
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -110,7 +109,6 @@ def command_of(path):
 
 
 def option(words, name, default):
-    """The value of an option of uv's."""
     return words[words.index(name) + 1] if name in words else default
 
 
@@ -268,7 +266,6 @@ class Change:
 
 
 def find(name):
-    """The path of an easyconfig that a user names."""
     if os.path.isfile(name):
         return os.path.abspath(name)
     for top, _, files in os.walk(collection_path('easyconfigs')):
@@ -298,7 +295,6 @@ def show(change, made):
 
 
 def write(made):
-    """Write every file whole."""
     for path, text in made.items():
         handle, part = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.new-')
         with os.fdopen(handle, 'w', encoding='utf-8') as file:
@@ -316,7 +312,6 @@ def try_version(easyconfig, version, directory):
 
 
 def main(arguments):
-    """The command line."""
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, or latest")

@@ -50,7 +50,6 @@ def rocm_of(version):
 
 
 def describe(rows):
-    """Pairs, in words."""
     return '; '.join("PyTorch %s with ROCm %s, Python %s" % (row.pytorch, row.rocm, row.pythons.replace(' ', ', '))
                      for row in rows) or 'none that is known'
 

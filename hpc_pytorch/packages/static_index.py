@@ -58,7 +58,6 @@ def write_page(place):
 
 
 def main(arguments):
-    """The command line."""
     if len(arguments) < 2:
         sys.exit(__doc__.strip())
     try:

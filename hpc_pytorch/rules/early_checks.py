@@ -98,7 +98,6 @@ def existing(path):
 
 
 def check_directories():
-    """Stop when a directory that is going to be written to cannot be."""
     if not any(word.endswith('.eb') for word in sys.argv):
         return
     directories = [('install', '--prefix or --installpath', install_path('software')),
@@ -212,7 +211,6 @@ def kind_of(directory):
 
 
 def free(directory):
-    """Bytes that are free on a directory's file system."""
     state = os.statvfs(directory)
     return state.f_bavail * state.f_frsize
 
@@ -281,7 +279,6 @@ def room_needed(easyblock):
 
 
 def check_room(easyblock):
-    """Stop when what is going to be written does not fit."""
     if not going_to_install():
         return
     room = room_needed(easyblock)

@@ -72,7 +72,6 @@ def release_dead_lock(lock_path):
 
 
 def in_words(note):
-    """Who holds a lock, where, and since when."""
     host, pid, _, job = note.rsplit('=', 4)[1:]
     about = os.stat(note)
     try:
@@ -100,7 +99,6 @@ def take(easyblock):
 
 
 def give_back(easyblock):
-    """The installation is over."""
     lock_path = lock_of(easyblock)
     if lock_path and os.path.exists(note_name(lock_path)):
         os.remove(note_name(lock_path))

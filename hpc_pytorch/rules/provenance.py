@@ -66,7 +66,6 @@ def first_line(command):
 
 
 def compilers(system):
-    """The system's compilers with what they call themselves."""
     return {key: '%s: %s' % (command, first_line([command, '--version']))
             for key, command in sorted(system.compilers.items()) if command}
 
@@ -78,7 +77,6 @@ def collection():
 
 
 def facts(easyblock, files):
-    """What provenance.json says."""
     ec = easyblock.cfg
     system = current(ec.path)
     return {
@@ -113,12 +111,10 @@ def bill(easyblock, files):
 
 
 def write_json(directory, name, content):
-    """A file for people and programs."""
     write_file(os.path.join(directory, name), json.dumps(content, indent=2, sort_keys=True) + '\n')
 
 
 def write(easyblock):
-    """Leave everything in the installation."""
     if build_option('extended_dry_run') or easyblock.cfg.path is None:
         return
     directory = os.path.join(easyblock.installdir, PLACE)

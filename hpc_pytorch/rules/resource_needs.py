@@ -44,7 +44,6 @@ BESIDE = 2 * GIB
 
 
 def needs_of(ec):
-    """What installing this easyconfig needs."""
     needs = NEEDS.get(ec['easyblock'] or 'EB_%s' % ec['name'], OTHERS)
     profile = read_profile(profile_path(ec))
     if profile:
@@ -53,7 +52,6 @@ def needs_of(ec):
 
 
 def own_words(needs, ec):
-    """What the easyconfig says itself."""
     from ramgate.limits import size
     if ec['max_parallel']:
         needs = needs._replace(cores=min(ec['max_parallel'], needs.cores or ec['max_parallel']))

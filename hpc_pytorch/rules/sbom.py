@@ -38,7 +38,6 @@ def archives(directories, allowed=None):
 
 
 def package(name, metadata, digest):
-    """One package in SPDX's words."""
     version = metadata['Version']
     entry = {
         'SPDXID': 'SPDXRef-Package-%s' % name.replace('_', '-'), 'name': metadata['Name'], 'versionInfo': version,
@@ -55,7 +54,6 @@ def package(name, metadata, digest):
 
 
 def document(name, version, site_packages, digests):
-    """The whole document about a module and the packages in it."""
     module = {
         'SPDXID': 'SPDXRef-Module', 'name': name, 'versionInfo': version, 'downloadLocation': NOBODY_KNOWS,
         'filesAnalyzed': False, 'copyrightText': NOBODY_KNOWS, 'licenseConcluded': NOBODY_KNOWS,

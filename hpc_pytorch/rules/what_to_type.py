@@ -76,7 +76,6 @@ def what_to_run(commands):
 
 
 def note(ec):
-    """Remember an easyconfig that the user has named."""
     if os.path.basename(ec.path) in [os.path.basename(word) for word in sys.argv]:
         ASKED_FOR.append(ec)
 
