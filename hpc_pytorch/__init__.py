@@ -1,6 +1,11 @@
 """What all rooms share: where the collection lies, its version, versions of software, and the error for users."""
+import glob
 import os
 import re
+import shutil
+import socket
+import tempfile
+import time
 
 VERSION = '2.0.0'
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -24,6 +29,17 @@ def settle(path):
     os.close(place)
     if failed:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+
+
+def part_directory(place):
+    """For `with`: a directory for what is not whole yet; those of calls that were killed are removed."""
+    for left in glob.glob(os.path.join(glob.escape(place), 'part-*')):
+        host, _, pid = os.path.basename(left)[len('part-'):].rpartition('=')[0].rpartition('=')
+        # another host's processes are not known here
+        if not os.path.exists('/proc/' + pid) if host == socket.gethostname() else (
+                time.time() - os.path.getmtime(left) > 86400):
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=place)
 
 
 def version_key(version):

@@ -26,6 +26,7 @@ from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs import status
 from hpc_pytorch.jobs.bars import svg
 from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import installed
 
 # by unit: how far a value may be from its reference; written into new files of references, where a site changes it
@@ -72,7 +73,7 @@ def partition(system):
         'features': ['hpc_pytorch'] + ['gpu'] * bool(gpus) + ['batch'] * (kind != 'none'),
         'extras': {'hpc_pytorch': {
             'ranks': gpus or 1, 'gpus': gpus, 'cores': cores, 'gpu_cores': near, 'launcher_options': placing,
-            'cores_per_rank': len(near[0]) if near else cores // (gpus or 1),
+            'cores_per_rank': (system.usable_cores or cores) // (gpus or 1),
             'interfaces': system.network['interfaces']}},
     }
 
@@ -90,16 +91,6 @@ def settings(system):
                                   {'type': 'file', 'name': 'reframe.log', 'level': 'debug2', 'append': False,
                                    'format': '[%(asctime)s] %(levelname)s: %(check_info)s: %(message)s'}]}],
     }, width=110))
-
-
-def reframe():
-    """ReFrame as the collection has locked it, in an environment that is made when it is needed."""
-    top = os.path.dirname(collection_path('environments'))
-    make = os.path.join(top, 'environments', 'make-environment')
-    environment = os.path.join(top, '.venv-checks')
-    if subprocess.run([make, environment, os.path.join(top, 'environments', 'checks.txt')]).returncode:
-        raise UsersProblem("ReFrame could not be installed; see above")
-    return os.path.join(environment, 'bin', 'reframe')
 
 
 def there(wanted):
@@ -151,7 +142,7 @@ def check(system, given, others):
     path, found = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
     with open(path, 'w') as handle:
         handle.write(settings(system))
-    command = [reframe(), '-C', path, '-c', collection_path('checks'), '-r', '--system', system.name, '--prefix', place,
+    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('checks'), '-r', '--system', system.name, '--prefix', place,
                '--report-file', found, '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
     command += ['-E', 'module in %r' % given.check] * bool(given.check) + ['--nocolor'] * (not sys.stdout.isatty())
     let_run(command + others, place)

@@ -77,8 +77,8 @@ def request_for(system, scheduler, needs, hours=None):
     shared = settings['build_partition'] or not settings['nodes_exclusive']
     cores, memory, minutes = fitted(needs, node)
     if not shared:
-        # nobody else gets what is left of the node; cores that are named beside no GPU are the operating system's
-        cores = sum(map(len, node['gpu_cores'])) or node['cores'] or cores
+        # nobody else gets what is left of the node
+        cores = system.usable_cores or cores
         memory, needs = None, needs._replace(gpus=node['gpus'] or 0)
     minutes = max(minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime'), 60 * (hours or 0))
     if 'walltime' in words:

@@ -338,7 +338,8 @@ def consent_of_root(arguments):
 def prepare(arguments):
     """Everything before EasyBuild; returns the program to become, and its arguments."""
     ours, arguments = own_options(arguments)
-    if not (arguments or ours.program) or {'--help', '-h'} & set(arguments) and ours.program in (None, *THEY_READ_NOTHING):
+    wants_help = {'--help', '-h'} & set(arguments) or not (arguments or ours.program)
+    if wants_help and ours.program in (None, *THEY_READ_NOTHING):
         print(USAGE % ', '.join(systems.names()))
     if '--version' in arguments:
         print("This is hpc-pytorch %s" % VERSION)

@@ -222,6 +222,11 @@ class System(object):
         self.settings = settings
         self.advice = advice
 
+    @property
+    def usable_cores(self):
+        """Of a node; cores that are named beside no GPU are the operating system's."""
+        return sum(map(len, self.node['gpu_cores'])) or self.node['cores']
+
     def settings_for(self, features, versions=None, variables=None):
         """
         The settings for something with these features, given the versions of software that matter to some of them; or

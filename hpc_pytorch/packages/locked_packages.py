@@ -11,22 +11,20 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import download_file, mkdir, remove_dir
+from easybuild.tools.filetools import download_file, mkdir
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem, settle
+from hpc_pytorch import UsersProblem, part_directory, settle
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
@@ -37,7 +35,6 @@ from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_no
 
 # no set of wheels is so small
 LEAST_ROOM = 50 * 2 ** 20
-DAY = 86400
 # what a file is called that lay where another was to be kept
 ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
 
@@ -268,14 +265,11 @@ class LockedPackages:
         if not absent:
             return
         store = self.writable_store(absent[0])
-        part = tempfile.mkdtemp(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=store)
-        try:
+        with part_directory(store) as part:
             for entries in filter(None, wheels):
                 self.download(entries, part, store, files)
             if sources:
                 self.download_sources(sources, part, store, files)
-        finally:
-            remove_dir(part)
 
     def absent(self, entries, files):
         """The entries that no file here is for; whether that matters depends on their markers, which pip knows."""
@@ -298,8 +292,6 @@ class LockedPackages:
                                  "directory of yours in front of it (NEW:READONLY): "
                                  "--sourcepath=$HOME/easybuild/sources:%s",
                                  absent.name, absent.version, shlex.quote(':'.join(source_paths())))
-        for left in filter(is_left, glob.glob(os.path.join(glob.escape(store), 'part-*'))):
-            remove_dir(left)
         free = shutil.disk_usage(store).free
         if free < LEAST_ROOM:
             raise EasyBuildError("The source path has too little room: %d MB are free in %s. Make room, or put another "
@@ -345,14 +337,6 @@ class LockedPackages:
             raise EasyBuildError("%s: its SHA256 is %s, and the lock file of %s %s says %s. Do not use it until you "
                                  "know which of the two is wrong.", url, sha256_of(path), entry.name, entry.version,
                                  ' or '.join(sorted(entry.hashes)))
-
-
-def is_left(part):
-    """Whether a directory with downloads is of a call that was killed, not of one that is at work."""
-    host, _, pid = os.path.basename(part)[len('part-'):].rpartition('=')[0].rpartition('=')
-    if host == socket.gethostname():
-        return not os.path.exists('/proc/%s' % pid)
-    return time.time() - os.path.getmtime(part) > DAY
 
 
 def keep(part, store, files):

@@ -19,7 +19,7 @@ import tempfile
 
 from hpc_pytorch import UsersProblem, collection_path, version_key
 from hpc_pytorch.machine import systems
-from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.collection_files import locked_program, named_file
 from hpc_pytorch.packages import rocm_pairs
 
 LOCK_PARAMETERS = ('lock_files', 'build_lock_files', 'mpi_lock_files')
@@ -56,22 +56,9 @@ def indexes():
                 UV_PYTHON_DOWNLOADS='never')
 
 
-def uv_program():
-    """The uv that the collection has locked, in an environment that is made when it is needed; else the user's."""
-    make = os.path.join(collection_path('environments'), 'make-environment')
-    if not os.path.exists(make):
-        if not shutil.which('uv'):
-            raise UsersProblem("uv is not found; install it: pip install uv")
-        return 'uv'
-    environment = os.path.join(os.path.dirname(collection_path('environments')), '.venv-uv')
-    if subprocess.run([make, environment, os.path.join(collection_path('environments'), 'uv.txt')]).returncode:
-        raise UsersProblem("uv could not be installed; see above")
-    return os.path.join(environment, 'bin', 'uv')
-
-
 def uv(words, directory):
     """Run uv in a directory; what it prints. It asks the indexes that pip was configured with."""
-    done = subprocess.run([uv_program()] + words, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    done = subprocess.run([locked_program('uv', 'uv')] + words, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, universal_newlines=True, env=dict(os.environ, **indexes()))
     if done.returncode:
         for pattern, text in REASONS:

@@ -9,6 +9,7 @@ import glob
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -210,11 +211,6 @@ def kind_of(directory):
     return kinds.get(device, '')
 
 
-def free(directory):
-    state = os.statvfs(directory)
-    return state.f_bavail * state.f_frsize
-
-
 def reserve(directory, size):
     """
     Why so many bytes cannot be had in a directory, or None. They are reserved and given back at once, which asks every
@@ -289,7 +285,8 @@ def check_room(easyblock):
     for kind, option, path, size in wanted:
         # several of them may share a file system, and each may have a quota of its own
         together = sum(other for _, _, place, other in wanted if os.stat(place).st_dev == os.stat(path).st_dev)
-        problem = "%s are free" % human(free(path)) if free(path) < together else reserve(path, size)
+        free = shutil.disk_usage(path).free
+        problem = "%s are free" % human(free) if free < together else reserve(path, size)
         if problem:
             by_policy('free_space', "The %s directory %s has too little room: %s, and %s are needed%s. Make room, or "
                       "choose another place with %s." % (
