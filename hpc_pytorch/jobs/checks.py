@@ -142,8 +142,9 @@ def check(system, given, others):
     path, found = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
     with open(path, 'w') as handle:
         handle.write(settings(system))
-    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('checks'), '-r', '--system', system.name, '--prefix', place,
-               '--report-file', found, '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
+    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('checks'), '-r', '--system',
+               system.name, '--prefix', place, '--report-file', found,
+               '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
     command += ['-E', 'module in %r' % given.check] * bool(given.check) + ['--nocolor'] * (not sys.stdout.isatty())
     let_run(command + others, place)
     if not os.path.exists(found):

@@ -9,7 +9,7 @@ import re
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option
 
-from hpc_pytorch.machine.batch_systems import EXTRAS, Request
+from hpc_pytorch.machine.batch_systems import EXTRAS, Request, seconds_of
 from hpc_pytorch.rules.resource_needs import fitted
 
 # where a system.cfg has no default
@@ -24,10 +24,6 @@ FORMS = {
     'mail': (r'\S+@\S+$', "an address"),
     'after': (r'\d[\w.:\[\]-]*$', "the id of a job, or several with colons between them"),
 }
-# Slurm's other ways to write a time (sbatch(1), --time): the minutes that each part of it counts for.
-SLURM_TIMES = ((r'(\d+)$', (1,)), (r'(\d+):(\d+)$', (1, 0)), (r'(\d+):(\d+):(\d+)$', (60, 1, 0)),
-               (r'(\d+)-(\d+)$', (1440, 60)), (r'(\d+)-(\d+):(\d+)$', (1440, 60, 1)),
-               (r'(\d+)-(\d+):(\d+):(\d+)$', (1440, 60, 1, 0)))
 
 
 def said(text):
@@ -54,15 +50,6 @@ def minutes_of(text, where):
     return hours * 60 + minutes + (1 if seconds else 0)
 
 
-def slurm_minutes(text):
-    """Minutes of $SBATCH_TIMELIMIT."""
-    for pattern, weights in SLURM_TIMES:
-        found = re.match(pattern, text)
-        if found:
-            return sum(int(part) * weight for part, weight in zip(found.groups(), weights)) or 1
-    raise EasyBuildError("$SBATCH_TIMELIMIT: expected a time as sbatch takes it, such as 4:00:00, found %r", text)
-
-
 def memory_of(text):
     from ramgate.limits import Problem as BadSize, size
     try:
@@ -86,7 +73,11 @@ def request_for(system, scheduler, needs, hours=None):
     environment = {name: None if name in words else os.environ.get(variable)
                    for name, variable in scheduler.variables.items()}
     if environment.get('walltime'):
-        minutes = slurm_minutes(environment['walltime'])
+        seconds = seconds_of(environment['walltime'])
+        if seconds is None:
+            raise EasyBuildError("$SBATCH_TIMELIMIT: expected a time as sbatch takes it, such as 4:00:00, found %r",
+                                 environment['walltime'])
+        minutes = -(-seconds // 60) or 1
     minutes = min(minutes, 60 * build_option('job_max_walltime'))
     cores = build_option('job_cores') or cores
     memory = memory_of(words['memory']) if 'memory' in words else memory

@@ -55,6 +55,21 @@ REFUSALS = tuple((re.compile(pattern, re.I), remedy) for pattern, remedy in (
 ))
 
 
+# How batch systems write a time (sbatch(1), --time): the seconds that each part of it counts for.
+TIMES = ((r'(\d+)$', (60,)), (r'(\d+):(\d+)$', (60, 1)), (r'(\d+):(\d+):(\d+)$', (3600, 60, 1)),
+         (r'(\d+)-(\d+)$', (86400, 3600)), (r'(\d+)-(\d+):(\d+)$', (86400, 3600, 60)),
+         (r'(\d+)-(\d+):(\d+):(\d+)$', (86400, 3600, 60, 1)))
+
+
+def seconds_of(text):
+    """1-02:00:00 -> seconds; None for words such as infinite."""
+    for pattern, weights in TIMES:
+        found = re.match(pattern, text)
+        if found:
+            return sum(int(part) * weight for part, weight in zip(found.groups(), weights))
+    return None
+
+
 def why_refused(text, variable):
     for pattern, remedy in REFUSALS:
         if pattern.search(text):

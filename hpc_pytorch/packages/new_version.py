@@ -58,8 +58,9 @@ def indexes():
 
 def uv(words, directory):
     """Run uv in a directory; what it prints. It asks the indexes that pip was configured with."""
-    done = subprocess.run([locked_program('uv', 'uv')] + words, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, env=dict(os.environ, **indexes()))
+    done = subprocess.run([locked_program('uv', 'uv')] + words, cwd=directory, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          env=dict(os.environ, **indexes()))
     if done.returncode:
         for pattern, text in REASONS:
             found = pattern.search(done.stderr)
