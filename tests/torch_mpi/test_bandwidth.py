@@ -39,7 +39,8 @@ def test_wrong_result(installed, tmp_path):
     wrong = tmp_path / "wrong.py"
     wrong.write_text("import os, sys, runpy, torch.distributed as dist\n"
                      # as below pytorch-srun, which would start the script without this
-                     "os.environ['RANK'] = '0'\n"
+                     "names = 'PMI_RANK', 'OMPI_COMM_WORLD_RANK'\n"
+                     "os.environ['RANK'] = next(os.environ[name] for name in names if name in os.environ)\n"
                      "dist.all_reduce.__globals__['dist_all_reduce'] = dist.all_reduce\n"
                      "dist.all_reduce = lambda tensor: None\n"
                      "sys.argv.pop(0)\nrunpy.run_path(sys.argv[0], run_name='__main__')\n")
