@@ -14,6 +14,7 @@ import re
 import shlex
 import statistics
 import sys
+from pathlib import Path
 
 import reframe as rfm
 import reframe.utility.sanity as sn
@@ -98,8 +99,7 @@ class OfModule(rfm.RunOnlyRegressionTest):
 
     def only_where(self, words, *features):
         """The easyconfig has the words, and partitions the features."""
-        with open(easyconfig_of(self.module), encoding='utf-8') as handle:
-            fits = re.search(words, handle.read())
+        fits = re.search(words, Path(easyconfig_of(self.module)).read_text(encoding='utf-8'))
         self.modules = [self.module]
         self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)] if fits else []
 
@@ -107,8 +107,7 @@ class OfModule(rfm.RunOnlyRegressionTest):
         """All that matches in what was printed; without any the check has failed."""
         texts = []
         for name in (self.stdout, self.stderr):
-            with open(os.path.join(self.stagedir, str(name)), errors='replace') as handle:
-                texts.append(handle.read().strip())
+            texts.append(Path(self.stagedir, str(name)).read_text(errors='replace').strip())
         found = re.findall(pattern, texts[0], re.M)
         if not found:
             text = '\n'.join(texts)
@@ -175,8 +174,7 @@ class WorksCheck(OfModule):
         note = os.path.join(INSTALLED[self.module], 'wheels', 'provenance.json')
         if not os.path.exists(note):
             return []
-        with open(note) as handle:
-            asked = json.load(handle)['asked']
+        asked = json.loads(Path(note).read_text())['asked']
         found = json.loads(self.said(r'^\{"show".*')[0])
         return [contract.table([one]) for one in contract.compare_installed(
             asked, found['show'], found['backends'], '\n'.join(self.said('.* => .*')))]
@@ -280,8 +278,7 @@ class SpeedCheck(OfModule):
         path = self.references
         path = os.path.join(path, self.current_system.name + '.json') if os.path.isdir(path) else path
         if os.path.exists(path):
-            with open(path) as handle:
-                known = json.load(handle)
+            known = json.loads(Path(path).read_text())
             before = known['modules'].get(self.module, {}).get(re.sub(' %module=[^ ]+', '', self.display_name), {})
             self.reference = {'*': {name: (
                 (before[name], None, known['margins'][unit], unit) if unit == 's' else

@@ -8,17 +8,17 @@ import argparse
 import contextlib
 import fnmatch
 import glob
-import importlib.machinery
-import importlib.util
 import json
 import os
 import pprint
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 from easybuild.tools.config import install_path
 
@@ -40,15 +40,6 @@ MARK = 'HPC_PYTORCH_CHECK'
 MODULE_COMMAND = 'command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash'
 
 
-def jobscript():
-    """What the collection's pytorch-jobscript knows of launchers."""
-    path = os.path.join(collection_path('scripts'), 'pytorch-jobscript')
-    spec = importlib.util.spec_from_loader('jobscript', importlib.machinery.SourceFileLoader('jobscript', path))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def partition(system):
     """The compute nodes, as ReFrame wants to know them."""
     node, scheduler, command = system.node, system.scheduler, system.launcher['command']
@@ -57,7 +48,8 @@ def partition(system):
     options = {'slurm': ('--partition=', '--account=', '--qos='), 'pbs': ('-q ', '-A ', None), 'none': [None] * 3}[kind]
     values = scheduler['partition'], os.environ.get(scheduler['account_variable'] or ''), scheduler['qos']
     placing = {'srun': [], 'mpiexec': ['--ppn', '{ranks}'], 'mpirun': ['--map-by', 'ppr:{ranks}:node']}[command]
-    placing += jobscript().binding({'gpus': gpus, 'ranks': gpus or 1, 'cores': '{cores}'}, {
+    placing += runpy.run_path(os.path.join(collection_path('scripts'), 'pytorch-jobscript'))['binding'](
+        {'gpus': gpus, 'ranks': gpus or 1, 'cores': '{cores}'}, {
         'command': command, 'gpu_options': ' '.join(system.launcher['gpu_options'])})
     return {
         'name': 'compute', 'environs': ['builtin'], 'max_jobs': 1 if kind == 'none' else 8,
@@ -140,8 +132,7 @@ def check(system, given, others):
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
     there(given.check or [])
     path, found = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
-    with open(path, 'w') as handle:
-        handle.write(settings(system))
+    Path(path).write_text(settings(system))
     command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('checks'), '-r', '--system',
                system.name, '--prefix', place, '--report-file', found,
                '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
@@ -173,8 +164,7 @@ def update(path, report):
 
 def read(path):
     try:
-        with open(path) as handle:
-            return json.load(handle)
+        return json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise UsersProblem("%s cannot be read: %s" % (path, error))
 

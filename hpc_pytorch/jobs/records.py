@@ -14,6 +14,7 @@ import shlex
 import shutil
 import time
 import uuid
+from pathlib import Path
 
 from easybuild.tools.config import build_option, install_path
 
@@ -76,8 +77,7 @@ def write_record(record):
 def read_record(path):
     """What is known of a job; None if there is nothing."""
     try:
-        with open(path) as handle:
-            record = json.load(handle)
+        record = json.loads(Path(path).read_text())
         whole = isinstance(record, dict) and all(isinstance(record.get(name, ()), kind) for name, kind in KINDS.items())
         return record if whole and record['scheduler'] in SCHEDULERS else None
     except (OSError, ValueError):
@@ -133,10 +133,8 @@ def write_script(record, command, log):
         ('record', record_path(record['name'])), ('token', record['token']), ('files', files_of(record)),
         ('log', log))]
     lines += ['build() {', command, '}', '']
-    with open(os.path.join(os.path.dirname(os.path.realpath(__file__)), 'job-script')) as handle:
-        text = '\n'.join(lines) + handle.read()
+    text = '\n'.join(lines) + Path(__file__).resolve().with_name('job-script').read_text()
     path = files_of(record) + '.sh'
-    with open(path, 'w') as handle:
-        handle.write(text)
+    Path(path).write_text(text)
     os.chmod(path, 0o755)
     return path

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 # where .venv and .local lie; `python -I` knows neither
@@ -152,8 +153,7 @@ def try_software_version(version, arguments):
         return unchanged
     program = runpy.run_module(PROGRAMS['new-version'])
     try:
-        with open(program['find'](names[0]), encoding='utf-8') as handle:
-            ours = 'lock_files' in handle.read()
+        ours = 'lock_files' in Path(program['find'](names[0])).read_text(encoding='utf-8')
     except UsersProblem:
         # on a path that only EasyBuild knows
         ours = False
@@ -240,8 +240,7 @@ def configure_files(system):
     text %= COLLECTION.replace('%', '%%')
     if not os.path.exists(where) or open(where).read() != text:
         temporary = '%s.%d' % (where, os.getpid())
-        with open(temporary, 'w') as handle:
-            handle.write(text)
+        Path(temporary).write_text(text)
         os.replace(temporary, where)
     files = [os.path.join(COLLECTION, 'systems', system, 'easybuild.cfg'), where]
     users = os.environ.get('EASYBUILD_CONFIGFILES')

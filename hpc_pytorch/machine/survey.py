@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem, VERSION, collection_path, version_key
 from hpc_pytorch.machine import batch_systems, systems
@@ -65,8 +66,7 @@ class Machine(object):
 
     def read(self, path):
         try:
-            with open(self.path(path)) as handle:
-                return handle.read()
+            return Path(self.path(path)).read_text()
         except OSError:
             raise NotAsked("there is no %s" % path)
 
@@ -338,8 +338,7 @@ def easyconfigs_of(system):
 
 def external_modules(path):
     """The system's modules that an easyconfig loads, in EasyBuild's order: builddependencies first."""
-    with open(path, encoding='utf-8', errors='replace') as handle:
-        text = handle.read()
+    text = Path(path).read_text(encoding='utf-8', errors='replace')
     build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
     parts = [build.group(0), text.replace(build.group(0), '')] if build else [text]
     return [name for part in parts for name in re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", part)]

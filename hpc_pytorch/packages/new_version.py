@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, version_key
 from hpc_pytorch.machine import systems
@@ -89,8 +90,7 @@ def replaced(text, old, new):
 
 def command_of(path):
     """The words after `uv` with which the lock of an .in file is made, from the file's own comment."""
-    with open(path, encoding='utf-8') as handle:
-        found = re.search(r'^#\s+uv (pip compile .*)$', handle.read(), re.M)
+    found = re.search(r'^#\s+uv (pip compile .*)$', Path(path).read_text(encoding='utf-8'), re.M)
     if not found:
         raise UsersProblem("%s does not say how its lock is made: a comment with the words 'uv pip compile ...'" % path)
     return shlex.split(found.group(1))
@@ -105,8 +105,7 @@ class Change:
 
     def __init__(self, easyconfig, version, work):
         self.easyconfig, self.work = easyconfig, work
-        with open(easyconfig, encoding='utf-8') as handle:
-            self.text = handle.read()
+        self.text = Path(easyconfig).read_text(encoding='utf-8')
         values = parameters(self.text)
         self.old = values['version']
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
@@ -185,8 +184,7 @@ class Change:
 
     def resolved(self, requirements):
         """What uv makes of a few requirements, asking the indexes that the locks are made from: {name: version}."""
-        with open(os.path.join(self.work, 'question.in'), 'w', encoding='utf-8') as handle:
-            handle.write('\n'.join(requirements) + '\n')
+        Path(self.work, 'question.in').write_text('\n'.join(requirements) + '\n', encoding='utf-8')
         words = [word for path in self.inputs for word in command_of(path)]
         index = option(words, '--extra-index-url', None)
         words = ['--universal', '--fork-strategy', 'fewest', '--python-version', self.least]
@@ -221,8 +219,7 @@ class Change:
         """All .in files and locks of the new version; {path: text}."""
         made = {}
         for path in self.inputs:
-            with open(path, encoding='utf-8') as handle:
-                text = self.new_input(handle.read())
+            text = self.new_input(Path(path).read_text(encoding='utf-8'))
             name = replaced(os.path.basename(path), self.old, self.version)
             names = (name, os.path.splitext(name)[0] + '.lock')
             # another easyconfig of the new version has the same build tools
@@ -230,8 +227,7 @@ class Change:
             if self.version != self.old and all(map(os.path.exists, there)):
                 made.update((file, open(file, encoding='utf-8').read()) for file in there)
                 continue
-            with open(os.path.join(self.work, name), 'w', encoding='utf-8') as handle:
-                handle.write(text)
+            Path(self.work, name).write_text(text, encoding='utf-8')
             words = command_of(os.path.join(self.work, name))
             uv(words + ['--quiet'], self.work)
             for file in names:
@@ -266,8 +262,7 @@ def difference(path, text):
     """What a file becomes, as a diff against what is there, or only its size where it is new."""
     if not os.path.exists(path):
         return "new: %s (%d lines)\n" % (path, text.count('\n'))
-    with open(path, encoding='utf-8') as handle:
-        before = handle.read()
+    before = Path(path).read_text(encoding='utf-8')
     return ''.join(difflib.unified_diff(before.splitlines(True), text.splitlines(True), path, path, n=0))
 
 
