@@ -48,8 +48,8 @@ def partition(system):
     options = {'slurm': ('--partition=', '--account=', '--qos='), 'pbs': ('-q ', '-A ', None), 'none': [None] * 3}[kind]
     values = scheduler['partition'], os.environ.get(scheduler['account_variable'] or ''), scheduler['qos']
     placing = {'srun': [], 'mpiexec': ['--ppn', '{ranks}'], 'mpirun': ['--map-by', 'ppr:{ranks}:node']}[command]
-    placing += runpy.run_path(os.path.join(collection_path('scripts'), 'pytorch-jobscript'))['binding'](
-        {'gpus': gpus, 'ranks': gpus or 1, 'cores': '{cores}'}, {
+    binding = runpy.run_path(os.path.join(collection_path('scripts'), 'pytorch-jobscript'))['binding']
+    placing += binding({'gpus': gpus, 'ranks': gpus or 1, 'cores': '{cores}'}, {
         'command': command, 'gpu_options': ' '.join(system.launcher['gpu_options'])})
     return {
         'name': 'compute', 'environs': ['builtin'], 'max_jobs': 1 if kind == 'none' else 8,
