@@ -4,7 +4,6 @@ ReFrame checks of the PyTorch modules that this collection has installed: those 
 `./eb --check` runs them. Beside a site's own: reframe -C SETTINGS -c checks -r -t maintenance, with the partitions that
 `./eb --check --settings` prints. What a module must have follows from the easyconfig that it was made from.
 """
-import ast
 import collections
 import filecmp
 import glob
@@ -25,6 +24,7 @@ from reframe.core.exceptions import SanityError
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.append(os.path.dirname(HERE))
+from hpc_pytorch.machine.collection_files import plain_values  # noqa: E402
 from hpc_pytorch.machine.module_files import installed  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
 sys.path.pop()
@@ -70,10 +70,7 @@ SPEEDS.update({'train': Speed('pytorch-measure train', '', (1, 2, 4)),
 # What decides about networks, as the ranks see it.
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
 
-
 INSTALLED = installed(os.environ.get('MODULEPATH', ''))
-
-
 # Where copies of an easyconfig's files are, by its parameter.
 COPIED = {'scripts': 'bin', 'example_files': 'examples'}
 
@@ -160,13 +157,10 @@ class WorksCheck(OfModule):
             lost[package].append(package + path)
         changed += ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
                     for package, paths in sorted(lost.items()) if package]
-        with open(easyconfig_of(self.module), encoding='utf-8') as handle:
-            values = [(statement.targets[0].id, statement.value) for statement in ast.parse(handle.read()).body
-                      if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)]
-        for name, value in values:
-            if name in COPIED:
-                paths = [os.path.join(root, COPIED[name], os.path.basename(word)) for word in ast.literal_eval(value)]
-                changed += ["%s is not as it was installed" % path for path in paths if not same_as_kept(root, path)]
+        values = plain_values(Path(easyconfig_of(self.module)).read_text(encoding='utf-8'))
+        for name, place in COPIED.items():
+            paths = [os.path.join(root, place, os.path.basename(word)) for word in values.get(name, [])]
+            changed += ["%s is not as it was installed" % path for path in paths if not same_as_kept(root, path)]
         return changed
 
     def other_build(self):

@@ -3,6 +3,8 @@ Files of the collection that easyconfigs name, lock files and scripts; and progr
 
 Standard library only, Python 3.6.
 """
+import ast
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,6 +19,16 @@ def named_file(easyconfig, name):
     """The path of a file that an easyconfig names: beside it, else in the collection; None where neither has it."""
     places = [os.path.dirname(os.path.abspath(easyconfig))] + [collection_path(room) for room in ROOMS]
     return next(filter(os.path.isfile, [os.path.join(place, name) for place in places]), None)
+
+
+def plain_values(text):
+    """The parameters of an easyconfig that have no constants of EasyBuild's in them: {name: value}."""
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
 
 
 def locked_program(name, lock):

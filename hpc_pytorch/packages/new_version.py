@@ -9,6 +9,7 @@ version stands elsewhere, in the names of wheels, in a git revision or an image,
 import argparse
 import ast
 import difflib
+import glob
 import os
 import re
 import shlex
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, version_key
 from hpc_pytorch.machine import systems
-from hpc_pytorch.machine.collection_files import locked_program, named_file
+from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
 from hpc_pytorch.packages import rocm_pairs
 
 LOCK_PARAMETERS = ('lock_files', 'build_lock_files', 'mpi_lock_files')
@@ -71,18 +72,6 @@ def uv(words, directory):
     return done.stdout
 
 
-def parameters(text):
-    found = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:
-                # one with constants of EasyBuild's in it
-                continue
-    return found
-
-
 def replaced(text, old, new):
     """A text with one version in the place of another, wherever it stands as a whole word."""
     return re.sub(r'(?<![\d.])%s(?![\d]|\.\d)' % re.escape(old), new, text)
@@ -106,13 +95,14 @@ class Change:
     def __init__(self, easyconfig, version, work):
         self.easyconfig, self.work = easyconfig, work
         self.text = Path(easyconfig).read_text(encoding='utf-8')
-        values = parameters(self.text)
+        values = plain_values(self.text)
         self.old = values['version']
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
         self.check_target(version)
         self.pythons = values.get('python_versions', [])
         names = [name % {'version': self.old} for key in LOCK_PARAMETERS for name in values.get(key, [])]
-        self.inputs = [self.input_of(name) for name in names if version == self.old or self.follows(name)]
+        # others belong to several versions, such as those of the build tools
+        self.inputs = [self.input_of(name) for name in names if version == self.old or self.old in name]
         if not self.inputs or BY_HAND.search(self.text):
             raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, of which nobody "
                                "can guess the next: copy it, and change them by hand")
@@ -131,10 +121,6 @@ class Change:
         if version != self.old and os.path.exists(target):
             raise UsersProblem("%s is there already; to make its locks anew: ./eb --renew %s"
                                % (target, shlex.quote(os.path.basename(target))))
-
-    def follows(self, lock):
-        """Whether a lock belongs to this version, and not to several, such as the build tools'."""
-        return self.old in lock
 
     def input_of(self, lock):
         """The .in file from which a lock is made."""
@@ -252,29 +238,23 @@ class Change:
 def find(name):
     if os.path.isfile(name):
         return os.path.abspath(name)
-    for top, _, files in os.walk(collection_path('easyconfigs')):
-        if os.path.basename(name) in files:
-            return os.path.join(top, os.path.basename(name))
-    raise UsersProblem("no easyconfig is called %s" % name)
-
-
-def difference(path, text):
-    """What a file becomes, as a diff against what is there, or only its size where it is new."""
-    if not os.path.exists(path):
-        return "new: %s (%d lines)\n" % (path, text.count('\n'))
-    before = Path(path).read_text(encoding='utf-8')
-    return ''.join(difflib.unified_diff(before.splitlines(True), text.splitlines(True), path, path, n=0))
+    found = list(Path(collection_path('easyconfigs')).glob('*/*/' + glob.escape(os.path.basename(name))))
+    if not found:
+        raise UsersProblem("no easyconfig is called %s" % name)
+    return str(found[0])
 
 
 def show(change, made):
     """What is new, in a few lines: the easyconfig's difference, and versions that changed in the locks."""
     for path, text in sorted(made.items()):
+        new = text.splitlines(True)
         if path.endswith('.eb'):
-            before, after = change.text.splitlines(True), text.splitlines(True)
-            print(''.join(difflib.unified_diff(before, after, change.easyconfig, path)))
+            print(''.join(difflib.unified_diff(change.text.splitlines(True), new, change.easyconfig, path)))
+        elif not os.path.exists(path):
+            print("new: %s (%d lines)" % (path, len(new)))
         else:
-            lines = difference(path, text).splitlines()
-            print('\n'.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)
+            lines = difflib.unified_diff(Path(path).read_text(encoding='utf-8').splitlines(True), new, path, path, n=0)
+            print(''.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)
 
 
 def write(made):
@@ -304,7 +284,8 @@ def main(arguments):
     work = tempfile.mkdtemp(prefix='new-version-')
     try:
         path = find(given.easyconfig)
-        change = Change(path, given.new_version or parameters(open(path, encoding='utf-8').read())['version'], work)
+        change = Change(path, given.new_version or plain_values(
+            Path(path).read_text(encoding='utf-8'))['version'], work)
         made = change.make()
         show(change, made)
         write(made)
