@@ -4,6 +4,7 @@ The files of a job: its script, a record, and while it runs how far it is.
 They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. There is one record for each module; what jobs
 write has the token of their submission in its name, so that it is never taken for another job's. Python 3.6.
 """
+import contextlib
 import getpass
 import glob
 import hashlib
@@ -101,11 +102,9 @@ def remove_record(record):
         if '.alive.' in path[len(files_of(record)):]:
             # it may be: the next job waits for it
             continue
-        try:
+        # it may be somebody else's, who shares the prefix
+        with contextlib.suppress(OSError):
             os.remove(path)
-        except OSError:
-            # somebody else's, who shares the prefix
-            continue
 
 
 def first_line(path):

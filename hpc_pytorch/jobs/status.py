@@ -3,12 +3,14 @@
 
 Python 3.6.
 """
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import sys
 import time
+from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
@@ -97,11 +99,9 @@ def log_tail(record, lines=400):
     """The end of a job's log, and what the batch system said besides."""
     found = []
     for path in (record['log'], files_of(record) + '.out'):
-        try:
-            with open(path, errors='replace') as handle:
-                found += [line.rstrip() for line in handle.read().splitlines()[-lines:] if line.strip()]
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            text = Path(path).read_text(errors='replace')
+            found += [line.rstrip() for line in text.splitlines()[-lines:] if line.strip()]
     return found
 
 

@@ -7,7 +7,7 @@ import os
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from easybuild.tools.build_log import print_msg
 
@@ -21,11 +21,9 @@ def bytes_in(*directories):
     for directory in directories + (tempfile.gettempdir(),):
         for where, _, names in os.walk(directory):
             for name in names:
-                try:
+                # it may be moved meanwhile
+                with suppress(OSError):
                     total += os.lstat(os.path.join(where, name)).st_size
-                except OSError:
-                    # moved meanwhile
-                    continue
     return total
 
 
