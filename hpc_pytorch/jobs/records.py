@@ -2,7 +2,7 @@
 The files of a job: its script, a record, and while it runs how far it is.
 
 They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. There is one record for each module; what jobs
-write has the token of their submission in its name, so that it is never taken for another job's. Python 3.6.
+write has the token of their submission in its name, so that it is never taken for another job's.
 """
 import contextlib
 import getpass

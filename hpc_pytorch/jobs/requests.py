@@ -1,8 +1,4 @@
-"""
-What a job asks for: from the system's file, from what the software needs, from the command line.
-
-Python 3.6.
-"""
+"""What a job asks for: from the system's file, from what the software needs, from the command line."""
 import os
 import re
 

@@ -1,8 +1,4 @@
-"""
-``--job-status``: how the jobs are that were submitted for a prefix, what went wrong, and what to do.
-
-Python 3.6.
-"""
+"""``--job-status``: how the jobs are that were submitted for a prefix, what went wrong, and what to do."""
 import contextlib
 import os
 import re

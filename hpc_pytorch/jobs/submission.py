@@ -1,8 +1,6 @@
 """
 ``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
 share is here.
-
-Python 3.6.
 """
 import fcntl
 import os

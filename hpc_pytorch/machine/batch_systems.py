@@ -1,8 +1,7 @@
 """
 Slurm and PBS Pro behind the same few words: submit, find, look, cancel.
 
-What is asked for is data (Request); how each batch system wants to be asked is one class each. Standard library only,
-Python 3.6.
+What is asked for is data (Request); how each batch system wants to be asked is one class each.
 """
 import os
 import re

@@ -1,8 +1,4 @@
-"""
-Files of the collection that easyconfigs name, lock files and scripts; and programs that it has locked for itself.
-
-Standard library only, Python 3.6.
-"""
+"""Files of the collection that easyconfigs name, lock files and scripts; and programs that it has locked for itself."""
 import ast
 import contextlib
 import os

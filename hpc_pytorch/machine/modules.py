@@ -2,7 +2,7 @@
 The modules tool of the user's shell, and modules as a user loads them, one after the other, in an environment apart:
 the process's own stays as it is.
 
-Works with Lmod and Environment Modules. Standard library only, Python 3.6.
+Works with Lmod and Environment Modules.
 """
 import os
 import re

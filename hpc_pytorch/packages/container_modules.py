@@ -1,8 +1,4 @@
-"""
-What the module of a container decides when it is loaded: which image there is, and what is mounted.
-
-Standard library only, Python 3.6.
-"""
+"""What the module of a container decides when it is loaded: which image there is, and what is mounted."""
 import os
 
 from hpc_pytorch.machine.module_files import ask, set_literally

@@ -1,8 +1,4 @@
-"""
-The scripts in and around a container, and what `module help` says about them.
-
-Standard library only, Python 3.6.
-"""
+"""The scripts in and around a container, and what `module help` says about them."""
 # Where each script is used, and what for. All lie in the prefix and, in the container, in SCRIPTS_INSIDE.
 # 'outside': on the path there; 'passed on': what is on the path runs it in the container; 'inside': only there.
 SCRIPTS = {

@@ -1,8 +1,4 @@
-"""
-Container images as files: whether they are whole, where they are kept, and how they come from a registry.
-
-Python 3.6.
-"""
+"""Container images as files: whether they are whole, where they are kept, and how they come from a registry."""
 import difflib
 import errno
 import fcntl

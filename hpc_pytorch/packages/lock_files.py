@@ -1,8 +1,4 @@
-"""
-Lock files in pip's format, and the checksums in them.
-
-Standard library only, Python 3.6.
-"""
+"""Lock files in pip's format, and the checksums in them."""
 import hashlib
 import re
 from collections import namedtuple

@@ -3,8 +3,6 @@ What the lock files of an easyconfig name, fetched for the Python that it is ins
 
 Everything is fetched by pip in EasyBuild's fetch step, so that the mirrors, proxies and caches that the user configured
 for pip are used; everything after that works without a network.
-
-Python 3.6; runs inside EasyBuild.
 """
 import glob
 import os

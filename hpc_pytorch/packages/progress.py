@@ -1,8 +1,4 @@
-"""
-What is being done, said when it begins and again while it lasts, so that nobody waits without knowing for what.
-
-Python 3.6; runs inside EasyBuild.
-"""
+"""What is being done, said when it begins and again while it lasts, so that nobody waits without knowing for what."""
 import os
 import tempfile
 import threading

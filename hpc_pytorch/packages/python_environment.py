@@ -1,8 +1,4 @@
-"""
-A virtual environment with locked packages, and what makes a module of it that nothing of the user's own disturbs.
-
-Python 3.6; runs inside EasyBuild.
-"""
+"""A virtual environment with locked packages, and what makes a module of it that nothing of the user's own disturbs."""
 import glob
 import os
 import subprocess

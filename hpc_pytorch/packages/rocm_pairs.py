@@ -2,7 +2,7 @@
 Which of PyTorch's official ROCm wheels exist, and whether one fits a system: the table, and words for what does not.
 
 A wheel brings ROCm's libraries along; what is loaded besides it (the RCCL plugin, extensions that users compile) has to
-be of the same release, or two of them meet in one process. Standard library only, Python 3.6.
+be of the same release, or two of them meet in one process.
 """
 import re
 from collections import namedtuple

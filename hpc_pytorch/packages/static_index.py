@@ -6,8 +6,6 @@ A static package index of wheels that were built here, for all users of a projec
 
 Each wheel is copied into the directory of its package, beside a page that names it with its SHA256, which pip compares.
 A wheel that is there already with other bytes is refused: what users have installed by its name must stay what it is.
-
-Standard library only, Python 3.6.
 """
 import html
 import os

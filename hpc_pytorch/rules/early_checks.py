@@ -1,8 +1,4 @@
-"""
-What has to be known before an hour is lost: missing modules, directories, disks, memory, login nodes.
-
-Python 3.6.
-"""
+"""What has to be known before an hour is lost: missing modules, directories, disks, memory, login nodes."""
 import ctypes
 import errno
 import glob

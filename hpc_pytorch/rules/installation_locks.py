@@ -3,8 +3,6 @@ Locks of killed installations.
 
 EasyBuild marks a running installation with a directory, which stays when it is killed with signal 9. Beside it we note
 whose it is, before it is made, so that a dead owner's can be told from a running one's.
-
-Python 3.6.
 """
 import contextlib
 import glob

@@ -6,8 +6,6 @@ The easyconfig lies there with every file that it names (lock files, patches, sc
     ./eb .../easybuild/provenance/NAME.eb --system SYSTEM --robot --prefix=ELSEWHERE
 
 installs the same. ``provenance.json`` says on what, with what and by whom; ``sbom.spdx.json`` has the Python packages.
-
-Python 3.6.
 """
 import getpass
 import glob

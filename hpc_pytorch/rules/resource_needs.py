@@ -4,8 +4,6 @@ well.
 
 First what is known about the easyblock, then what an earlier build was measured to need (ramgate's profile), then what
 the easyconfig itself says.
-
-Python 3.6.
 """
 import json
 import math

@@ -1,8 +1,4 @@
-"""
-A software bill of materials: the Python packages of an installation as an SPDX 2.3 document.
-
-Standard library only, Python 3.6.
-"""
+"""A software bill of materials: the Python packages of an installation as an SPDX 2.3 document."""
 import datetime
 import email.parser
 import glob

@@ -10,8 +10,6 @@ What sites decide and add, as data: ``hooks/site.cfg``, and after it the site's 
     system = bede
     modules = nsight-systems/2023.4.1
     reason = many ask for it
-
-Python 3.6.
 """
 import collections
 import fnmatch

@@ -1,8 +1,4 @@
-"""
-What to type once something is installed.
-
-Python 3.6.
-"""
+"""What to type once something is installed."""
 import os
 import shlex
 import sys
