@@ -1,8 +1,8 @@
 """
 What all rooms share: where the collection lies, its version, versions of software, and the error for users.
 
-All modules but machine/launcher.py keep to Python 3.6, with which some clusters run EasyBuild; those that import nothing
-of EasyBuild need the standard library only.
+All modules but machine/launcher.py keep to Python 3.6, with which some clusters run EasyBuild; without an
+import from EasyBuild they need the standard library only.
 """
 import glob
 import os

@@ -122,18 +122,13 @@ def why_failed(record, look):
     return '\n'.join(found + [explained] * bool(explained) + (errors or lines)[-3:])
 
 
-def why_waiting(record, look):
-    texts = [text.format(job=record['job']) for pattern, text in REASONS if pattern.search(look.about)]
-    return texts[:1]
-
-
 def describe(record, look, states):
     lines = ["%s  job %s  %s%s" % (record['module'], record['job'] or '?', look.state,
                                    ' (%s)' % ', '.join(filter(None, (look.word, look.about))))]
     if look.state == RUNNING:
         lines += step_of(record)
     elif look.state == WAITING:
-        lines += why_waiting(record, look)
+        lines += [text.format(job=record['job']) for pattern, text in REASONS if pattern.search(look.about)][:1]
     elif look.state == FAILED:
         lines += why_failed(record, look).splitlines()
     elif look.state == CANCELLED:

@@ -319,13 +319,7 @@ def clean_environment():
     os.environ.update(PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
 
 
-def with_modules(arguments):
-    """--fetch as it is useful here: EasyBuild's does without modules, and they decide which Python is fetched for."""
-    instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
-    return [word for argument in arguments for word in instead.get(argument, [argument])]
-
-
-def consent_of_root(arguments):
+def consent_of_root():
     """EasyBuild, and Open MPI, want to be told that root knows what they do."""
     if os.geteuid() != 0:
         return []
@@ -364,7 +358,9 @@ def prepare(arguments):
     configure_files(system)
     os.environ['EB_SCRIPT_PATH'] = os.path.join(sys.prefix, 'bin', 'eb')
     os.environ['EB_PYTHON'] = sys.executable
-    return program, consent_of_root(arguments) + with_modules(arguments)
+    # EasyBuild's --fetch does without modules, and they decide which Python is fetched for
+    instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
+    return program, consent_of_root() + [word for argument in arguments for word in instead.get(argument, [argument])]
 
 
 def main():

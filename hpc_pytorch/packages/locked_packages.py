@@ -230,7 +230,7 @@ class LockedPackages:
     def link(self, store, files):
         """Take what the locks name from a store; what is damaged, or of another lock, is left where it is."""
         locked = {}
-        for entry in self.all_locked():
+        for entry in [entry for name in PARAMETERS if name.endswith('lock_files') for entry in self.locked(name)]:
             locked.setdefault((entry.name, entry.version), set()).update(entry.hashes)
         for path in sorted(glob.glob(os.path.join(glob.escape(store), '*.*'))):
             name = ASIDE.sub('', os.path.basename(path))
@@ -244,9 +244,6 @@ class LockedPackages:
                 print_msg("%s is not used: its SHA256 is %s, and the lock file of %s %s says %s. One of the two is "
                           "damaged or of another version", path, digest, name_and_version(name)[0],
                           name_and_version(name)[1], ' or '.join(sorted(hashes)), log=self.easyblock.log)
-
-    def all_locked(self):
-        return [entry for name in PARAMETERS if name.endswith('lock_files') for entry in self.locked(name)]
 
     @staticmethod
     def source_file(entry, files):

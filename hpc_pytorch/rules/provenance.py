@@ -63,11 +63,6 @@ def first_line(command):
     return done.stdout.split('\n')[0].strip()
 
 
-def compilers(system):
-    return {key: '%s: %s' % (command, first_line([command, '--version']))
-            for key, command in sorted(system.compilers.items()) if command}
-
-
 def collection():
     """Which state of the collection this is."""
     known = first_line(['git', '-C', HERE, 'describe', '--always', '--dirty'])
@@ -84,7 +79,8 @@ def facts(easyblock, files):
         'files': {os.path.basename(path): sha256_of(path) for path in files},
         'sources': {os.path.basename(source['path']): sha256_of(source['path']) for source in easyblock.src},
         'modules': [module['mod_name'] for module in easyblock.modules_tool.list()],
-        'compilers': compilers(system),
+        'compilers': {key: '%s: %s' % (command, first_line([command, '--version']))
+                      for key, command in system.compilers.items() if command},
         'easybuild': str(EASYBUILD_VERSION), 'collection': collection(),
         'host': socket.gethostname(), 'job': own_job(), 'user': getpass.getuser(),
         'time': time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),

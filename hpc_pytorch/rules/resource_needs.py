@@ -42,15 +42,11 @@ BESIDE = 2 * GIB
 
 
 def needs_of(ec):
+    from ramgate.limits import size
     needs = NEEDS.get(ec['easyblock'] or 'EB_%s' % ec['name'], OTHERS)
     profile = read_profile(profile_path(ec))
     if profile:
         needs = measured(needs, profile, needs.cores or ec['max_parallel'])
-    return own_words(needs, ec)
-
-
-def own_words(needs, ec):
-    from ramgate.limits import size
     if ec['max_parallel']:
         needs = needs._replace(cores=min(ec['max_parallel'], needs.cores or ec['max_parallel']))
     if 'max_memory' in ec and ec['max_memory']:
