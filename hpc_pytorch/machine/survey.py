@@ -389,16 +389,12 @@ def survey(machine):
     return [ask(probe, machine) for probe in PROBES] + list(about_modules(machine))
 
 
-def without_names(value, environ):
+def without_names(text, environ):
     """No user's name and no path below $HOME in what is given away."""
-    if isinstance(value, dict):
-        return {key: without_names(one, environ) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_names(one, environ) for one in value]
-    for name in ('HOME', 'USER') if isinstance(value, str) else ():
+    for name in ('HOME', 'USER'):
         if len(environ.get(name, '')) > 2:
-            value = value.replace(environ[name], '$' + name)
-    return value
+            text = text.replace(environ[name], '$' + name)
+    return text
 
 
 def table(findings):
@@ -457,8 +453,7 @@ def main(arguments):
     if given.survey:
         answer = {'format': 1, 'collection': VERSION, 'system': system.name, 'where': where,
                   'findings': [finding._asdict() for finding in findings]}
-        with open(path, 'w') as handle:
-            json.dump(without_names(answer, machine.environ), handle, indent=1, default=str)
+        Path(path).write_text(without_names(json.dumps(answer, indent=1, default=str), machine.environ))
     print("%s, %s:\n\n%s\n" % (system.system['title'], 'in a job' if machine.in_job else 'on a login node',
                                without_names(table(findings), machine.environ)))
     differ = [finding.name for finding in findings if finding.result == DIFFERS]
