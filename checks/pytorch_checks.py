@@ -4,7 +4,6 @@ ReFrame checks of the PyTorch modules that this collection has installed: those 
 `./eb --check` runs them. Beside a site's own: reframe -C SETTINGS -c checks -r -t maintenance, with the partitions that
 `./eb --check --settings` prints. What a module must have follows from the easyconfig that it was made from.
 """
-import ast
 import collections
 import filecmp
 import glob
@@ -14,6 +13,7 @@ import re
 import shlex
 import statistics
 import sys
+from pathlib import Path
 
 import reframe as rfm
 import reframe.utility.sanity as sn
@@ -24,6 +24,7 @@ from reframe.core.exceptions import SanityError
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.append(os.path.dirname(HERE))
+from hpc_pytorch.machine.collection_files import plain_values  # noqa: E402
 from hpc_pytorch.machine.module_files import installed  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
 sys.path.pop()
@@ -69,10 +70,7 @@ SPEEDS.update({'train': Speed('pytorch-measure train', '', (1, 2, 4)),
 # What decides about networks, as the ranks see it.
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
 
-
 INSTALLED = installed(os.environ.get('MODULEPATH', ''))
-
-
 # Where copies of an easyconfig's files are, by its parameter.
 COPIED = {'scripts': 'bin', 'example_files': 'examples'}
 
@@ -90,7 +88,6 @@ def same_as_kept(root, path):
 
 
 class OfModule(rfm.RunOnlyRegressionTest):
-    """What all checks share."""
     module = parameter(sorted(INSTALLED))
     valid_prog_environs = ['builtin']
     sourcesdir = os.path.join(os.path.dirname(HERE), 'scripts')
@@ -99,8 +96,7 @@ class OfModule(rfm.RunOnlyRegressionTest):
 
     def only_where(self, words, *features):
         """The easyconfig has the words, and partitions the features."""
-        with open(easyconfig_of(self.module), encoding='utf-8') as handle:
-            fits = re.search(words, handle.read())
+        fits = re.search(words, Path(easyconfig_of(self.module)).read_text(encoding='utf-8'))
         self.modules = [self.module]
         self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)] if fits else []
 
@@ -108,8 +104,7 @@ class OfModule(rfm.RunOnlyRegressionTest):
         """All that matches in what was printed; without any the check has failed."""
         texts = []
         for name in (self.stdout, self.stderr):
-            with open(os.path.join(self.stagedir, str(name)), errors='replace') as handle:
-                texts.append(handle.read().strip())
+            texts.append(Path(self.stagedir, str(name)).read_text(errors='replace').strip())
         found = re.findall(pattern, texts[0], re.M)
         if not found:
             text = '\n'.join(texts)
@@ -126,7 +121,6 @@ class WorksCheck(OfModule):
 
     @run_after('init')
     def type_it(self):
-        """As a user does."""
         self.only_where(WAYS[self.way].needs)
         self.executable, self.executable_opts = WAYS[self.way].command.split(' ', 1)[0], [
             WAYS[self.way].command.partition(' ')[2]]
@@ -163,13 +157,10 @@ class WorksCheck(OfModule):
             lost[package].append(package + path)
         changed += ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
                     for package, paths in sorted(lost.items()) if package]
-        with open(easyconfig_of(self.module), encoding='utf-8') as handle:
-            values = [(statement.targets[0].id, statement.value) for statement in ast.parse(handle.read()).body
-                      if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)]
-        for name, value in values:
-            if name in COPIED:
-                paths = [os.path.join(root, COPIED[name], os.path.basename(word)) for word in ast.literal_eval(value)]
-                changed += ["%s is not as it was installed" % path for path in paths if not same_as_kept(root, path)]
+        values = plain_values(Path(easyconfig_of(self.module)).read_text(encoding='utf-8'))
+        for name, place in COPIED.items():
+            paths = [os.path.join(root, place, os.path.basename(word)) for word in values.get(name, [])]
+            changed += ["%s is not as it was installed" % path for path in paths if not same_as_kept(root, path)]
         return changed
 
     def other_build(self):
@@ -177,8 +168,7 @@ class WorksCheck(OfModule):
         note = os.path.join(INSTALLED[self.module], 'wheels', 'provenance.json')
         if not os.path.exists(note):
             return []
-        with open(note) as handle:
-            asked = json.load(handle)['asked']
+        asked = json.loads(Path(note).read_text())['asked']
         found = json.loads(self.said(r'^\{"show".*')[0])
         return [contract.table([one]) for one in contract.compare_installed(
             asked, found['show'], found['backends'], '\n'.join(self.said('.* => .*')))]
@@ -282,8 +272,7 @@ class SpeedCheck(OfModule):
         path = self.references
         path = os.path.join(path, self.current_system.name + '.json') if os.path.isdir(path) else path
         if os.path.exists(path):
-            with open(path) as handle:
-                known = json.load(handle)
+            known = json.loads(Path(path).read_text())
             before = known['modules'].get(self.module, {}).get(re.sub(' %module=[^ ]+', '', self.display_name), {})
             self.reference = {'*': {name: (
                 (before[name], None, known['margins'][unit], unit) if unit == 's' else

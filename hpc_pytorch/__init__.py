@@ -1,6 +1,16 @@
-"""What all rooms share: where the collection lies, its version, versions of software, and the error for users."""
+"""
+What all rooms share: where the collection lies, its version, versions of software, and the error for users.
+
+All modules but machine/launcher.py keep to Python 3.6, with which some clusters run EasyBuild; without an
+import from EasyBuild they need the standard library only.
+"""
+import glob
 import os
 import re
+import shutil
+import socket
+import tempfile
+import time
 
 VERSION = '2.0.0'
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -24,6 +34,17 @@ def settle(path):
     os.close(place)
     if failed:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+
+
+def part_directory(place):
+    """For `with`: a directory for what is not whole yet; those of calls that were killed are removed."""
+    for left in glob.glob(os.path.join(glob.escape(place), 'part-*')):
+        host, _, pid = os.path.basename(left)[len('part-'):].rpartition('=')[0].rpartition('=')
+        # another host's processes are not known here
+        if not os.path.exists('/proc/' + pid) if host == socket.gethostname() else (
+                time.time() - os.path.getmtime(left) > 86400):
+            shutil.rmtree(left, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=place)
 
 
 def version_key(version):

@@ -36,7 +36,6 @@ def simulate(works, cores, megabytes, knowledge):
     todo, alive, now = list(works), {}, 0.0
 
     def carry_out(decisions):
-        """As the broker does."""
         for what, job, _ in decisions:
             events[what] += 1
             if what == START:
@@ -45,7 +44,6 @@ def simulate(works, cores, megabytes, knowledge):
                 end(job, 137)
 
     def end(job, status):
-        """Its attempt is over."""
         del alive[job]
         carry_out(schedule.ended(job, status, 0, status == 137, False, now))
 
@@ -116,7 +114,6 @@ def profile(cold):
 
 
 def main():
-    """Print a line for each."""
     works, cores = other_build(read_traces(sys.argv[1:-2])), int(sys.argv[-2])
     most, memory = wanted(works, cores), sys.argv[-1]
     megabytes = most * float(memory) / 100 if memory.isdigit() else size(memory) / MB

@@ -1,8 +1,4 @@
-"""
-``--job-cancel``: cancel the jobs that were submitted for a prefix, or for the easyconfigs that are named.
-
-Python 3.6.
-"""
+"""``--job-cancel``: cancel the jobs that were submitted for a prefix, or for the easyconfigs that are named."""
 import sys
 
 from hpc_pytorch.jobs.status import jobs_of, run, state_of

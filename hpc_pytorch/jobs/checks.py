@@ -8,17 +8,17 @@ import argparse
 import contextlib
 import fnmatch
 import glob
-import importlib.machinery
-import importlib.util
 import json
 import os
 import pprint
 import re
+import runpy
 import signal
 import subprocess
 import sys
 import time
 import uuid
+from pathlib import Path
 
 from easybuild.tools.config import install_path
 
@@ -26,6 +26,7 @@ from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs import status
 from hpc_pytorch.jobs.bars import svg
 from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import installed
 
 # by unit: how far a value may be from its reference; written into new files of references, where a site changes it
@@ -39,15 +40,6 @@ MARK = 'HPC_PYTORCH_CHECK'
 MODULE_COMMAND = 'command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash'
 
 
-def jobscript():
-    """What the collection's pytorch-jobscript knows of launchers."""
-    path = os.path.join(collection_path('scripts'), 'pytorch-jobscript')
-    spec = importlib.util.spec_from_loader('jobscript', importlib.machinery.SourceFileLoader('jobscript', path))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def partition(system):
     """The compute nodes, as ReFrame wants to know them."""
     node, scheduler, command = system.node, system.scheduler, system.launcher['command']
@@ -56,7 +48,8 @@ def partition(system):
     options = {'slurm': ('--partition=', '--account=', '--qos='), 'pbs': ('-q ', '-A ', None), 'none': [None] * 3}[kind]
     values = scheduler['partition'], os.environ.get(scheduler['account_variable'] or ''), scheduler['qos']
     placing = {'srun': [], 'mpiexec': ['--ppn', '{ranks}'], 'mpirun': ['--map-by', 'ppr:{ranks}:node']}[command]
-    placing += jobscript().binding({'gpus': gpus, 'ranks': gpus or 1, 'cores': '{cores}'}, {
+    binding = runpy.run_path(os.path.join(collection_path('scripts'), 'pytorch-jobscript'))['binding']
+    placing += binding({'gpus': gpus, 'ranks': gpus or 1, 'cores': '{cores}'}, {
         'command': command, 'gpu_options': ' '.join(system.launcher['gpu_options'])})
     return {
         'name': 'compute', 'environs': ['builtin'], 'max_jobs': 1 if kind == 'none' else 8,
@@ -72,7 +65,7 @@ def partition(system):
         'features': ['hpc_pytorch'] + ['gpu'] * bool(gpus) + ['batch'] * (kind != 'none'),
         'extras': {'hpc_pytorch': {
             'ranks': gpus or 1, 'gpus': gpus, 'cores': cores, 'gpu_cores': near, 'launcher_options': placing,
-            'cores_per_rank': len(near[0]) if near else cores // (gpus or 1),
+            'cores_per_rank': (system.usable_cores or cores) // (gpus or 1),
             'interfaces': system.network['interfaces']}},
     }
 
@@ -90,16 +83,6 @@ def settings(system):
                                   {'type': 'file', 'name': 'reframe.log', 'level': 'debug2', 'append': False,
                                    'format': '[%(asctime)s] %(levelname)s: %(check_info)s: %(message)s'}]}],
     }, width=110))
-
-
-def reframe():
-    """ReFrame as the collection has locked it, in an environment that is made when it is needed."""
-    top = os.path.dirname(collection_path('environments'))
-    make = os.path.join(top, 'environments', 'make-environment')
-    environment = os.path.join(top, '.venv-checks')
-    if subprocess.run([make, environment, os.path.join(top, 'environments', 'checks.txt')]).returncode:
-        raise UsersProblem("ReFrame could not be installed; see above")
-    return os.path.join(environment, 'bin', 'reframe')
 
 
 def there(wanted):
@@ -149,10 +132,10 @@ def check(system, given, others):
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
     there(given.check or [])
     path, found = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
-    with open(path, 'w') as handle:
-        handle.write(settings(system))
-    command = [reframe(), '-C', path, '-c', collection_path('checks'), '-r', '--system', system.name, '--prefix', place,
-               '--report-file', found, '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
+    Path(path).write_text(settings(system))
+    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('checks'), '-r', '--system',
+               system.name, '--prefix', place, '--report-file', found,
+               '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
     command += ['-E', 'module in %r' % given.check] * bool(given.check) + ['--nocolor'] * (not sys.stdout.isatty())
     let_run(command + others, place)
     if not os.path.exists(found):
@@ -180,16 +163,13 @@ def update(path, report):
 
 
 def read(path):
-    """A report or references."""
     try:
-        with open(path) as handle:
-            return json.load(handle)
+        return json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise UsersProblem("%s cannot be read: %s" % (path, error))
 
 
 def write(path, content):
-    """JSON that people can read, too."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, 'w') as handle:
         json.dump(content, handle, indent=1, sort_keys=True)
@@ -197,7 +177,6 @@ def write(path, content):
 
 
 def read_report(path):
-    """A report of an earlier call."""
     report = read(path)
     if not isinstance(report, dict) or not {'modules', 'date', 'title'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
@@ -248,7 +227,6 @@ def show(report):
 
 
 def arguments(words):
-    """(ours, EasyBuild's, ReFrame's)."""
     parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
     parser.add_argument('--check', nargs='*', metavar='MODULE', help="such as PyTorch/2.13.0-workstation; default: all")
     parser.add_argument('--settings', action='store_true', help="only print ReFrame's settings for this system")
@@ -269,7 +247,6 @@ def arguments(words):
 
 
 def act(given, others):
-    """Do what was asked for."""
     system = systems.load(os.environ['HPC_SYSTEM'])
     if given.settings:
         print(settings(system))
@@ -289,7 +266,6 @@ def act(given, others):
 
 
 def main(words):
-    """``./eb --check``."""
     given, easybuilds, others = arguments(words)
     return status.run(easybuilds, lambda _: act(given, others))
 

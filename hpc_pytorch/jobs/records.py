@@ -2,8 +2,9 @@
 The files of a job: its script, a record, and while it runs how far it is.
 
 They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. There is one record for each module; what jobs
-write has the token of their submission in its name, so that it is never taken for another job's. Python 3.6.
+write has the token of their submission in its name, so that it is never taken for another job's.
 """
+import contextlib
 import getpass
 import glob
 import hashlib
@@ -14,6 +15,7 @@ import shlex
 import shutil
 import time
 import uuid
+from pathlib import Path
 
 from easybuild.tools.config import build_option, install_path
 
@@ -54,7 +56,6 @@ def mark_of(name):
 
 
 def new_record(name, **facts):
-    """The record of a job that is going to be submitted."""
     return dict(facts, name=name, job=None, token=uuid.uuid4().hex[:12], user=getpass.getuser(), time=int(time.time()))
 
 
@@ -77,8 +78,7 @@ def write_record(record):
 def read_record(path):
     """What is known of a job; None if there is nothing."""
     try:
-        with open(path) as handle:
-            record = json.load(handle)
+        record = json.loads(Path(path).read_text())
         whole = isinstance(record, dict) and all(isinstance(record.get(name, ()), kind) for name, kind in KINDS.items())
         return record if whole and record['scheduler'] in SCHEDULERS else None
     except (OSError, ValueError):
@@ -102,11 +102,9 @@ def remove_record(record):
         if '.alive.' in path[len(files_of(record)):]:
             # it may be: the next job waits for it
             continue
-        try:
+        # it may be somebody else's, who shares the prefix
+        with contextlib.suppress(OSError):
             os.remove(path)
-        except OSError:
-            # somebody else's, who shares the prefix
-            continue
 
 
 def first_line(path):
@@ -134,10 +132,8 @@ def write_script(record, command, log):
         ('record', record_path(record['name'])), ('token', record['token']), ('files', files_of(record)),
         ('log', log))]
     lines += ['build() {', command, '}', '']
-    with open(os.path.join(os.path.dirname(os.path.realpath(__file__)), 'job-script')) as handle:
-        text = '\n'.join(lines) + handle.read()
+    text = '\n'.join(lines) + Path(__file__).resolve().with_name('job-script').read_text()
     path = files_of(record) + '.sh'
-    with open(path, 'w') as handle:
-        handle.write(text)
+    Path(path).write_text(text)
     os.chmod(path, 0o755)
     return path

@@ -1,15 +1,11 @@
-"""
-What a job asks for: from the system's file, from what the software needs, from the command line.
-
-Python 3.6.
-"""
+"""What a job asks for: from the system's file, from what the software needs, from the command line."""
 import os
 import re
 
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option
 
-from hpc_pytorch.machine.batch_systems import EXTRAS, Request
+from hpc_pytorch.machine.batch_systems import EXTRAS, Request, seconds_of
 from hpc_pytorch.rules.resource_needs import fitted
 
 # where a system.cfg has no default
@@ -24,10 +20,6 @@ FORMS = {
     'mail': (r'\S+@\S+$', "an address"),
     'after': (r'\d[\w.:\[\]-]*$', "the id of a job, or several with colons between them"),
 }
-# Slurm's other ways to write a time (sbatch(1), --time): the minutes that each part of it counts for.
-SLURM_TIMES = ((r'(\d+)$', (1,)), (r'(\d+):(\d+)$', (1, 0)), (r'(\d+):(\d+):(\d+)$', (60, 1, 0)),
-               (r'(\d+)-(\d+)$', (1440, 60)), (r'(\d+)-(\d+):(\d+)$', (1440, 60, 1)),
-               (r'(\d+)-(\d+):(\d+):(\d+)$', (1440, 60, 1, 0)))
 
 
 def said(text):
@@ -54,17 +46,7 @@ def minutes_of(text, where):
     return hours * 60 + minutes + (1 if seconds else 0)
 
 
-def slurm_minutes(text):
-    """Minutes of $SBATCH_TIMELIMIT."""
-    for pattern, weights in SLURM_TIMES:
-        found = re.match(pattern, text)
-        if found:
-            return sum(int(part) * weight for part, weight in zip(found.groups(), weights)) or 1
-    raise EasyBuildError("$SBATCH_TIMELIMIT: expected a time as sbatch takes it, such as 4:00:00, found %r", text)
-
-
 def memory_of(text):
-    """Bytes of 16G."""
     from ramgate.limits import Problem as BadSize, size
     try:
         return size(text)
@@ -73,14 +55,13 @@ def memory_of(text):
 
 
 def request_for(system, scheduler, needs, hours=None):
-    """What a job asks for: from the system's file, from what the software needs, from the command line."""
     settings, node = system.scheduler, system.node
     words = said(build_option('job_target_resource'))
     shared = settings['build_partition'] or not settings['nodes_exclusive']
     cores, memory, minutes = fitted(needs, node)
     if not shared:
-        # nobody else gets what is left of the node; cores that are named beside no GPU are the operating system's
-        cores = sum(map(len, node['gpu_cores'])) or node['cores'] or cores
+        # nobody else gets what is left of the node
+        cores = system.usable_cores or cores
         memory, needs = None, needs._replace(gpus=node['gpus'] or 0)
     minutes = max(minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime'), 60 * (hours or 0))
     if 'walltime' in words:
@@ -88,7 +69,11 @@ def request_for(system, scheduler, needs, hours=None):
     environment = {name: None if name in words else os.environ.get(variable)
                    for name, variable in scheduler.variables.items()}
     if environment.get('walltime'):
-        minutes = slurm_minutes(environment['walltime'])
+        seconds = seconds_of(environment['walltime'])
+        if seconds is None:
+            raise EasyBuildError("$SBATCH_TIMELIMIT: expected a time as sbatch takes it, such as 4:00:00, found %r",
+                                 environment['walltime'])
+        minutes = -(-seconds // 60) or 1
     minutes = min(minutes, 60 * build_option('job_max_walltime'))
     cores = build_option('job_cores') or cores
     memory = memory_of(words['memory']) if 'memory' in words else memory

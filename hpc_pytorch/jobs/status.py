@@ -1,14 +1,12 @@
-"""
-``--job-status``: how the jobs are that were submitted for a prefix, what went wrong, and what to do.
-
-Python 3.6.
-"""
+"""``--job-status``: how the jobs are that were submitted for a prefix, what went wrong, and what to do."""
+import contextlib
 import os
 import re
 import shlex
 import shutil
 import sys
 import time
+from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
@@ -97,11 +95,9 @@ def log_tail(record, lines=400):
     """The end of a job's log, and what the batch system said besides."""
     found = []
     for path in (record['log'], files_of(record) + '.out'):
-        try:
-            with open(path, errors='replace') as handle:
-                found += [line.rstrip() for line in handle.read().splitlines()[-lines:] if line.strip()]
-        except OSError:
-            continue
+        with contextlib.suppress(OSError):
+            text = Path(path).read_text(errors='replace')
+            found += [line.rstrip() for line in text.splitlines()[-lines:] if line.strip()]
     return found
 
 
@@ -116,7 +112,6 @@ def step_of(record):
 
 
 def why_failed(record, look):
-    """Causes and remedies, and the last that was said."""
     asked = {'memory': '%d MiB' % (record['memory'] / MIB) if record.get('memory') else 'the whole node',
              'walltime': '%d:%02d h' % divmod(record.get('minutes') or 0, 60)}
     found = ["cause: %s\nwhat to do: %s" % (cause.format(**asked), remedy)
@@ -127,20 +122,13 @@ def why_failed(record, look):
     return '\n'.join(found + [explained] * bool(explained) + (errors or lines)[-3:])
 
 
-def why_waiting(record, look):
-    """What the batch system's reason means."""
-    texts = [text.format(job=record['job']) for pattern, text in REASONS if pattern.search(look.about)]
-    return texts[:1]
-
-
 def describe(record, look, states):
-    """A job in a few lines."""
     lines = ["%s  job %s  %s%s" % (record['module'], record['job'] or '?', look.state,
                                    ' (%s)' % ', '.join(filter(None, (look.word, look.about))))]
     if look.state == RUNNING:
         lines += step_of(record)
     elif look.state == WAITING:
-        lines += why_waiting(record, look)
+        lines += [text.format(job=record['job']) for pattern, text in REASONS if pattern.search(look.about)][:1]
     elif look.state == FAILED:
         lines += why_failed(record, look).splitlines()
     elif look.state == CANCELLED:
@@ -201,7 +189,6 @@ def run(arguments, action):
 
 
 def main(arguments):
-    """``./eb --job-status [--follow]``, or ``python3 -m hpc_pytorch.jobs.status``."""
     follow = '--follow' in arguments
 
     def show(easyconfigs):

@@ -1,8 +1,6 @@
 """
 ``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
 share is here.
-
-Python 3.6.
 """
 import fcntl
 import os
@@ -104,7 +102,6 @@ class SystemJobs(object):
             self.log.warning("%s cannot be locked: %s", path, error)
 
     def log_directory(self):
-        """Where the logs of jobs go."""
         return os.path.abspath(build_option('job_output_dir') or '')
 
     def check_directories(self):
@@ -133,7 +130,6 @@ class SystemJobs(object):
         self.jobs.append(job)
 
     def complete(self):
-        """Submit all that are not submitted yet."""
         job = None
         try:
             for job in self.jobs:
@@ -171,11 +167,9 @@ class SystemJobs(object):
         print_msg("To see how they are: %s", program('status'), log=self.log)
 
     def request(self, job):
-        """What a job asks for."""
         return request_for(self.system, self.scheduler, needs_of(job.easyconfig()), job.hours)
 
     def say_cost(self, jobs):
-        """What it is going to cost at most."""
         cores = float(self.system.node['cores'] or 1)
         hours = sum(request.minutes * (1 if request.exclusive else request.cores / cores)
                     for request in map(self.request, jobs)) / 60.0

@@ -1,8 +1,7 @@
 """
 Slurm and PBS Pro behind the same few words: submit, find, look, cancel.
 
-What is asked for is data (Request); how each batch system wants to be asked is one class each. Standard library only,
-Python 3.6.
+What is asked for is data (Request); how each batch system wants to be asked is one class each.
 """
 import os
 import re
@@ -55,8 +54,22 @@ REFUSALS = tuple((re.compile(pattern, re.I), remedy) for pattern, remedy in (
 ))
 
 
+# How batch systems write a time (sbatch(1), --time): the seconds that each part of it counts for.
+TIMES = ((r'(\d+)$', (60,)), (r'(\d+):(\d+)$', (60, 1)), (r'(\d+):(\d+):(\d+)$', (3600, 60, 1)),
+         (r'(\d+)-(\d+)$', (86400, 3600)), (r'(\d+)-(\d+):(\d+)$', (86400, 3600, 60)),
+         (r'(\d+)-(\d+):(\d+):(\d+)$', (86400, 3600, 60, 1)))
+
+
+def seconds_of(text):
+    """1-02:00:00 -> seconds; None for words such as infinite."""
+    for pattern, weights in TIMES:
+        found = re.match(pattern, text)
+        if found:
+            return sum(int(part) * weight for part, weight in zip(found.groups(), weights))
+    return None
+
+
 def why_refused(text, variable):
-    """What to do about a refusal."""
     for pattern, remedy in REFUSALS:
         if pattern.search(text):
             return remedy.format(variable=variable or 'SBATCH_ACCOUNT')
@@ -64,8 +77,6 @@ def why_refused(text, variable):
 
 
 class BatchSystem(object):
-    """What both have in common."""
-
     # the user's environment would change what the commands do or print: variables that are kept from them, those of
     # these that they get all the same, and what they get besides
     cleared, kept, added = None, (), {}
@@ -123,8 +134,6 @@ class BatchSystem(object):
 
 
 class Slurm(BatchSystem):
-    """Slurm's commands."""
-
     kind, tool = 'slurm', 'scontrol'
     # Slurm opens a job's log itself, and writes into it why it killed something
     opens_log = True
@@ -189,7 +198,6 @@ class Slurm(BatchSystem):
         return [tool] + (['--clusters=%s' % cluster] if cluster else []), number
 
     def cancel(self, jobs):
-        """Take them back."""
         for job in jobs:
             command, number = self.of_cluster('scancel', job)
             self.end(command + ['--quiet', number])
@@ -286,11 +294,10 @@ class Pbs(BatchSystem):
         return None
 
     def cancel(self, jobs):
-        """Take them back; the last first, so that none becomes ready in between."""
+        # the last first, so that none becomes ready in between
         self.end(['qdel'] + list(jobs)[::-1])
 
     def find(self, name, mark):
-        """The living jobs of this name that carry this mark: [(id, the mark with its token)]."""
         status, output = self.ask(['qselect', '-N', name])
         if status:
             raise NoAnswer("qselect: %s" % output.replace('\n', ' '))

@@ -140,13 +140,11 @@ def run(command, **options):
 
 
 def last_line(text):
-    """The last line that says something."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else 'nothing'
 
 
 def main(names):
-    """Install the named packages; the exit status tells."""
     try:
         install(names)
     except UsersProblem as problem:

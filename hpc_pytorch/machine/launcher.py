@@ -5,6 +5,7 @@ at both and becomes EasyBuild, in the same process, so that starting costs nothi
 Only what is needed before EasyBuild starts is here. What needs its configuration or a parsed easyconfig is in hooks/,
 where it also works for an ``eb`` that was not started by ``./eb``.
 """
+import argparse
 import atexit
 import configparser
 import difflib
@@ -18,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 # where .venv and .local lie; `python -I` knows neither
@@ -87,8 +89,8 @@ PROGRAMS = {
     'survey': 'hpc_pytorch.machine.survey',
     'check': 'hpc_pytorch.jobs.checks',
 }
-# Those that read the option themselves.
-THEIR_OWN = ('new-version', 'renew', 'survey', 'check')
+# Those that do not know their own option.
+THEY_READ_NOTHING = ('job-status', 'job-cancel')
 
 
 def say(text):
@@ -97,28 +99,23 @@ def say(text):
 
 
 def own_options(arguments):
-    """Take our options out of the arguments: (system or None, set of 'rehearse' and names of programs, the others)."""
-    system, wishes, others = None, set(), []
-    arguments = iter(arguments)
-    for argument in arguments:
-        name = argument[2:].split('=')[0] if argument.startswith('--') else None
-        if name in PROGRAMS or name == 'rehearse':
-            wishes.add(name)
-            if name in THEIR_OWN:
-                others.append(argument)
-        elif argument == '--system':
-            system = next(arguments, None)
-            if system is None:
-                raise UsersProblem("--system wants a name, for example: --system workstation")
-        elif argument.startswith('--system='):
-            system = argument[len('--system='):]
-        else:
-            others.append(argument)
-    return system, wishes, others
+    """Take our options out of the arguments, but for those that a program of ours reads itself: (ours, the others)."""
+    parser = argparse.ArgumentParser('eb', "./eb --help says more", add_help=False, allow_abbrev=False)
+    parser.add_argument('--system', nargs='?', const='')
+    parser.add_argument('--rehearse', action='store_true')
+    parser.add_argument('--hooks', action='append', default=[])
+    parser.add_argument(TRY, dest='version')
+    ours, others = parser.parse_known_args(arguments)
+    if ours.system == '':
+        raise UsersProblem("--system wants a name, for example: --system workstation")
+    names = [word.split('=')[0] for word in others]
+    ours.program = next((name for name in PROGRAMS if '--' + name in names), None)
+    if ours.program in THEY_READ_NOTHING:
+        others.remove('--' + ours.program)
+    return ours, others
 
 
 def easyconfig_names(arguments):
-    """The arguments that name an easyconfig."""
     return [argument for argument in arguments if argument.endswith('.eb') and not argument.startswith('-')]
 
 
@@ -147,30 +144,29 @@ def check_easyconfigs(arguments):
             else "See: ls %s/easyconfigs/*/*" % shlex.quote(COLLECTION)))
 
 
-def try_software_version(arguments):
+def try_software_version(version, arguments):
     """EasyBuild's --try-software-version, with the lock files that the version wants, for as long as ./eb runs."""
-    words = [part for word in arguments for part in (word.split('=', 1) if word.startswith(TRY) else [word])]
-    names = easyconfig_names(words)
-    if TRY not in words[:-1] or len(names) != 1 or any(word.startswith('--from-') for word in words):
+    if version is None:
         return arguments
+    names, unchanged = easyconfig_names(arguments), arguments + ['%s=%s' % (TRY, version)]
+    if len(names) != 1 or any(word.startswith('--from-') for word in arguments):
+        return unchanged
     program = runpy.run_module(PROGRAMS['new-version'])
     try:
-        with open(program['find'](names[0]), encoding='utf-8') as handle:
-            ours = 'lock_files' in handle.read()
+        ours = 'lock_files' in Path(program['find'](names[0])).read_text(encoding='utf-8')
     except UsersProblem:
         # on a path that only EasyBuild knows
         ours = False
     if not ours:
-        return arguments
-    if '--job' in words:
+        return unchanged
+    if '--job' in arguments:
         raise UsersProblem("jobs want files that stay: ./eb --new-version first")
-    where, version = words.index(TRY), words[words.index(TRY) + 1]
     directory = tempfile.mkdtemp(prefix='try-version-')
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     path = program['try_version'](names[0], version, directory)
     say("%s and its lock files were made for this call alone; to keep such: ./eb --new-version %s %s"
         % (os.path.basename(path), shlex.quote(version), shlex.quote(names[0])))
-    return [path if word == names[0] else word for word in words[:where] + words[where + 2:]]
+    return [path if word == names[0] else word for word in arguments]
 
 
 def names_without_suffix(arguments, known):
@@ -244,8 +240,7 @@ def configure_files(system):
     text %= COLLECTION.replace('%', '%%')
     if not os.path.exists(where) or open(where).read() != text:
         temporary = '%s.%d' % (where, os.getpid())
-        with open(temporary, 'w') as handle:
-            handle.write(text)
+        Path(temporary).write_text(text)
         os.replace(temporary, where)
     files = [os.path.join(COLLECTION, 'systems', system, 'easybuild.cfg'), where]
     users = os.environ.get('EASYBUILD_CONFIGFILES')
@@ -283,27 +278,13 @@ def log_in(stand_in):
     os.environ.update(entry.split('=', 1) for entry in done.stdout.split('\0') if '=' in entry)
 
 
-def configure_hooks(arguments):
-    """Our hooks, and the site's or user's own beside them: EasyBuild itself knows one file only."""
+def configure_hooks(given):
+    """Our hooks, and the first of the site's or user's own beside them: EasyBuild itself knows one file only."""
     ours = os.path.join(COLLECTION, 'hooks', 'hpc_pytorch_hooks.py')
-    words = list(arguments)
-    for number, word in enumerate(words):
-        if word == '--hooks' and number + 1 < len(words):
-            own_hooks(ours, words[number + 1])
-            arguments = words[:number] + words[number + 2:]
-        elif word.startswith('--hooks='):
-            own_hooks(ours, word[len('--hooks='):])
-            arguments = words[:number] + words[number + 1:]
-    for path in (os.environ.get('EASYBUILD_HOOKS'), configured_hooks()):
-        own_hooks(ours, path)
+    for path in given + [os.environ.get('EASYBUILD_HOOKS'), configured_hooks()]:
+        if path and os.path.realpath(path) != os.path.realpath(ours):
+            os.environ.setdefault('HPC_SITE_HOOKS', os.path.abspath(path))
     os.environ['EASYBUILD_HOOKS'] = ours
-    return arguments
-
-
-def own_hooks(ours, path):
-    """Remember the first hooks that are not ours."""
-    if path and os.path.realpath(path) != os.path.realpath(ours):
-        os.environ.setdefault('HPC_SITE_HOOKS', os.path.abspath(path))
 
 
 def configured_hooks():
@@ -338,13 +319,7 @@ def clean_environment():
     os.environ.update(PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
 
 
-def with_modules(arguments):
-    """--fetch as it is useful here: EasyBuild's does without modules, and they decide which Python is fetched for."""
-    instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
-    return [word for argument in arguments for word in instead.get(argument, [argument])]
-
-
-def consent_of_root(arguments):
+def consent_of_root():
     """EasyBuild, and Open MPI, want to be told that root knows what they do."""
     if os.geteuid() != 0:
         return []
@@ -354,47 +329,48 @@ def consent_of_root(arguments):
 
 
 def prepare(arguments):
-    """Everything before EasyBuild; returns our options and EasyBuild's arguments."""
-    option, wishes, arguments = own_options(arguments)
-    if not arguments or ('--help' in arguments or '-h' in arguments) and not wishes & set(THEIR_OWN):
+    """Everything before EasyBuild; returns the program to become, and its arguments."""
+    ours, arguments = own_options(arguments)
+    wants_help = {'--help', '-h'} & set(arguments) or not (arguments or ours.program)
+    if wants_help and ours.program in (None, *THEY_READ_NOTHING):
         print(USAGE % ', '.join(systems.names()))
     if '--version' in arguments:
         print("This is hpc-pytorch %s" % VERSION)
     easyconfigs = [os.path.basename(name) for name in easyconfig_names(arguments)]
     easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs + easyconfigs_of_easystacks(arguments)
-    system, reason = systems.choose(option, os.environ, socket.gethostname(), easyconfigs)
+    system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
-    if 'check' not in wishes:
+    if ours.program != 'check':
         check_easyconfigs(arguments)
     clean_environment()
-    arguments = try_software_version(arguments)
+    arguments = try_software_version(ours.version, arguments)
     os.environ['HPC_SYSTEM'] = system
-    if 'rehearse' in wishes:
+    if ours.rehearse:
         os.environ['HPC_PYTORCH_REHEARSAL'] = system
         configure_rehearsal(system, easyconfig_names(arguments) + easyconfigs_of_easystacks(arguments))
-    if 'survey' in wishes:
+    configure_jobs(system, ours.rehearse)
+    program = PROGRAMS.get(ours.program, 'easybuild.main')
+    if ours.program == 'survey':
         # nothing is installed for it, not even a modules tool
-        configure_jobs(system, 'rehearse' in wishes)
-        return wishes, arguments
+        return program, arguments
     configure_modules_tool(arguments)
-    arguments = configure_hooks(arguments)
+    configure_hooks(ours.hooks)
     configure_files(system)
-    configure_jobs(system, 'rehearse' in wishes)
     os.environ['EB_SCRIPT_PATH'] = os.path.join(sys.prefix, 'bin', 'eb')
     os.environ['EB_PYTHON'] = sys.executable
-    return wishes, consent_of_root(arguments) + with_modules(arguments)
+    # EasyBuild's --fetch does without modules, and they decide which Python is fetched for
+    instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
+    return program, consent_of_root() + [word for argument in arguments for word in instead.get(argument, [argument])]
 
 
 def main():
-    """Prepare, then be EasyBuild."""
     try:
-        wishes, arguments = prepare(sys.argv[1:])
+        program, arguments = prepare(sys.argv[1:])
     except UsersProblem as problem:
         print("ERROR: %s" % problem, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    program = next((PROGRAMS[wish] for wish in wishes if wish in PROGRAMS), 'easybuild.main')
     sys.argv = [os.path.join(sys.prefix, 'bin', 'eb')] + arguments
     runpy.run_module(program, run_name='__main__', alter_sys=True)
     return 0

@@ -1,8 +1,4 @@
-"""
-Pieces of modules that EasyBuild's module generators do not have, for both of their languages.
-
-Standard library only, Python 3.6.
-"""
+"""Pieces of modules that EasyBuild's module generators do not have, for both of their languages."""
 import glob
 import os
 import re

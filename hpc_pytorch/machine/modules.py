@@ -2,7 +2,7 @@
 The modules tool of the user's shell, and modules as a user loads them, one after the other, in an environment apart:
 the process's own stays as it is.
 
-Works with Lmod and Environment Modules. Standard library only, Python 3.6.
+Works with Lmod and Environment Modules.
 """
 import os
 import re
@@ -30,7 +30,6 @@ OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)),
 
 
 def of_this_shell(tool):
-    """Whether it is this modules tool that the user's shell has."""
     function = os.environ.get('BASH_FUNC_module%%', '')
     if function:
         return ('LMOD' in function) == (tool == 'Lmod')
@@ -66,7 +65,6 @@ class ModulesShell(object):
         self.environ = dict(self.beginning)
 
     def start_again(self):
-        """Back to the environment that it began with."""
         self.environ = dict(self.beginning)
 
     def call(self, *words):
@@ -85,7 +83,6 @@ class ModulesShell(object):
 
     @property
     def loaded(self):
-        """The modules that are loaded, in their order."""
         return [name for name in self.environ.get('LOADEDMODULES', '').split(os.pathsep) if name]
 
     def versions(self, name):

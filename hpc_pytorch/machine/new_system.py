@@ -58,7 +58,6 @@ def chosen_modules(machine):
 
 
 def system_text(name, machine):
-    """The draft of system.cfg."""
     host = socket.gethostname().split('.')[0]
     kind = asked(survey.scheduler_kind, machine)
     machine.system.scheduler['kind'] = kind

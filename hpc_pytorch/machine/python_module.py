@@ -2,7 +2,7 @@
 The Python of a system's own module, for login nodes whose python3 is too old: prints its path.
 
 make-environment runs this file before there is an environment, with the python3 that is too old and the arguments of
-./eb: ``python3 -I hpc_pytorch/machine/python_module.py "Python 3.6.15" PyTorch-1.13.1-ARCHER2.eb``. Python 3.6.
+./eb: ``python3 -I hpc_pytorch/machine/python_module.py "Python 3.6.15" PyTorch-1.13.1-ARCHER2.eb``.
 """
 import os
 import shutil
@@ -30,7 +30,6 @@ def chosen_system(arguments):
 
 
 def python_of(names):
-    """The interpreter that these modules bring."""
     tool = program_of_modules_tool(any_version=True)
     if tool is None:
         raise UsersProblem("no modules tool was found to load it with")

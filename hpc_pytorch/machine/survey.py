@@ -5,11 +5,13 @@ Asks only, within a minute; once on a login node and once in a job (``--job`` su
 external modules are asked for besides, as each easyconfig loads them. The answers carry no user name and no path below
 $HOME, so that the file can be sent to somebody.
 """
+import argparse
 import collections
 import configparser
 import contextlib
 import glob
 import json
+import operator
 import os
 import re
 import shlex
@@ -18,9 +20,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem, VERSION, collection_path, version_key
 from hpc_pytorch.machine import batch_systems, systems
+from hpc_pytorch.machine.batch_systems import seconds_of
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, program_of_modules_tool
 
 GIB = 2 ** 30
@@ -44,7 +48,6 @@ class Machine(object):
         self.cache = {}
 
     def run(self, *command):
-        """What a command prints."""
         if command not in self.cache:
             if not shutil.which(command[0], path=self.environ.get('PATH')):
                 raise NotAsked("there is no %s" % command[0])
@@ -59,14 +62,11 @@ class Machine(object):
         return self.cache[command]
 
     def path(self, path):
-        """Where a file of the machine lies."""
         return os.path.join(self.root, path.lstrip('/'))
 
     def read(self, path):
-        """The text of a file of the machine."""
         try:
-            with open(self.path(path)) as handle:
-                return handle.read()
+            return Path(self.path(path)).read_text()
         except OSError:
             raise NotAsked("there is no %s" % path)
 
@@ -99,7 +99,6 @@ def modules_shell(machine):
 
 
 def modules_tool(machine):
-    """Whether the modules tool is new enough."""
     tool = program_of_modules_tool()
     return tool[0] if tool else "none that is new enough"
 
@@ -134,7 +133,6 @@ def cores_near_gpus(machine):
 
 
 def cuda_of_driver(machine):
-    """The newest CUDA that the driver runs."""
     found = re.search(r'CUDA Version: (\d+\.\d+)', machine.run('nvidia-smi'))
     if not found:
         raise NotAsked("nvidia-smi names no CUDA version")
@@ -142,7 +140,6 @@ def cuda_of_driver(machine):
 
 
 def newest_cuda_module(system):
-    """The newest CUDA that easyconfigs load."""
     versions = [name.split('/')[1] for path in easyconfigs_of(system) for name in external_modules(path)
                 if name.startswith('cuda/')]
     return max(versions, key=version_key) if versions else None
@@ -172,16 +169,6 @@ def of_partition(key):
             raise NotAsked("the batch system does not say")
         return found[key]
     return ask
-
-
-def seconds(text):
-    """1-02:00:00 -> seconds; no limit is infinite."""
-    if not re.match(r'[\d:-]+$', text):
-        return float('inf')
-    days, _, clock = text.rpartition('-')
-    parts = [int(part) for part in clock.split(':')]
-    parts = [0] * (3 - len(parts)) + parts
-    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
 
 
 def scheduler_kind(machine):
@@ -241,18 +228,7 @@ def quota(machine):
 
 # -- comparisons: what was found, what is expected
 
-def equal(found, expected):
-    """The same."""
-    return found == expected
-
-
-def among(found, expected):
-    """What is expected is one of those found."""
-    return expected in found
-
-
 def all_there(found, expected):
-    """All that are expected were found."""
     return set(expected) <= set(found)
 
 
@@ -267,7 +243,6 @@ def within(found, expected):
 
 
 def compilers_of(system):
-    """All compilers' commands."""
     return sorted({command for command in system.compilers.values() if command})
 
 
@@ -277,77 +252,70 @@ def home_is_left_out(system):
     return any(home.startswith(os.path.join(directory, '')) for directory in system.node['not_mounted'])
 
 
-# name; where it is asked (login, job or both); how, for people; the question; what systems/ says, None for nothing; the
-# comparison
+# name; where it is asked (login, job or both); how, for people; the question; what systems/ says, where it says
+# something; the comparison, where it is not whether both are the same
 Probe = collections.namedtuple('Probe', 'name where how ask expected same')
-PROBES = tuple(Probe(*row) for row in (
-    ('architecture', 'both', 'uname -m', lambda machine: os.uname().machine, lambda s: s.system['architecture'], equal),
+PROBES = tuple(Probe(*row, *(lambda system: None, operator.eq)[len(row) - 4:]) for row in (
+    ('architecture', 'both', 'uname -m', lambda machine: os.uname().machine, lambda s: s.system['architecture']),
     ('host name', 'both', 'hostname', lambda machine: socket.gethostname(), lambda s: s.system['host_names'] or None,
      systems.host_matches),
     ('login host', 'login', 'hostname', lambda machine: socket.gethostname(), lambda s: s.system['login_hosts'] or None,
      systems.host_matches),
     ('python3', 'login', 'python3 -V; module load', python_version, lambda s: '3.9 or newer',
      lambda found, _: any(version_key(one)[:2] >= [3, 9] for one in re.findall(r'\d+\.\d+\.\d+', found))),
-    ('shell', 'login', '$SHELL', lambda machine: os.path.basename(machine.environ.get('SHELL', '')), lambda s: None,
-     equal),
+    ('shell', 'login', '$SHELL', lambda machine: os.path.basename(machine.environ.get('SHELL', ''))),
     ('modules tool', 'both', '$LMOD_CMD, $MODULES_CMD', modules_tool, lambda s: ('Lmod', 'EnvironmentModules'),
      lambda found, expected: found in expected),
-    ('modules loaded', 'both', '$LOADEDMODULES', lambda machine: machine.environ.get('LOADEDMODULES', ''),
-     lambda s: None, equal),
+    ('modules loaded', 'both', '$LOADEDMODULES', lambda machine: machine.environ.get('LOADEDMODULES', '')),
     ('compilers', 'both', 'module load; which', lambda machine: on_path(machine, compilers_of(machine.system)),
      compilers_of, all_there),
     ('launcher', 'both', 'module load; which', lambda machine: on_path(machine, [machine.system.launcher['command']]),
      lambda s: [s.launcher['command']], all_there),
-    ('batch system', 'both', 'sinfo; qstat -Q', scheduler_kind, lambda s: s.scheduler['kind'], equal),
-    ('partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['partition'], among),
-    ('build partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['build_partition'], among),
+    ('batch system', 'both', 'sinfo; qstat -Q', scheduler_kind, lambda s: s.scheduler['kind']),
+    ('partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['partition'], operator.contains),
+    ('build partition', 'login', 'sinfo; qstat -Q', partitions, lambda s: s.scheduler['build_partition'],
+     operator.contains),
     ('time limit', 'login', 'sinfo; qstat -Q', of_partition('limit'), lambda s: s.scheduler['walltime'],
-     lambda found, expected: seconds(found) >= seconds(expected)),
-    ('whole nodes', 'login', 'sinfo', of_partition('exclusive'), lambda s: s.scheduler['nodes_exclusive'], equal),
+     lambda found, expected: (seconds_of(found) or float('inf')) >= seconds_of(expected)),
+    ('whole nodes', 'login', 'sinfo', of_partition('exclusive'), lambda s: s.scheduler['nodes_exclusive']),
     ('threads of nodes', 'login', 'sinfo', of_partition('cores'),
-     lambda s: s.node['cores'] and s.node['cores'] * (s.node['threads_per_core'] or 1), equal),
+     lambda s: s.node['cores'] and s.node['cores'] * (s.node['threads_per_core'] or 1)),
     ('memory of nodes', 'login', 'sinfo', of_partition('memory'), lambda s: s.node['memory'], about),
-    ('GPUs of nodes', 'login', 'sinfo', of_partition('gpus'), lambda s: s.node['gpus'], equal),
-    ('cores', 'job', '/sys/devices/system/cpu', lambda machine: len(set(topology(machine))), lambda s: s.node['cores'],
-     equal),
+    ('GPUs of nodes', 'login', 'sinfo', of_partition('gpus'), lambda s: s.node['gpus']),
+    ('cores', 'job', '/sys/devices/system/cpu', lambda machine: len(set(topology(machine))), lambda s: s.node['cores']),
     ('threads of a core', 'job', '/sys/devices/system/cpu',
-     lambda machine: len(topology(machine)) // len(set(topology(machine))), lambda s: s.node['threads_per_core'],
-     equal),
+     lambda machine: len(topology(machine)) // len(set(topology(machine))), lambda s: s.node['threads_per_core']),
     ('NUMA nodes', 'job', '/sys/devices/system/node',
-     lambda machine: len(machine.names('/sys/devices/system/node/node[0-9]*')), lambda s: None, equal),
+     lambda machine: len(machine.names('/sys/devices/system/node/node[0-9]*'))),
     ('memory', 'job', '/proc/meminfo', memory, lambda s: s.node['memory'], about),
     ('GPUs', 'job', 'nvidia-smi topo -m; rocm-smi', lambda machine: len(cores_near_gpus(machine)),
-     lambda s: s.node['gpus'] or None, equal),
+     lambda s: s.node['gpus'] or None),
     ('cores next to GPUs', 'job', 'nvidia-smi topo -m; rocm-smi', cores_near_gpus,
      lambda s: s.node['gpu_cores'] or None, within),
     ('CUDA of the driver', 'job', 'nvidia-smi', cuda_of_driver, newest_cuda_module,
      lambda found, expected: version_key(found)[0] >= version_key(expected)[0]),
     ('AMD driver', 'job', '/sys/module/amdgpu/version',
-     lambda machine: machine.read('/sys/module/amdgpu/version').strip(), lambda s: None, equal),
+     lambda machine: machine.read('/sys/module/amdgpu/version').strip()),
     ('interfaces', 'job', '/sys/class/net', lambda machine: machine.names('/sys/class/net/*'),
      lambda s: s.network['interfaces'] or None, all_there),
-    ('Slingshot devices', 'job', '/sys/class/cxi', lambda machine: len(machine.names('/sys/class/cxi/*')),
-     lambda s: None, equal),
+    ('Slingshot devices', 'job', '/sys/class/cxi', lambda machine: len(machine.names('/sys/class/cxi/*'))),
     ('libfabric', 'job', 'fi_info -l', providers,
      lambda s: ['cxi'] if any(name.startswith('hsn') for name in s.network['interfaces']) else None, all_there),
     there('local storage', 'job', lambda s: list(filter(None, [s.node['local_storage']]))),
     there('temporary directory', 'job', lambda s: [s.node['temporary_directory'] or '/tmp']),
     ('$HOME in jobs', 'job', 'ls', lambda machine: os.path.isdir(machine.path(machine.environ.get('HOME', '/'))),
-     lambda s: not home_is_left_out(s) if s.node['not_mounted'] else None, equal),
-    ('room in $HOME', 'login', 'df, lfs quota, quota', quota, lambda s: None, equal),
+     lambda s: not home_is_left_out(s) if s.node['not_mounted'] else None),
+    ('room in $HOME', 'login', 'df, lfs quota, quota', quota),
     there('images', 'login', lambda s: s.container['image_search_path']),
     ('container run time', 'job', 'module load; which', lambda machine: on_path(machine, ['singularity', 'apptainer']),
      lambda s: ['singularity'] if s.container['bind_paths'] else None, all_there),
     there('paths for containers', 'job', lambda s: s.container['bind_paths']),
-    ('package index', 'login', 'pip index versions', lambda machine: package_index(machine), lambda s: 'reached',
-     equal),
-    ('package index in jobs', 'job', 'pip index versions', lambda machine: package_index(machine), lambda s: None,
-     equal),
+    ('package index', 'login', 'pip index versions', package_index, lambda s: 'reached'),
+    ('package index in jobs', 'job', 'pip index versions', package_index),
 ))
 
 
 def ask(probe, machine):
-    """One probe's finding."""
     expected = probe.expected(machine.system)
     if probe.where not in ('both', 'job' if machine.in_job else 'login'):
         there = 'in jobs: --job' if probe.where == 'job' else 'on login nodes'
@@ -364,15 +332,13 @@ def ask(probe, machine):
 # -- modules
 
 def easyconfigs_of(system):
-    """The collection's easyconfigs for a system."""
     paths = glob.glob(os.path.join(glob.escape(collection_path('easyconfigs')), '*', '*', '*.eb'))
     return sorted(path for path in paths if systems.is_for(path, system))
 
 
 def external_modules(path):
     """The system's modules that an easyconfig loads, in EasyBuild's order: builddependencies first."""
-    with open(path, encoding='utf-8', errors='replace') as handle:
-        text = handle.read()
+    text = Path(path).read_text(encoding='utf-8', errors='replace')
     build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
     parts = [build.group(0), text.replace(build.group(0), '')] if build else [text]
     return [name for part in parts for name in re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", part)]
@@ -420,20 +386,15 @@ def about_metadata(system, shell, names):
 # -- the whole
 
 def survey(machine):
-    """All findings."""
     return [ask(probe, machine) for probe in PROBES] + list(about_modules(machine))
 
 
-def without_names(value, environ):
+def without_names(text, environ):
     """No user's name and no path below $HOME in what is given away."""
-    if isinstance(value, dict):
-        return {key: without_names(one, environ) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_names(one, environ) for one in value]
-    for name in ('HOME', 'USER') if isinstance(value, str) else ():
+    for name in ('HOME', 'USER'):
         if len(environ.get(name, '')) > 2:
-            value = value.replace(environ[name], '$' + name)
-    return value
+            text = text.replace(environ[name], '$' + name)
+    return text
 
 
 def table(findings):
@@ -450,7 +411,6 @@ def table(findings):
 
 
 def job_script(path):
-    """What the job runs."""
     return "#!/bin/bash\nexec %s --survey=%s > %s 2>&1\n" % (
         os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path), shlex.quote(path + '.txt'))
 
@@ -472,32 +432,28 @@ def submit(system, path):
 
 def main(arguments):
     """Ask, compare, print; 1 if something that we rely on differs."""
-    words, last = {}, None
-    for word in arguments:
-        if word.startswith('--') or last is None:
-            last, _, value = word.partition('=')
-            words[last] = value
-        else:
-            # --survey FILE as well as --survey=FILE
-            words[last] = word
+    parser = argparse.ArgumentParser(prog='./eb', description=__doc__, allow_abbrev=False)
+    parser.add_argument('--survey', nargs='?', metavar='FILE', help="the answers as JSON, to be sent")
+    parser.add_argument('--job', action='store_true', help="ask in a job")
+    parser.add_argument('--new-system', metavar='NAME', help="write drafts of systems/NAME")
+    given = parser.parse_known_args(arguments)[0]
     system = systems.load(os.environ['HPC_SYSTEM'])
-    path = os.path.abspath(words.get('--survey') or 'survey-%s.json' % system.name)
-    if '--job' in words:
+    path = os.path.abspath(given.survey or 'survey-%s.json' % system.name)
+    if given.job:
         print("Job %s is going to write %s and %s.txt" % (submit(system, path), path, path))
         return 0
     machine = Machine(system)
-    if '--new-system' in words:
+    if given.new_system is not None:
         from hpc_pytorch.machine import new_system
         print("Written; read and correct them:")
-        print('\n'.join(new_system.write_drafts(words['--new-system'], machine)))
+        print('\n'.join(new_system.write_drafts(given.new_system, machine)))
         return 0
     findings = survey(machine)
     where = 'job' if machine.in_job else 'login'
-    if words.get('--survey'):
+    if given.survey:
         answer = {'format': 1, 'collection': VERSION, 'system': system.name, 'where': where,
                   'findings': [finding._asdict() for finding in findings]}
-        with open(path, 'w') as handle:
-            json.dump(without_names(answer, machine.environ), handle, indent=1, default=str)
+        Path(path).write_text(without_names(json.dumps(answer, indent=1, default=str), machine.environ))
     print("%s, %s:\n\n%s\n" % (system.system['title'], 'in a job' if machine.in_job else 'on a login node',
                                without_names(table(findings), machine.environ)))
     differ = [finding.name for finding in findings if finding.result == DIFFERS]

@@ -86,18 +86,17 @@ def core_list(word):
     return cores
 
 
-def scheduler_kind(value):
-    """slurm, pbs or none"""
-    if value not in ('slurm', 'pbs', 'none'):
-        raise ValueError("expected slurm, pbs or none")
-    return value
+def one_of(*known):
+    """A type with these values only."""
+    def kind(value):
+        if value not in known:
+            raise ValueError("expected " + kind.__doc__)
+        return value
+    kind.__doc__ = '%s or %s' % (', '.join(known[:-1]), known[-1])
+    return kind
 
 
-def decision(value):
-    """refuse, warn or allow"""
-    if value not in ('refuse', 'warn', 'allow'):
-        raise ValueError("expected refuse, warn or allow")
-    return value
+scheduler_kind, decision = one_of('slurm', 'pbs', 'none'), one_of('refuse', 'warn', 'allow')
 
 
 def conditions(value):
@@ -222,6 +221,11 @@ class System(object):
         self.settings = settings
         self.advice = advice
 
+    @property
+    def usable_cores(self):
+        """Of a node; cores that are named beside no GPU are the operating system's."""
+        return sum(map(len, self.node['gpu_cores'])) or self.node['cores']
+
     def settings_for(self, features, versions=None, variables=None):
         """
         The settings for something with these features, given the versions of software that matter to some of them; or
@@ -243,7 +247,6 @@ def holds(when, features, versions):
 # -- where the systems are
 
 def systems_directory():
-    """The directory with one for each system."""
     place = collection_path('systems')
     if not os.path.isdir(place):
         raise UsersProblem("there is no directory %s: this installation is incomplete; clone or install it again"
@@ -252,7 +255,6 @@ def systems_directory():
 
 
 def names():
-    """The names of all systems."""
     top = systems_directory()
     return sorted(name for name in os.listdir(top) if os.path.isfile(os.path.join(top, name, 'system.cfg')))
 
@@ -264,7 +266,6 @@ def nearest(word, known):
 
 
 def check_name(name, where):
-    """Stop when there is no such system."""
     if name not in names():
         raise UsersProblem("there is no system %r (from %s). Known systems: %s%s" % (
             name, where, ', '.join(names()), nearest(name, names())))
@@ -273,7 +274,6 @@ def check_name(name, where):
 # -- loading
 
 def load(name):
-    """The system of this name, checked."""
     check_name(name, "the caller")
     return load_file(os.path.join(systems_directory(), name, 'system.cfg'))
 
@@ -296,40 +296,34 @@ def parse(path, about=''):
 def load_file(path):
     """The system that this file describes; its name is that of the directory."""
     parser = parse(path)
-    sections = collections.OrderedDict((section, read_section(path, section, {}, schema))
-                                       for section, schema in SCHEMA.items() if section not in parser)
     variables = {'setting': [], 'advice': []}
     for section in parser.sections():
         variable = VARIABLE_SECTION.match(section)
         if variable:
             values = read_section(path, section, parser[section], VARIABLE_SCHEMA, required=('value', 'reason'))
             variables[variable.group('kind')].append(Variable(name=variable.group('name'), **values))
-        elif section in SCHEMA:
-            sections[section] = read_section(path, section, parser[section], SCHEMA[section])
-        else:
+        elif section not in SCHEMA:
             known = list(SCHEMA) + ['setting NAME', 'advice NAME']
             raise UsersProblem("%s: unknown section [%s]; known sections: %s%s" % (
                 path, section, ', '.join(known), nearest(section, known)))
-    for section in REQUIRED:
-        if section not in parser:
-            raise UsersProblem("%s: the section [%s] is missing" % (path, section))
-        check_required(path, section, parser[section], REQUIRED[section])
-    check_format(path, sections['system']['format'] or 1)
+    # those that are missing last: what is wrong in the others may be why
+    sections = {section: read_section(path, section, parser[section] if section in parser else {}, SCHEMA[section],
+                                      REQUIRED.get(section, ()))
+                for section in sorted(SCHEMA, key=lambda section: section not in parser)}
+    # older ones are read as long as all of their keys are known
+    if (sections['system']['format'] or 1) > FORMAT:
+        raise UsersProblem("%s: it has format %d, and this version of the collection reads up to %d: bring the "
+                           "collection up to date" % (path, sections['system']['format'], FORMAT))
     check_sense(path, sections)
     directory = os.path.dirname(path)
     return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
 
 
-def check_format(path, given):
-    """Stop at a file that is newer than this collection; older ones are read as long as all of their keys are known."""
-    if given > FORMAT:
-        raise UsersProblem("%s: it has format %d, and this version of the collection reads up to %d: bring the "
-                           "collection up to date" % (path, given, FORMAT))
-
-
 def read_section(path, section, given, schema, required=()):
     """The typed values of one section; what is not given has the type's empty value."""
-    check_required(path, section, given, required)
+    for key in required:
+        if key not in given:
+            raise UsersProblem("%s: %r is missing in [%s]" % (path, key, section))
     values = {key: [] if kind in LISTS else None for key, (kind, _) in schema.items()}
     for key, value in given.items():
         if key not in schema:
@@ -337,19 +331,10 @@ def read_section(path, section, given, schema, required=()):
                 path, key, section, ', '.join(schema), nearest(key, schema)))
         kind = schema[key][0]
         try:
-            values[key] = kind(value if kind in (text, str) else ' '.join(value.split()))
+            values[key] = kind(value if kind is text else ' '.join(value.split()))
         except ValueError as error:
             raise UsersProblem("%s: %s = %s in [%s]: %s" % (path, key, value, section, error))
-        if kind is str:
-            values[key] = ' '.join(value.split())
     return values
-
-
-def check_required(path, section, given, keys):
-    """Stop when one of these keys is not there."""
-    for key in keys:
-        if key not in given:
-            raise UsersProblem("%s: %r is missing in [%s]" % (path, key, section))
 
 
 def check_sense(path, sections):

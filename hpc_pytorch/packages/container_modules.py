@@ -1,8 +1,4 @@
-"""
-What the module of a container decides when it is loaded: which image there is, and what is mounted.
-
-Standard library only, Python 3.6.
-"""
+"""What the module of a container decides when it is loaded: which image there is, and what is mounted."""
 import os
 
 from hpc_pytorch.machine.module_files import ask, set_literally
@@ -20,12 +16,10 @@ def statements(*parts):
 
 
 def company(generator, conflicts):
-    """What cannot be loaded together with this module."""
     return ask(generator, 'family', FAMILY) + ''.join(ask(generator, 'conflict', name) for name in conflicts)
 
 
 def inside(generator, venv, more):
-    """Set environment variables in the container."""
     # what lies in ~/.local or was meant for another Python would be found before what is in the image
     path, variables = [SCRIPTS_INSIDE], {'PYTHONNOUSERSITE': '1'}
     if venv:
@@ -71,7 +65,6 @@ def binds(generator, installdir, paths):
 
 
 def binds_of(generator, variable, installdir, paths):
-    """The statements for one of the variables."""
     def bind(mount):
         return generator.update_paths(variable, [mount], prepend=False, allow_abs=True, delim=',').rstrip()
 

@@ -1,8 +1,4 @@
-"""
-The scripts in and around a container, and what `module help` says about them.
-
-Standard library only, Python 3.6.
-"""
+"""The scripts in and around a container, and what `module help` says about them."""
 # Where each script is used, and what for. All lie in the prefix and, in the container, in SCRIPTS_INSIDE.
 # 'outside': on the path there; 'passed on': what is on the path runs it in the container; 'inside': only there.
 SCRIPTS = {
@@ -61,7 +57,6 @@ them into one file, which a parallel file system loads faster; unmake-squashfs u
 
 
 def scripts_for(import_name):
-    """The scripts that an image with this Python package needs."""
     return dict(SCRIPTS, **(PYTORCH_SCRIPTS if import_name == 'torch' else {}))
 
 

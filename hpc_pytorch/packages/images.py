@@ -1,8 +1,4 @@
-"""
-Container images as files: whether they are whole, where they are kept, and how they come from a registry.
-
-Python 3.6.
-"""
+"""Container images as files: whether they are whole, where they are kept, and how they come from a registry."""
 import difflib
 import errno
 import fcntl
@@ -10,13 +6,10 @@ import glob
 import os
 import re
 import shutil
-import socket
 import struct
 import subprocess
-import tempfile
 
-from hpc_pytorch import UsersProblem, settle
-from hpc_pytorch.packages.locked_packages import is_left
+from hpc_pytorch import UsersProblem, part_directory, settle
 
 SIF_MAGIC = (32, b'SIF_MAGIC\0')
 SQUASHFS_MAGIC = (0, b'hsqs')
@@ -42,7 +35,6 @@ def image_size(path):
 
 
 def check_image(path):
-    """Stop unless this is a whole image."""
     promised, size = image_size(path), os.path.getsize(path)
     if promised is None:
         raise UsersProblem("%s is no container image: its header is neither that of a SIF nor of a squashfs file. "
@@ -77,22 +69,15 @@ def check_room(source, directory):
     """Stop when a copy of the image does not fit below a directory that need not exist yet."""
     while not os.path.isdir(directory):
         directory = os.path.dirname(directory)
-    if free_space(directory) < os.path.getsize(source):
+    if shutil.disk_usage(directory).free < os.path.getsize(source):
         raise no_room(source, directory)
 
 
-def free_space(directory):
-    """Bytes that can be written in a directory."""
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
-
-
 def no_room(source, directory):
-    """The error for an image that does not fit."""
     return UsersProblem("no room for the image: it has %d MiB, and %s has %d MiB left, or your quota has less. "
                         "Free space there, choose another --prefix, or leave the image where it is with "
                         "`copy_image = False`" % (os.path.getsize(source) >> 20, directory,
-                                                  free_space(directory) >> 20))
+                                                  shutil.disk_usage(directory).free >> 20))
 
 
 # -- stores of the site
@@ -139,11 +124,8 @@ def pull(runtime, reference, target):
     """Fetch an image from its registry, whole or not at all; the runtime compares the digest."""
     directory = os.path.dirname(target)
     os.makedirs(directory, exist_ok=True)
-    for left in filter(is_left, glob.glob(os.path.join(glob.escape(directory), 'part-*'))):
-        shutil.rmtree(left)
     # not in $HOME and /tmp, where there seldom is room for it
-    prefix = 'part-%s=%d=' % (socket.gethostname(), os.getpid())
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=directory) as partial:
+    with part_directory(directory) as partial:
         places = {'%s_%s' % (runtime_prefix, name): partial
                   for runtime_prefix in ('APPTAINER', 'SINGULARITY') for name in ('TMPDIR', 'CACHEDIR')}
         image = os.path.join(partial, 'image.sif')

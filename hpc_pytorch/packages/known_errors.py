@@ -1,8 +1,4 @@
-"""
-Errors of PyTorch's build that many have met: what is in the log, why, and what to do.
-
-Standard library only, Python 3.6.
-"""
+"""Errors of PyTorch's build that many have met: what is in the log, why, and what to do."""
 import re
 from collections import namedtuple
 

@@ -1,8 +1,4 @@
-"""
-Lock files in pip's format, and the checksums in them.
-
-Standard library only, Python 3.6.
-"""
+"""Lock files in pip's format, and the checksums in them."""
 import hashlib
 import re
 from collections import namedtuple
@@ -35,7 +31,6 @@ def parse_lock(text):
 
 
 def read_lock(path):
-    """The entries of a lock file."""
     try:
         with open(path, encoding='utf-8') as handle:
             return parse_lock(handle.read())
@@ -44,7 +39,6 @@ def read_lock(path):
 
 
 def sha256_of(path):
-    """The SHA256 of a file."""
     digest = hashlib.sha256()
     with open(path, 'rb') as handle:
         for block in iter(lambda: handle.read(1 << 20), b''):

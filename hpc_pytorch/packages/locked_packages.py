@@ -3,30 +3,26 @@ What the lock files of an easyconfig name, fetched for the Python that it is ins
 
 Everything is fetched by pip in EasyBuild's fetch step, so that the mirrors, proxies and caches that the user configured
 for pip are used; everything after that works without a network.
-
-Python 3.6; runs inside EasyBuild.
 """
 import glob
 import os
 import re
 import shlex
 import shutil
-import socket
 import sys
 import tempfile
-import time
 from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import download_file, mkdir, remove_dir
+from easybuild.tools.filetools import download_file, mkdir
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem, settle
+from hpc_pytorch import UsersProblem, part_directory, settle
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
@@ -37,7 +33,6 @@ from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_no
 
 # no set of wheels is so small
 LEAST_ROOM = 50 * 2 ** 20
-DAY = 86400
 # what a file is called that lay where another was to be kept
 ASIDE = re.compile(r'\.[0-9a-f]{8}\.aside$')
 
@@ -84,7 +79,6 @@ class LockedPackages:
 
     @property
     def system(self):
-        """The system that this is installed for."""
         try:
             return current(self.cfg.filename())
         except UsersProblem as problem:
@@ -141,7 +135,6 @@ class LockedPackages:
                              if '.'.join(OWN_PYTHON[1].split('.')[:2]) in versions else '')
 
     def find_mpi_compilers(self):
-        """The system's MPI compilers for C and C++, or None."""
         compilers = self.system.compilers
         found = [shutil.which(name) for name in (compilers['mpi_c'] or 'mpicc', compilers['mpi_cxx'] or 'mpicxx')]
         return found if all(found) else None
@@ -160,7 +153,6 @@ class LockedPackages:
             raise EasyBuildError(str(problem))
 
     def from_source(self, entry):
-        """Whether this package is to be built here."""
         return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
 
     def may_fit(self, entry):
@@ -238,7 +230,7 @@ class LockedPackages:
     def link(self, store, files):
         """Take what the locks name from a store; what is damaged, or of another lock, is left where it is."""
         locked = {}
-        for entry in self.all_locked():
+        for entry in [entry for name in PARAMETERS if name.endswith('lock_files') for entry in self.locked(name)]:
             locked.setdefault((entry.name, entry.version), set()).update(entry.hashes)
         for path in sorted(glob.glob(os.path.join(glob.escape(store), '*.*'))):
             name = ASIDE.sub('', os.path.basename(path))
@@ -252,10 +244,6 @@ class LockedPackages:
                 print_msg("%s is not used: its SHA256 is %s, and the lock file of %s %s says %s. One of the two is "
                           "damaged or of another version", path, digest, name_and_version(name)[0],
                           name_and_version(name)[1], ' or '.join(sorted(hashes)), log=self.easyblock.log)
-
-    def all_locked(self):
-        """All entries of all lock files."""
-        return [entry for name in PARAMETERS if name.endswith('lock_files') for entry in self.locked(name)]
 
     @staticmethod
     def source_file(entry, files):
@@ -272,14 +260,11 @@ class LockedPackages:
         if not absent:
             return
         store = self.writable_store(absent[0])
-        part = tempfile.mkdtemp(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=store)
-        try:
+        with part_directory(store) as part:
             for entries in filter(None, wheels):
                 self.download(entries, part, store, files)
             if sources:
                 self.download_sources(sources, part, store, files)
-        finally:
-            remove_dir(part)
 
     def absent(self, entries, files):
         """The entries that no file here is for; whether that matters depends on their markers, which pip knows."""
@@ -302,8 +287,6 @@ class LockedPackages:
                                  "directory of yours in front of it (NEW:READONLY): "
                                  "--sourcepath=$HOME/easybuild/sources:%s",
                                  absent.name, absent.version, shlex.quote(':'.join(source_paths())))
-        for left in filter(is_left, glob.glob(os.path.join(glob.escape(store), 'part-*'))):
-            remove_dir(left)
         free = shutil.disk_usage(store).free
         if free < LEAST_ROOM:
             raise EasyBuildError("The source path has too little room: %d MB are free in %s. Make room, or put another "
@@ -349,14 +332,6 @@ class LockedPackages:
             raise EasyBuildError("%s: its SHA256 is %s, and the lock file of %s %s says %s. Do not use it until you "
                                  "know which of the two is wrong.", url, sha256_of(path), entry.name, entry.version,
                                  ' or '.join(sorted(entry.hashes)))
-
-
-def is_left(part):
-    """Whether a directory with downloads is of a call that was killed, not of one that is at work."""
-    host, _, pid = os.path.basename(part)[len('part-'):].rpartition('=')[0].rpartition('=')
-    if host == socket.gethostname():
-        return not os.path.exists('/proc/%s' % pid)
-    return time.time() - os.path.getmtime(part) > DAY
 
 
 def keep(part, store, files):

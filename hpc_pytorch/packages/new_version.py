@@ -9,6 +9,7 @@ version stands elsewhere, in the names of wheels, in a git revision or an image,
 import argparse
 import ast
 import difflib
+import glob
 import os
 import re
 import shlex
@@ -16,10 +17,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, version_key
 from hpc_pytorch.machine import systems
-from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
 from hpc_pytorch.packages import rocm_pairs
 
 LOCK_PARAMETERS = ('lock_files', 'build_lock_files', 'mpi_lock_files')
@@ -56,23 +58,11 @@ def indexes():
                 UV_PYTHON_DOWNLOADS='never')
 
 
-def uv_program():
-    """The uv that the collection has locked, in an environment that is made when it is needed; else the user's."""
-    make = os.path.join(collection_path('environments'), 'make-environment')
-    if not os.path.exists(make):
-        if not shutil.which('uv'):
-            raise UsersProblem("uv is not found; install it: pip install uv")
-        return 'uv'
-    environment = os.path.join(os.path.dirname(collection_path('environments')), '.venv-uv')
-    if subprocess.run([make, environment, os.path.join(collection_path('environments'), 'uv.txt')]).returncode:
-        raise UsersProblem("uv could not be installed; see above")
-    return os.path.join(environment, 'bin', 'uv')
-
-
 def uv(words, directory):
     """Run uv in a directory; what it prints. It asks the indexes that pip was configured with."""
-    done = subprocess.run([uv_program()] + words, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True, env=dict(os.environ, **indexes()))
+    done = subprocess.run([locked_program('uv', 'uv')] + words, cwd=directory, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          env=dict(os.environ, **indexes()))
     if done.returncode:
         for pattern, text in REASONS:
             found = pattern.search(done.stderr)
@@ -82,19 +72,6 @@ def uv(words, directory):
     return done.stdout
 
 
-def parameters(text):
-    """The parameters of an easyconfig that are plain values."""
-    found = {}
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-            except ValueError:
-                # one with constants of EasyBuild's in it
-                continue
-    return found
-
-
 def replaced(text, old, new):
     """A text with one version in the place of another, wherever it stands as a whole word."""
     return re.sub(r'(?<![\d.])%s(?![\d]|\.\d)' % re.escape(old), new, text)
@@ -102,15 +79,13 @@ def replaced(text, old, new):
 
 def command_of(path):
     """The words after `uv` with which the lock of an .in file is made, from the file's own comment."""
-    with open(path, encoding='utf-8') as handle:
-        found = re.search(r'^#\s+uv (pip compile .*)$', handle.read(), re.M)
+    found = re.search(r'^#\s+uv (pip compile .*)$', Path(path).read_text(encoding='utf-8'), re.M)
     if not found:
         raise UsersProblem("%s does not say how its lock is made: a comment with the words 'uv pip compile ...'" % path)
     return shlex.split(found.group(1))
 
 
 def option(words, name, default):
-    """The value of an option of uv's."""
     return words[words.index(name) + 1] if name in words else default
 
 
@@ -119,15 +94,15 @@ class Change:
 
     def __init__(self, easyconfig, version, work):
         self.easyconfig, self.work = easyconfig, work
-        with open(easyconfig, encoding='utf-8') as handle:
-            self.text = handle.read()
-        values = parameters(self.text)
+        self.text = Path(easyconfig).read_text(encoding='utf-8')
+        values = plain_values(self.text)
         self.old = values['version']
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
         self.check_target(version)
         self.pythons = values.get('python_versions', [])
         names = [name % {'version': self.old} for key in LOCK_PARAMETERS for name in values.get(key, [])]
-        self.inputs = [self.input_of(name) for name in names if version == self.old or self.follows(name)]
+        # others belong to several versions, such as those of the build tools
+        self.inputs = [self.input_of(name) for name in names if version == self.old or self.old in name]
         if not self.inputs or BY_HAND.search(self.text):
             raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, of which nobody "
                                "can guess the next: copy it, and change them by hand")
@@ -146,10 +121,6 @@ class Change:
         if version != self.old and os.path.exists(target):
             raise UsersProblem("%s is there already; to make its locks anew: ./eb --renew %s"
                                % (target, shlex.quote(os.path.basename(target))))
-
-    def follows(self, lock):
-        """Whether a lock belongs to this version, and not to several, such as the build tools'."""
-        return self.old in lock
 
     def input_of(self, lock):
         """The .in file from which a lock is made."""
@@ -199,8 +170,7 @@ class Change:
 
     def resolved(self, requirements):
         """What uv makes of a few requirements, asking the indexes that the locks are made from: {name: version}."""
-        with open(os.path.join(self.work, 'question.in'), 'w', encoding='utf-8') as handle:
-            handle.write('\n'.join(requirements) + '\n')
+        Path(self.work, 'question.in').write_text('\n'.join(requirements) + '\n', encoding='utf-8')
         words = [word for path in self.inputs for word in command_of(path)]
         index = option(words, '--extra-index-url', None)
         words = ['--universal', '--fork-strategy', 'fewest', '--python-version', self.least]
@@ -235,8 +205,7 @@ class Change:
         """All .in files and locks of the new version; {path: text}."""
         made = {}
         for path in self.inputs:
-            with open(path, encoding='utf-8') as handle:
-                text = self.new_input(handle.read())
+            text = self.new_input(Path(path).read_text(encoding='utf-8'))
             name = replaced(os.path.basename(path), self.old, self.version)
             names = (name, os.path.splitext(name)[0] + '.lock')
             # another easyconfig of the new version has the same build tools
@@ -244,8 +213,7 @@ class Change:
             if self.version != self.old and all(map(os.path.exists, there)):
                 made.update((file, open(file, encoding='utf-8').read()) for file in there)
                 continue
-            with open(os.path.join(self.work, name), 'w', encoding='utf-8') as handle:
-                handle.write(text)
+            Path(self.work, name).write_text(text, encoding='utf-8')
             words = command_of(os.path.join(self.work, name))
             uv(words + ['--quiet'], self.work)
             for file in names:
@@ -268,37 +236,28 @@ class Change:
 
 
 def find(name):
-    """The path of an easyconfig that a user names."""
     if os.path.isfile(name):
         return os.path.abspath(name)
-    for top, _, files in os.walk(collection_path('easyconfigs')):
-        if os.path.basename(name) in files:
-            return os.path.join(top, os.path.basename(name))
-    raise UsersProblem("no easyconfig is called %s" % name)
-
-
-def difference(path, text):
-    """What a file becomes, as a diff against what is there, or only its size where it is new."""
-    if not os.path.exists(path):
-        return "new: %s (%d lines)\n" % (path, text.count('\n'))
-    with open(path, encoding='utf-8') as handle:
-        before = handle.read()
-    return ''.join(difflib.unified_diff(before.splitlines(True), text.splitlines(True), path, path, n=0))
+    found = list(Path(collection_path('easyconfigs')).glob('*/*/' + glob.escape(os.path.basename(name))))
+    if not found:
+        raise UsersProblem("no easyconfig is called %s" % name)
+    return str(found[0])
 
 
 def show(change, made):
     """What is new, in a few lines: the easyconfig's difference, and versions that changed in the locks."""
     for path, text in sorted(made.items()):
+        new = text.splitlines(True)
         if path.endswith('.eb'):
-            before, after = change.text.splitlines(True), text.splitlines(True)
-            print(''.join(difflib.unified_diff(before, after, change.easyconfig, path)))
+            print(''.join(difflib.unified_diff(change.text.splitlines(True), new, change.easyconfig, path)))
+        elif not os.path.exists(path):
+            print("new: %s (%d lines)" % (path, len(new)))
         else:
-            lines = difference(path, text).splitlines()
-            print('\n'.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)
+            lines = difflib.unified_diff(Path(path).read_text(encoding='utf-8').splitlines(True), new, path, path, n=0)
+            print(''.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)
 
 
 def write(made):
-    """Write every file whole."""
     for path, text in made.items():
         handle, part = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.new-')
         with os.fdopen(handle, 'w', encoding='utf-8') as file:
@@ -316,7 +275,6 @@ def try_version(easyconfig, version, directory):
 
 
 def main(arguments):
-    """The command line."""
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, or latest")
@@ -326,7 +284,8 @@ def main(arguments):
     work = tempfile.mkdtemp(prefix='new-version-')
     try:
         path = find(given.easyconfig)
-        change = Change(path, given.new_version or parameters(open(path, encoding='utf-8').read())['version'], work)
+        change = Change(path, given.new_version or plain_values(
+            Path(path).read_text(encoding='utf-8'))['version'], work)
         made = change.make()
         show(change, made)
         write(made)

@@ -2,8 +2,6 @@
 pip for one Python.
 
 Only downloading sees how the user configured pip; everything else works from the fetched files alone.
-
-Python 3.6; runs inside EasyBuild.
 """
 import os
 import sys

@@ -1,8 +1,4 @@
-"""
-What pip says when it fails, in words that help: which file, which server, why, and what to do.
-
-Standard library only, Python 3.6.
-"""
+"""What pip says when it fails, in words that help: which file, which server, why, and what to do."""
 import glob
 import os
 import re

@@ -1,13 +1,9 @@
-"""
-What is being done, said when it begins and again while it lasts, so that nobody waits without knowing for what.
-
-Python 3.6; runs inside EasyBuild.
-"""
+"""What is being done, said when it begins and again while it lasts, so that nobody waits without knowing for what."""
 import os
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from easybuild.tools.build_log import print_msg
 
@@ -21,11 +17,9 @@ def bytes_in(*directories):
     for directory in directories + (tempfile.gettempdir(),):
         for where, _, names in os.walk(directory):
             for name in names:
-                try:
+                # it may be moved meanwhile
+                with suppress(OSError):
                     total += os.lstat(os.path.join(where, name)).st_size
-                except OSError:
-                    # moved meanwhile
-                    continue
     return total
 
 

@@ -1,8 +1,4 @@
-"""
-A virtual environment with locked packages, and what makes a module of it that nothing of the user's own disturbs.
-
-Python 3.6; runs inside EasyBuild.
-"""
+"""A virtual environment with locked packages, and what makes a module of it that nothing of the user's own disturbs."""
 import glob
 import os
 import subprocess
@@ -72,11 +68,9 @@ class PythonEnvironment:
                          for script, what, command in USAGE if script in there + [None])
 
     def path(self, *parts):
-        """A path in the installation."""
         return os.path.join(self.easyblock.installdir, *parts)
 
     def pip(self):
-        """pip for the environment."""
         return Pip(self.packages.python, self.path('bin', 'python'))
 
     # --- installing -------------------------------------------------------------------------------------------------
@@ -141,7 +135,6 @@ class PythonEnvironment:
                            environment=dict(self.build_environment(), PYTHONPATH=tools))
 
     def build_environment(self):
-        """What tells a package's build which compilers to use."""
         own = self.path('bin')
         c_compiler, cxx_compiler = self.packages.mpi_compilers or [self.path('bin', name)
                                                                    for name in ('mpicc', 'mpicxx')]
@@ -162,7 +155,6 @@ class PythonEnvironment:
             raise EasyBuildError("Building %s of this collection failed: %s", package, result.output.strip()[-2000:])
 
     def install_files(self, parameter, directory, permissions):
-        """Copy what a parameter of the easyconfig names into a directory of the prefix."""
         for name in self.cfg[parameter]:
             target = self.path(directory, os.path.basename(name))
             copy_file(self.packages.named_file(name), target)

@@ -2,7 +2,7 @@
 Which of PyTorch's official ROCm wheels exist, and whether one fits a system: the table, and words for what does not.
 
 A wheel brings ROCm's libraries along; what is loaded besides it (the RCCL plugin, extensions that users compile) has to
-be of the same release, or two of them meet in one process. Standard library only, Python 3.6.
+be of the same release, or two of them meet in one process.
 """
 import re
 from collections import namedtuple
@@ -50,7 +50,6 @@ def rocm_of(version):
 
 
 def describe(rows):
-    """Pairs, in words."""
     return '; '.join("PyTorch %s with ROCm %s, Python %s" % (row.pytorch, row.rocm, row.pythons.replace(' ', ', '))
                      for row in rows) or 'none that is known'
 

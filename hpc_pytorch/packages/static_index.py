@@ -6,17 +6,15 @@ A static package index of wheels that were built here, for all users of a projec
 
 Each wheel is copied into the directory of its package, beside a page that names it with its SHA256, which pip compares.
 A wheel that is there already with other bytes is refused: what users have installed by its name must stay what it is.
-
-Standard library only, Python 3.6.
 """
 import html
 import os
 import shutil
 import sys
-import tempfile
+from pathlib import Path
 from urllib.parse import quote
 
-from hpc_pytorch import UsersProblem, settle
+from hpc_pytorch import UsersProblem, part_directory, settle
 from hpc_pytorch.packages.lock_files import sha256_of
 from hpc_pytorch.packages.wheel_tags import parse_wheel
 
@@ -30,12 +28,11 @@ def add(directory, wheel):
     target = os.path.join(place, os.path.basename(wheel))
     os.makedirs(place, exist_ok=True)
     if not os.path.exists(target):
-        part = os.path.join(tempfile.mkdtemp(prefix='part-', dir=directory), 'wheel')
-        shutil.copyfile(wheel, part)
-        os.chmod(part, 0o644)
-        settle(part)
-        os.rename(part, target)
-        os.rmdir(os.path.dirname(part))
+        with part_directory(directory) as part:
+            part = shutil.copyfile(wheel, os.path.join(part, 'wheel'))
+            os.chmod(part, 0o644)
+            settle(part)
+            os.rename(part, target)
     elif sha256_of(target) != sha256_of(wheel):
         raise UsersProblem("%s is there already, and it is another file. Build another version: a wheel's name must "
                            "not mean two things" % target)
@@ -49,16 +46,15 @@ def write_page(place):
     for name in sorted(entry for entry in os.listdir(place) if entry.endswith('.whl')):
         digest = sha256_of(os.path.join(place, name))
         lines.append('<a href="%s#sha256=%s">%s</a><br>' % (quote(name), digest, html.escape(name)))
-    handle, part = tempfile.mkstemp(prefix='.part-', dir=place)
-    with os.fdopen(handle, 'w', encoding='utf-8') as page:
-        page.write('\n'.join(lines) + '\n')
-    os.chmod(part, 0o644)
-    settle(part)
-    os.rename(part, os.path.join(place, 'index.html'))
+    with part_directory(place) as part:
+        page = Path(part, 'index.html')
+        page.write_text('\n'.join(lines) + '\n', encoding='utf-8')
+        page.chmod(0o644)
+        settle(str(page))
+        page.rename(os.path.join(place, 'index.html'))
 
 
 def main(arguments):
-    """The command line."""
     if len(arguments) < 2:
         sys.exit(__doc__.strip())
     try:

@@ -1,8 +1,4 @@
-"""
-Why a wheel does not fit a Python, in words: the tags in its name, taken apart.
-
-Standard library only, Python 3.6.
-"""
+"""Why a wheel does not fit a Python, in words: the tags in its name, taken apart."""
 import json
 import os
 import re

@@ -1,14 +1,11 @@
-"""
-What has to be known before an hour is lost: missing modules, directories, disks, memory, login nodes.
-
-Python 3.6.
-"""
+"""What has to be known before an hour is lost: missing modules, directories, disks, memory, login nodes."""
 import ctypes
 import errno
 import glob
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -98,7 +95,6 @@ def existing(path):
 
 
 def check_directories():
-    """Stop when a directory that is going to be written to cannot be."""
     if not any(word.endswith('.eb') for word in sys.argv):
         return
     directories = [('install', '--prefix or --installpath', install_path('software')),
@@ -203,18 +199,9 @@ FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there
 
 
 def kind_of(directory):
-    """The kind of file system that a directory is on: ext4, lustre, tmpfs."""
-    device = os.stat(directory).st_dev
-    device = '%d:%d' % (os.major(device), os.minor(device))
-    with open('/proc/self/mountinfo', errors='replace') as handle:
-        kinds = {line.split()[2]: line.split(' - ')[1].split()[0] for line in handle}
-    return kinds.get(device, '')
-
-
-def free(directory):
-    """Bytes that are free on a directory's file system."""
-    state = os.statvfs(directory)
-    return state.f_bavail * state.f_frsize
+    """The kind of file system that a directory is on: ext2/ext3, lustre, tmpfs."""
+    return subprocess.run(['stat', '-f', '-c', '%T', directory], stdout=subprocess.PIPE,
+                          universal_newlines=True).stdout.strip()
 
 
 def reserve(directory, size):
@@ -281,7 +268,6 @@ def room_needed(easyblock):
 
 
 def check_room(easyblock):
-    """Stop when what is going to be written does not fit."""
     if not going_to_install():
         return
     room = room_needed(easyblock)
@@ -292,7 +278,8 @@ def check_room(easyblock):
     for kind, option, path, size in wanted:
         # several of them may share a file system, and each may have a quota of its own
         together = sum(other for _, _, place, other in wanted if os.stat(place).st_dev == os.stat(path).st_dev)
-        problem = "%s are free" % human(free(path)) if free(path) < together else reserve(path, size)
+        free = shutil.disk_usage(path).free
+        problem = "%s are free" % human(free) if free < together else reserve(path, size)
         if problem:
             by_policy('free_space', "The %s directory %s has too little room: %s, and %s are needed%s. Make room, or "
                       "choose another place with %s." % (

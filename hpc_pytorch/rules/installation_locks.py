@@ -3,8 +3,6 @@ Locks of killed installations.
 
 EasyBuild marks a running installation with a directory, which stays when it is killed with signal 9. Beside it we note
 whose it is, before it is made, so that a dead owner's can be told from a running one's.
-
-Python 3.6.
 """
 import contextlib
 import glob
@@ -72,7 +70,6 @@ def release_dead_lock(lock_path):
 
 
 def in_words(note):
-    """Who holds a lock, where, and since when."""
     host, pid, _, job = note.rsplit('=', 4)[1:]
     about = os.stat(note)
     try:
@@ -100,7 +97,6 @@ def take(easyblock):
 
 
 def give_back(easyblock):
-    """The installation is over."""
     lock_path = lock_of(easyblock)
     if lock_path and os.path.exists(note_name(lock_path)):
         os.remove(note_name(lock_path))

@@ -6,8 +6,6 @@ The easyconfig lies there with every file that it names (lock files, patches, sc
     ./eb .../easybuild/provenance/NAME.eb --system SYSTEM --robot --prefix=ELSEWHERE
 
 installs the same. ``provenance.json`` says on what, with what and by whom; ``sbom.spdx.json`` has the Python packages.
-
-Python 3.6.
 """
 import getpass
 import glob
@@ -65,12 +63,6 @@ def first_line(command):
     return done.stdout.split('\n')[0].strip()
 
 
-def compilers(system):
-    """The system's compilers with what they call themselves."""
-    return {key: '%s: %s' % (command, first_line([command, '--version']))
-            for key, command in sorted(system.compilers.items()) if command}
-
-
 def collection():
     """Which state of the collection this is."""
     known = first_line(['git', '-C', HERE, 'describe', '--always', '--dirty'])
@@ -78,7 +70,6 @@ def collection():
 
 
 def facts(easyblock, files):
-    """What provenance.json says."""
     ec = easyblock.cfg
     system = current(ec.path)
     return {
@@ -88,7 +79,8 @@ def facts(easyblock, files):
         'files': {os.path.basename(path): sha256_of(path) for path in files},
         'sources': {os.path.basename(source['path']): sha256_of(source['path']) for source in easyblock.src},
         'modules': [module['mod_name'] for module in easyblock.modules_tool.list()],
-        'compilers': compilers(system),
+        'compilers': {key: '%s: %s' % (command, first_line([command, '--version']))
+                      for key, command in system.compilers.items() if command},
         'easybuild': str(EASYBUILD_VERSION), 'collection': collection(),
         'host': socket.gethostname(), 'job': own_job(), 'user': getpass.getuser(),
         'time': time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime()),
@@ -113,12 +105,10 @@ def bill(easyblock, files):
 
 
 def write_json(directory, name, content):
-    """A file for people and programs."""
     write_file(os.path.join(directory, name), json.dumps(content, indent=2, sort_keys=True) + '\n')
 
 
 def write(easyblock):
-    """Leave everything in the installation."""
     if build_option('extended_dry_run') or easyblock.cfg.path is None:
         return
     directory = os.path.join(easyblock.installdir, PLACE)

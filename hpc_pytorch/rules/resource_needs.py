@@ -4,8 +4,6 @@ well.
 
 First what is known about the easyblock, then what an earlier build was measured to need (ramgate's profile), then what
 the easyconfig itself says.
-
-Python 3.6.
 """
 import json
 import math
@@ -44,17 +42,11 @@ BESIDE = 2 * GIB
 
 
 def needs_of(ec):
-    """What installing this easyconfig needs."""
+    from ramgate.limits import size
     needs = NEEDS.get(ec['easyblock'] or 'EB_%s' % ec['name'], OTHERS)
     profile = read_profile(profile_path(ec))
     if profile:
         needs = measured(needs, profile, needs.cores or ec['max_parallel'])
-    return own_words(needs, ec)
-
-
-def own_words(needs, ec):
-    """What the easyconfig says itself."""
-    from ramgate.limits import size
     if ec['max_parallel']:
         needs = needs._replace(cores=min(ec['max_parallel'], needs.cores or ec['max_parallel']))
     if 'max_memory' in ec and ec['max_memory']:

@@ -1,8 +1,4 @@
-"""
-A software bill of materials: the Python packages of an installation as an SPDX 2.3 document.
-
-Standard library only, Python 3.6.
-"""
+"""A software bill of materials: the Python packages of an installation as an SPDX 2.3 document."""
 import datetime
 import email.parser
 import glob
@@ -38,7 +34,6 @@ def archives(directories, allowed=None):
 
 
 def package(name, metadata, digest):
-    """One package in SPDX's words."""
     version = metadata['Version']
     entry = {
         'SPDXID': 'SPDXRef-Package-%s' % name.replace('_', '-'), 'name': metadata['Name'], 'versionInfo': version,
@@ -55,7 +50,6 @@ def package(name, metadata, digest):
 
 
 def document(name, version, site_packages, digests):
-    """The whole document about a module and the packages in it."""
     module = {
         'SPDXID': 'SPDXRef-Module', 'name': name, 'versionInfo': version, 'downloadLocation': NOBODY_KNOWS,
         'filesAnalyzed': False, 'copyrightText': NOBODY_KNOWS, 'licenseConcluded': NOBODY_KNOWS,

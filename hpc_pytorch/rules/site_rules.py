@@ -10,8 +10,6 @@ What sites decide and add, as data: ``hooks/site.cfg``, and after it the site's 
     system = bede
     modules = nsight-systems/2023.4.1
     reason = many ask for it
-
-Python 3.6.
 """
 import collections
 import fnmatch
@@ -95,7 +93,6 @@ def load(paths=None):
 
 
 def fits(rule, name, version, system):
-    """Whether a rule is for this software on this system."""
     return (any(fnmatch.fnmatchcase(name, pattern) for pattern in rule.software)
             and any(fnmatch.fnmatchcase(system, pattern) for pattern in rule.system or ['*'])
             and all(RELATIONS[relation](version_key(version), version_key(bound))
@@ -133,7 +130,6 @@ def add_patches(ec, rule, _):
 
 
 def add_options(ec, rule, _):
-    """More for a list in the easyconfig."""
     name, values = rule.options
     if name not in ec or not isinstance(ec[name], list):
         raise UsersProblem("[rule %s] in %s: %s has no list called %s" % (
@@ -156,5 +152,4 @@ def apply(ec):
 
 
 def policy(name):
-    """What the site decided."""
     return load()[0].get(name)

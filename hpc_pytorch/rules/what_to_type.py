@@ -1,8 +1,4 @@
-"""
-What to type once something is installed.
-
-Python 3.6.
-"""
+"""What to type once something is installed."""
 import os
 import shlex
 import sys
@@ -76,7 +72,6 @@ def what_to_run(commands):
 
 
 def note(ec):
-    """Remember an easyconfig that the user has named."""
     if os.path.basename(ec.path) in [os.path.basename(word) for word in sys.argv]:
         ASKED_FOR.append(ec)
 

@@ -100,7 +100,7 @@ def scripts(tmp_path):
 
 
 @pytest.mark.parametrize('words, variables, says', [
-    (['get-master', '--all', 'gh[001-002,007]'], {}, ['gh001', 'gh002', 'gh007']),
+    (['get-master', 'gh[001-002,007]'], {}, ['gh001']),
     (['pytorch-srun', 'train.py', '-v'],
      {'SLURM_PROCID': '1', 'SLURM_STEP_NUM_TASKS': '2', 'SLURM_LOCALID': '0', 'SLURM_NODEID': '1', 'SLURM_JOB_ID': '77',
       'SLURM_STEP_ID': '0', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_STEP_NODELIST': 'gh[001-002]',
