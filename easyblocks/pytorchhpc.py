@@ -33,12 +33,13 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import UsersProblem
+from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.packages.locked_packages import LockedPackages
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.python_environment import PARAMETERS, PythonEnvironment
 from hpc_pytorch.packages.wheel_tags import why_not
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import build_options, built_wheels, contract, git_sources, interrupted_builds
+from hpc_pytorch.source import build_options, contract, git_sources, interrupted_builds
 from hpc_pytorch.source.wheel_build import WheelBuild
 
 

@@ -1,19 +1,21 @@
 """A virtual environment with locked packages, and what makes a module of it that nothing of the user's own disturbs."""
 import glob
+import hashlib
 import os
 import subprocess
 import tempfile
 from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM
-from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import adjust_permissions, convert_name, copy_dir, copy_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
 from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES
-from hpc_pytorch.packages import locked_packages
+from hpc_pytorch.packages import built_wheels, locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.pip_errors import last_words
@@ -93,7 +95,7 @@ class PythonEnvironment:
         with telling("installing %d packages" % number, self.easyblock.log, installed):
             self.pip().install(entries, store, '--only-binary', ':all:', '--no-compile')
         for wheel in wheels:
-            self.install_wheel(wheel)
+            self.install_wheel(wheel, '--no-compile')
         compiled = files_with('.o', tempfile.gettempdir(), "%d files compiled")
         with self.byte_code():
             if built:
@@ -101,8 +103,7 @@ class PythonEnvironment:
                 with telling("building %s, which takes minutes" % names, self.easyblock.log, compiled):
                     self.build_here(built, store)
             for package in self.cfg['collection_packages']:
-                with telling("building %s for this PyTorch and this MPI" % package, self.easyblock.log, compiled):
-                    self.build_from_collection(package)
+                self.install_from_collection(package, compiled)
         self.install_files('scripts', 'bin', 0o755)
         self.install_files('example_files', 'examples', 0o644)
         if self.features:
@@ -120,12 +121,12 @@ class PythonEnvironment:
         finally:
             compiling.wait()
 
-    def install_wheel(self, path):
+    def install_wheel(self, path, *arguments):
         """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
         name, version = name_and_version(path)
         digest = sha256_of(path)
         entry = Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
-        self.pip().install([entry], os.path.dirname(path), '--only-binary', ':all:', '--no-compile')
+        self.pip().install([entry], os.path.dirname(path), '--only-binary', ':all:', *arguments)
 
     def build_here(self, entries, store):
         """Build these with the system's MPI, or with the one just installed."""
@@ -145,14 +146,51 @@ class PythonEnvironment:
             variables['LDFLAGS'] = '-L' + self.path('lib')
         return dict(variables, **self.cfg['build_environment'])
 
+    def install_from_collection(self, package, compiled):
+        """Install a package of the collection, built here unless a source path has the wheel built from the same."""
+        facts = self.facts_of(package)
+        stores = [os.path.join(path, package[0], package) for path in source_paths()]
+        wheel = built_wheels.find(stores, facts)
+        if wheel:
+            print_msg("using the %s that was built earlier: %s", package, wheel, log=self.easyblock.log)
+        else:
+            with telling("building %s for this PyTorch and this MPI" % package, self.easyblock.log, compiled):
+                wheel = self.build_from_collection(package)
+            try:
+                wheel = built_wheels.keep(wheel, stores[0], facts, {'asked': {}})
+            except OSError as err:
+                print_msg("the wheel of %s could not be kept in the source path: %s", package, err,
+                          log=self.easyblock.log)
+        self.install_wheel(wheel)
+
+    def facts_of(self, package):
+        """What makes its wheel what it is: the sources, PyTorch, Python, the compiler and its MPI."""
+        flags = {name: os.environ[name] for name in ('CFLAGS', 'CPPFLAGS', 'CXXFLAGS', 'LDFLAGS') if name in os.environ}
+        variables = dict(flags, **self.build_environment())
+        del variables['PATH']
+        files = glob.glob(os.path.join(glob.escape(collection_path(package)), '**'), recursive=True)
+        python, modules = self.packages.python, self.easyblock.modules_tool.loaded_modules()
+        # the macros of mpi.h have the compiler's version, too, and the processor that it compiles for
+        asked = ([self.path('bin', 'python'), '-I', '-c', "import torch; print(torch._C._GLIBCXX_USE_CXX11_ABI, "
+                  "open(torch.version.__file__).read())"],
+                 [variables['MPICXX'], '-show'], [variables['MPICXX'], '-x', 'c++', '-E', '-dM', '-'])
+        said = [run_shell_cmd(words, stdin='#include <mpi.h>\n', use_bash=False, fail_on_error=False, hidden=True,
+                              output_file=False).output for words in asked]
+        return {'sources': sorted(sha256_of(path) for path in files if os.path.isfile(path)),
+                'python': [python.implementation, python.version, python.machine], 'torch': said[0],
+                'variables': variables, 'modules': sorted(modules), 'mpi': said[1],
+                'macros': hashlib.sha256(said[2].encode()).hexdigest()}
+
     def build_from_collection(self, package):
-        """Build a package of the collection from a copy, as building writes beside the sources."""
-        copy = os.path.join(tempfile.mkdtemp(prefix='collection-'), package)
+        """Build a package of the collection from a copy, as building writes beside the sources; its wheel."""
+        place = tempfile.mkdtemp(prefix='collection-')
+        copy = os.path.join(place, package)
         copy_dir(collection_path(package), copy)
-        result = self.pip()('install', '--quiet', '--no-index', '--no-build-isolation', '--no-deps',
-                            '--no-cache-dir', copy, environment=self.build_environment())
+        result = self.pip()('wheel', '--quiet', '--no-index', '--no-build-isolation', '--no-deps', '--no-cache-dir',
+                            '--wheel-dir', place, copy, environment=self.build_environment())
         if result.exit_code:
             raise EasyBuildError("Building %s of this collection failed: %s", package, result.output.strip()[-2000:])
+        return glob.glob(os.path.join(place, '*.whl'))[0]
 
     def install_files(self, parameter, directory, permissions):
         for name in self.cfg[parameter]:

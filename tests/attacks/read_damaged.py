@@ -16,9 +16,9 @@ from attacks.attempts import attack  # noqa: E402
 from hpc_pytorch import UsersProblem  # noqa: E402
 from hpc_pytorch.jobs import records  # noqa: E402
 from hpc_pytorch.machine import batch_systems, launcher, survey, systems  # noqa: E402
-from hpc_pytorch.packages import images, lock_files, pip_errors, wheel_tags  # noqa: E402
+from hpc_pytorch.packages import built_wheels, images, lock_files, pip_errors, wheel_tags  # noqa: E402
 from hpc_pytorch.rules import installation_locks, resource_needs, sbom, site_rules  # noqa: E402
-from hpc_pytorch.source import build_options, built_wheels, contract, interrupted_builds  # noqa: E402
+from hpc_pytorch.source import build_options, contract, interrupted_builds  # noqa: E402
 from ramgate import estimates, traces  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402
 

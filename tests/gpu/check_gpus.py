@@ -6,8 +6,8 @@
 Needs a PyTorch with CUDA or ROCm in this Python, setuptools and wheel beside it, and an MPI; no network. Compiles
 torch_mpi for that MPI, and runs the programs of tests/torch_mpi on the GPU: every collective on tensors whose contents
 are still to come, on two streams, copied through pinned memory and, where MPI says that it takes them, handed over as
-they are; ``python -m torch_mpi.check``; DistributedDataParallel against the CPU. Prints a table; ends with 1 when
-something failed.
+they are; ``python -m torch_mpi.check``; ``pytorch-bandwidth``; DistributedDataParallel against the CPU. Prints a table;
+ends with 1 when something failed.
 """
 
 import argparse
@@ -40,6 +40,9 @@ def steps():
         found[name] = ([programs / "gpu_tensors.py"], "GPU tensors are right",
                        {"TORCH_MPI_GPU_AWARE": aware} if aware else {})
     found["types and speed"] = (["-m", "torch_mpi.check"], None, {})
+    # not NCCL, which refuses two ranks on one GPU
+    found["bandwidth"] = ([HERE.parent.parent / "scripts" / "pytorch-bandwidth", "mpi", "gloo", "--to", "4M",
+                           "--seconds", "0.1"], None, {})
     found["DDP as on the CPU"] = ([HERE / "ddp_on_gpu.py"], "as on the CPU", {})
     return found
 

@@ -48,6 +48,11 @@ features = ['mpi']
 sanity_check_commands = ['python -c "import torch_mpi; print(torch_mpi.library_version())"']
 moduleclass = 'ai'
 """
+# a wrapper that says what it is, and compiles nothing
+ASKED_ONLY = """#!/bin/sh
+case " $* " in *" -show "*|*" -E "*) exec %s.%s "$@";; esac
+exit 1
+"""
 
 
 def run(*command, **options):
@@ -151,10 +156,10 @@ def plain(installed, tmp_path):
     eb = EB(tmp_path / 'prefix', [installed / 'bin' / 'eb'])
     eb.sources = tmp_path / 'sources'
 
-    def install(system, *arguments, **variables):
+    def install(system, *arguments, status=0, **variables):
         files = [collection / 'systems' / system / 'easybuild.cfg', where]
         root = {'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'} if os.geteuid() == 0 else {}
-        return eb(*arguments, cwd=tmp_path, env=dict(
+        return eb(*arguments, cwd=tmp_path, status=status, env=dict(
             root, HPC_SYSTEM=system, EB_PYTHON=str(installed / 'bin' / 'python'), EASYBUILD_MODULES_TOOL='Lmod',
             LMOD_CMD=LMOD, EASYBUILD_HOOKS=str(collection / 'hooks' / 'hpc_pytorch_hooks.py'),
             EASYBUILD_CONFIGFILES=','.join(map(str, files)), **variables)).stdout
@@ -182,7 +187,7 @@ def make_wheel(directory, name, version, files):
 
 
 @pytest.mark.slow
-def test_locked_wheels_and_torch_mpi(plain, tmp_path):
+def test_locked_wheels_and_torch_mpi(request, plain, tmp_path):
     """A toy wheel, and torch_mpi built for the real PyTorch that another toy leads to."""
     python = kept_venv()
     site = run(python, '-c', 'import sysconfig; print(sysconfig.get_paths()["purelib"])').strip()
@@ -193,13 +198,28 @@ def test_locked_wheels_and_torch_mpi(plain, tmp_path):
                                        + make_wheel(index, 'torch', version, {'elsewhere.pth': site + '\n'}))
     easyconfig = tmp_path / 'toy-1.0-workstation.eb'
     easyconfig.write_text(LOCKED % sys.version_info[:2])
-    plain('workstation', easyconfig, PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX='1', PIP_FIND_LINKS=str(index))
+    toys = {'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(index)}
+    plain('workstation', easyconfig, **toys)
     root = plain.eb.prefix / 'software' / 'toy' / '1.0-workstation'
     lines = loaded(plain, 'toy', """
         python -c 'import toy, torch_mpi; print(torch_mpi.library_version()); print(torch_mpi.__file__)'
         type -P pytorch-check; ls $EBROOTTOY/examples $EBROOTTOY/share""").splitlines()
     assert any('MPI' in line for line in lines) and any(line.startswith(str(root / 'lib')) for line in lines)
     assert str(root / 'bin' / 'pytorch-check') in lines and 'train.py' in lines and 'system.cfg' in lines
+    if request.node.callspec.params['installed'] == 'sdist':
+        return
+    # another one takes the wheel that is kept; with another MPI it is built anew
+    again = tmp_path / 'toy-1.0-workstation-again.eb'
+    again.write_text((LOCKED % sys.version_info[:2]).replace("'-workstation'", "'-workstation-again'"))
+    said = plain('workstation', again, **toys)
+    assert 'using the torch_mpi that was built earlier' in said and 'building torch_mpi' not in said, said
+    other = 'mpich' if 'openmpi' in run('mpicxx', '-show') else 'openmpi'
+    (tmp_path / 'bin').mkdir()
+    for name in ('mpicc', 'mpicxx'):
+        (tmp_path / 'bin' / name).write_text(ASKED_ONLY % (name, other))
+        (tmp_path / 'bin' / name).chmod(0o755)
+    said = plain('workstation', again, '--rebuild', status=1, PATH='%s:%s' % (tmp_path / 'bin', os.environ['PATH']))
+    assert 'building torch_mpi' in said and 'Building torch_mpi of this collection failed' in said, said
 
 
 @pytest.mark.slow

@@ -16,6 +16,8 @@ CHECKOUT = HERE.parent.parent
 TORCH = os.environ.get("TEST_TORCH", "2.13.0")
 CACHE = CHECKOUT / ".local" / "test-cache" / "torch_mpi"
 
+TRAINERS = ["accelerate==1.15.0", "transformers==5.23.0"]
+
 # Name → the suffix of Debian's programs for it and the options its mpirun needs here.
 MPIS = {
     "mpich": [],
@@ -41,15 +43,25 @@ def make_venv(folder, torch):
     return str(python)
 
 
-def kept_venv():
+def kept_venv(name="venv", make=make_venv):
     """The Python of a venv with PyTorch, kept between runs; the file `whole` says so, as no venv can be renamed."""
-    venv = CACHE / ("venv-%s" % TORCH)
+    venv = CACHE / ("%s-%s" % (name, TORCH))
     with locked(venv):
         if not (venv / "whole").exists():
             shutil.rmtree(venv, ignore_errors=True)
-            make_venv(venv, TORCH)
+            make(venv, TORCH)
             (venv / "whole").touch()
     return str(venv / "bin" / "python")
+
+
+def make_venv_of_trainers(folder, _):
+    """A venv with accelerate and transformers on top of the one with PyTorch, which pip sees."""
+    below = kept_venv()
+    site = subprocess.run([below, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], check=True,
+                          env=environment(), stdout=subprocess.PIPE, text=True).stdout
+    subprocess.run([below, "-m", "venv", folder], check=True)
+    next(folder.glob("lib/python3*/site-packages")).joinpath("below.pth").write_text(site)
+    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *TRAINERS], check=True, env=environment())
 
 
 def mpirun(mpi):

@@ -63,6 +63,13 @@ def test_rendezvous(installed, backend):
     assert output.count("met with %s" % backend) == 3, output
 
 
+def test_too_few_open_files_for_a_rendezvous(installed):
+    """TCPStore would reset connections."""
+    output = installed.alone("import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (150, 150)); import torch.distributed "
+                             "as d; d.init_process_group('gloo', init_method='mpi://')", status=1)
+    assert "1 ranks meet at the first one, which needs 257 open files, but at most 150 are allowed" in output, output
+
+
 def test_headers_of_another_mpi(python, tmp_path):
     """The wrapper's come before those of the venv; others end the compilation."""
     log = tmp_path / "log"

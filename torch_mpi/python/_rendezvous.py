@@ -4,6 +4,7 @@ No MASTER_ADDR, no port that another job may have, no file.
 """
 
 import os
+import resource
 import socket
 
 
@@ -32,12 +33,24 @@ def _meet(url, timeout=None, **_):
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
     store = None
     if rank == 0:
+        allow_files(size)
         store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
     port = all_gather_text(backend, size, str(store.port if store else ""))[0]
     if store is None:
         store = dist.TCPStore(host, int(port), size, is_master=False, timeout=timeout)
     yield store, rank, size
     raise RuntimeError("torch_mpi: mpi:// cannot be asked for ranks again")
+
+
+def allow_files(ranks):
+    """The store has a connection to each rank: 1024 open files, the usual limit, are too few for a thousand of them."""
+    wanted, (soft, hard) = ranks + 256, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < wanted:
+        raise RuntimeError("torch_mpi: %d ranks meet at the first one, which needs %d open files, but at most %d are "
+                           "allowed on %s: ask its administrators for more (ulimit -Hn)" % (
+                               ranks, wanted, hard, socket.gethostname()))
+    if 0 <= soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def all_gather_text(backend, size, text, length=256):

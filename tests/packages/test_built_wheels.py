@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from hpc_pytorch.source import built_wheels
+from hpc_pytorch.packages import built_wheels
 
 FACTS = {'sources': ['0123'], 'options': {'USE_MPI': '1'}, 'compiler': 'gcc 12'}
 
