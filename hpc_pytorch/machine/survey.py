@@ -389,12 +389,16 @@ def survey(machine):
     return [ask(probe, machine) for probe in PROBES] + list(about_modules(machine))
 
 
-def without_names(text, environ):
-    """No user's name and no path below $HOME in what is given away."""
-    for name in ('HOME', 'USER'):
+def without_names(value, environ):
+    """No user's name and no path below $HOME in what is given away; keys stay, whoever is called like one."""
+    if isinstance(value, dict):
+        return {key: without_names(one, environ) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_names(one, environ) for one in value]
+    for name in ('HOME', 'USER') if isinstance(value, str) else ():
         if len(environ.get(name, '')) > 2:
-            text = text.replace(environ[name], '$' + name)
-    return text
+            value = value.replace(environ[name], '$' + name)
+    return value
 
 
 def table(findings):
@@ -453,7 +457,7 @@ def main(arguments):
     if given.survey:
         answer = {'format': 1, 'collection': VERSION, 'system': system.name, 'where': where,
                   'findings': [finding._asdict() for finding in findings]}
-        Path(path).write_text(without_names(json.dumps(answer, indent=1, default=str), machine.environ))
+        Path(path).write_text(json.dumps(without_names(answer, machine.environ), indent=1, default=str))
     print("%s, %s:\n\n%s\n" % (system.system['title'], 'in a job' if machine.in_job else 'on a login node',
                                without_names(table(findings), machine.environ)))
     differ = [finding.name for finding in findings if finding.result == DIFFERS]
