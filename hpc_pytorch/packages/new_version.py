@@ -43,8 +43,8 @@ REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in 
     (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
 ))
 
-# Options of PyTorch's build that ended: {name: the first version without it}. The C++ ABI: pytorch/pytorch#149888 (March
-# 2025); Caffe2 as in hpc_pytorch/source/build_options.py.
+# Options of PyTorch's build that ended: {name: the first version without it}. The C++ ABI: pytorch/pytorch#149888
+# (March 2025); Caffe2 as in hpc_pytorch/source/build_options.py.
 ENDED = {'_GLIBCXX_USE_CXX11_ABI': '2.8', 'BUILD_CAFFE2': '2.4'}
 
 # What in an easyconfig belongs to one version, and does not follow from it.
@@ -239,7 +239,6 @@ class Change:
                 text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
             made[replaced(self.easyconfig, self.old, self.version)] = text
         return made
-
 
     def without_ended(self, text):
         """The easyconfig without options, and comments on them, that this version no longer has."""
