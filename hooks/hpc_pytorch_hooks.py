@@ -47,6 +47,10 @@ RULES = {
     'pre_easyblock_hook': (
         ('locks of killed installations', installation_locks.take),
     ),
+    # nothing was fetched yet: the least that everything needs, so that a quota that is used up costs no time
+    'pre_fetch_hook': (
+        ('some room on disks', early_checks.check_room),
+    ),
     # everything is there that it is going to be made of
     'post_fetch_hook': (
         ('room on disks', early_checks.check_room),

@@ -372,6 +372,8 @@ def main():
     except KeyboardInterrupt:
         return 130
     sys.argv = [os.path.join(sys.prefix, 'bin', 'eb')] + arguments
+    # EasyBuild leaves it where it ends early
+    atexit.register(lambda: [shutil.rmtree(path, ignore_errors=True) for path in sys.path if '/fake_vsc_' in path])
     runpy.run_module(program, run_name='__main__', alter_sys=True)
     return 0
 

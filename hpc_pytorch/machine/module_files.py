@@ -21,7 +21,6 @@ ASKS = {
         'fail': 'LmodError("%s")',
         'family': 'family("%s")\n',
         'conflict': 'conflict("%s")\n',
-        'put aside': 'pushenv("%s", false)\n',
     },
     'Tcl': {
         'loading': 'module-info mode load',
@@ -33,8 +32,6 @@ ASKS = {
         'fail': 'error "%s"',
         'family': 'family %s\n',
         'conflict': 'conflict %s\n',
-        # Lmod 8.6 does not put back what pushenv in a Tcl module has replaced
-        'put aside': 'if { ![info exists ::env(LMOD_VERSION)] } { pushenv %s "" }\n',
     },
 }
 # What EasyBuild does not quote in a value.
@@ -105,20 +102,34 @@ do
     if mode() == "load" and stack and string.match(stack, "[^:]*") ~= (value and base64(value) or "false") then
         pushenv("%(name)s", value or false)
     end
-    pushenv("%(name)s", "%(value)s")
+    local ours = "%(value)s"
+    pushenv("%(name)s", ours ~= "" and ours)
 end
 ''',
     'Tcl': '''
+set before {}
+if { [module-info mode load] && [info exists ::env(%(name)s)] } { set before $::env(%(name)s) }
 if { ![info exists ::ModuleTool] || $::ModuleTool ne {Modules} } {
-    pushenv %(name)s {%(value)s}
+    # Lmod looks what to keep when all of this has run, and finds our value: the user's is pushed first. Lmod loses
+    # empty values and none: a word stands for them.
+    set stack {} ; set ours {%(value)s} ; set word (none)
+    if { [info exists ::env(__LMOD_STACK_%(name)s)] } { set stack [split $::env(__LMOD_STACK_%(name)s) :] }
+    if { $before eq {} } { set before $word }
+    if { $ours eq {} } { set ours $word }
+    if { [module-info mode load] && [lindex $stack 0] ne [binary encode base64 $before] } { pushenv %(name)s $before }
+    pushenv %(name)s $ours
+    if { [module-info mode remove] ? [lindex $stack 1] eq [binary encode base64 $word] : $ours eq $word } {
+        setenv %(name)s {}
+    }
 } elseif { [module-info mode unload] && [info exists ::env(__HPC_BEFORE_%(owner)s_%(name)s)] } {
     # with a value, and in this mode, it sets the variable
     unsetenv %(name)s $::env(__HPC_BEFORE_%(owner)s_%(name)s)
     setenv __HPC_BEFORE_%(owner)s_%(name)s {}
+} elseif { [module-info mode unload] } {
+    # a module that is loaded in the same call sees this value
+    setenv %(name)s {}
 } else {
-    if { [module-info mode load] && [info exists ::env(%(name)s)] } {
-        setenv __HPC_BEFORE_%(owner)s_%(name)s $::env(%(name)s)
-    }
+    if { $before ne {} } { setenv __HPC_BEFORE_%(owner)s_%(name)s $before }
     setenv %(name)s {%(value)s}
 }
 ''',
@@ -126,7 +137,7 @@ if { ![info exists ::ModuleTool] || $::ModuleTool ne {Modules} } {
 
 
 def put_aside(generator, owner, name, value):
-    """Set an environment variable to ours while the module `owner` is loaded; the user's comes back exactly."""
+    """Set an environment variable to ours, '' for none, while `owner` is loaded; the user's comes back exactly."""
     return PUT_ASIDE[generator.SYNTAX] % {'name': name, 'value': value, 'owner': ''.join(filter(str.isalnum, owner))}
 
 

@@ -344,28 +344,42 @@ def external_modules(path):
     return [name for part in parts for name in re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", part)]
 
 
-def about_modules(machine):
+def about_each_easyconfig(machine):
     """For each easyconfig whether its modules load in their order, and what newer versions of them there are."""
     for path in easyconfigs_of(machine.system):
-        names, title = external_modules(path), 'modules of %s' % os.path.basename(path)
+        names, title = external_modules(path), 'modules of'
         if not names:
             continue
         try:
             shell = modules_shell(machine)
         except NotAsked as reason:
-            yield Finding(title, NOT_ASKED, str(reason), ' '.join(names), 'module load')
+            yield path, Finding(title, NOT_ASKED, str(reason), ' '.join(names), 'module load')
             continue
         problem = first_that_fails(shell, names)
         if problem:
-            yield Finding(title, DIFFERS, "%s cannot be loaded; versions: %s" % (
+            yield path, Finding(title, DIFFERS, "%s cannot be loaded; versions: %s" % (
                 problem[0], ' '.join(shell.versions(problem[0])) or 'none'), ' '.join(names), 'module load')
             continue
-        yield Finding(title, SAME, ' '.join(names), ' '.join(names), 'module load')
+        yield path, Finding(title, SAME, ' '.join(names), ' '.join(names), 'module load')
         newer = [one for name in names if '/' in name for one in shell.versions(name)
                  if '/' in one and version_key(one.split('/', 1)[1]) > version_key(name.split('/', 1)[1])]
-        yield Finding('newer for %s' % os.path.basename(path), TOLD, ' '.join(newer) or 'none', None, 'module avail')
+        yield path, Finding('newer for', TOLD, ' '.join(newer) or 'none', None, 'module avail')
         for finding in about_metadata(machine.system, shell, names):
-            yield finding
+            yield path, finding
+
+
+def about_modules(machine):
+    """The same; a difference that several easyconfigs have is one finding, with all of their names."""
+    found = collections.OrderedDict()
+    for path, finding in about_each_easyconfig(machine):
+        key = (finding.name, finding.found) if finding.result == DIFFERS else (finding.name, path)
+        found.setdefault(key, (finding, []))[1].append(os.path.basename(path))
+    for finding, files in found.values():
+        files = ', '.join(files)
+        if finding.name.endswith((' of', ' for')):
+            yield finding._replace(name='%s %s' % (finding.name, files))
+        else:
+            yield finding._replace(found='%s (%s)' % (finding.found, files))
 
 
 def about_metadata(system, shell, names):

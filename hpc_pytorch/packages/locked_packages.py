@@ -128,11 +128,13 @@ class LockedPackages:
             if python.version in versions:
                 return python
         found = ', '.join("%s (%s)" % (python.version, python.path) for python in pythons)
+        own = any((dep['name'], dep['version'], dep['versionsuffix']) == OWN_PYTHON for dep in self.cfg.dependencies())
         raise EasyBuildError("%s %s needs Python %s; found: %s. Install one of them, or load its module, so that "
                              "python3.x is found%s.",
                              self.cfg.name, self.cfg.version, ' or '.join(versions), found or 'none',
-                             "; or add to the dependencies the one that the collection has: %s" % (OWN_PYTHON,)
-                             if '.'.join(OWN_PYTHON[1].split('.')[:2]) in versions else '')
+                             '' if '.'.join(OWN_PYTHON[1].split('.')[:2]) not in versions else
+                             "; or install the one that it depends on: eb %s-%s%s.eb" % OWN_PYTHON if own else
+                             "; or add to the dependencies the one that the collection has: %s" % (OWN_PYTHON,))
 
     def find_mpi_compilers(self):
         compilers = self.system.compilers

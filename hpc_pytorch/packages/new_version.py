@@ -43,6 +43,10 @@ REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in 
     (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
 ))
 
+# Options of PyTorch's build that ended: {name: the first version without it}. The C++ ABI: pytorch/pytorch#149888
+# (March 2025); Caffe2 as in hpc_pytorch/source/build_options.py.
+ENDED = {'_GLIBCXX_USE_CXX11_ABI': '2.8', 'BUILD_CAFFE2': '2.4'}
+
 # What in an easyconfig belongs to one version, and does not follow from it.
 BY_HAND = re.compile(r'\.whl|\.sif|docker://|^git_source = |^package_urls = ', re.M)
 
@@ -229,10 +233,20 @@ class Change:
             text = replaced(self.text, self.old, self.version)
             fitting = [name for name in self.pythons if version_key(name) >= version_key(self.least)]
             text = re.sub(r'^(python_versions = )\[[^]]*\]', r'\g<1>%r' % fitting, text, flags=re.M)
+            text = self.without_ended(text)
+            print("Read its comments and description, which are still those of %s." % self.old)
             if re.search(r"^sources = ", text, re.M):
                 text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
             made[replaced(self.easyconfig, self.old, self.version)] = text
         return made
+
+    def without_ended(self, text):
+        """The easyconfig without options, and comments on them, that this version no longer has."""
+        for name in [name for name, end in ENDED.items() if version_key(self.version) >= version_key(end)]:
+            for line in re.findall(r"^ *'(?:[^'\n]*-D)?%s=[^'\n]*',.*\n" % name, text, re.M):
+                print("PyTorch %s has no %s: left out is %s" % (self.version, name, line.strip().rstrip(',')))
+                text = re.sub(r'(^ *#.*\n)*' + re.escape(line), '', text, flags=re.M)
+        return text
 
 
 def find(name):

@@ -286,8 +286,8 @@ def check_room(easyblock):
                           kind, path, problem, human(size), " (%s with the other directories there)" % human(together)
                           if together > size else "", option))
     place, count = existing(install_path('software')), files_needed(easyblock)
-    left = files_left(place) if count else None
-    if left is not None and left < count:
+    left = files_left(place)
+    if left is not None and left < max(count, 1):
         by_policy('free_space', "The install directory %s has too little room: you can make %d more files there, and "
-                  "about %d are needed. Remove some, or choose another place with --prefix or --installpath."
-                  % (place, left, count))
+                  "%s are needed. Remove some, or choose another place with --prefix or --installpath."
+                  % (place, left, "about %d" % count if count else "more"))

@@ -40,7 +40,8 @@ def test_from_store_and_second_software(place):
     """All names derive from the software's: another container is another easyconfig, and nothing else."""
     image = place.store / 'tool.sif'
     easyconfig = place.easyconfig("wrappers = ['ls', 'sort']", name='Tensor-Flow', checksum=sha256(image))
-    place.install(easyconfig)
+    output = place.install(easyconfig)
+    assert 'run-in-container COMMAND ARGUMENT' in output and 'your_script.py' not in output, "it may have no Python"
     root, checksum = installed(place, 'Tensor-Flow'), sha256(image)
     # by somebody who overwrites it in place, as rsync --inplace does
     with image.open('r+b') as handle:

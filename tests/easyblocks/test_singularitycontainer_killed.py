@@ -161,6 +161,27 @@ def test_pip(installed, chance):
     assert installed.as_user('pip check', 'Tool').endswith('No broken requirements found.\n')
 
 
+def test_environment_of_ones_own(installed, chance):
+    """Until it is whole it cannot be activated; where it can, it loads the module and has the image's packages."""
+    installed.at_work = lambda: False
+    mine = installed.home / 'mine'
+    # with a pip of its own, which installs into it
+    where = 'python -c "import torch, pip, sys; print(pip.__file__.startswith(sys.prefix), sys.prefix)"'
+    use = '. mine/bin/activate && %s && echo "<$LOADEDMODULES>"' % where
+    run = Command(installed, 'extend-venv-activate mine')
+    for moment in ('activate', chance.random()):
+        shutil.rmtree(mine)
+        process = subprocess.Popen(start_new_session=True, **run.options)
+        # what venv itself makes last, or some moment
+        while process.poll() is None and moment == 'activate' and not list(mine.glob('bin/**/activate')):
+            time.sleep(0.001)
+        killed(process, 0 if moment == 'activate' else run.duration * moment)
+        if (mine / 'bin/activate').exists():
+            assert installed.as_user(use).endswith('True %s\n<Tool/1.0>\n' % mine)
+        run.again()
+        assert installed.as_user(use).endswith('True %s\n<Tool/1.0>\n' % mine)
+
+
 def test_installation(installed, chance):
     """A module that can be loaded is whole; the next call installs all of it."""
     for _ in range(3):

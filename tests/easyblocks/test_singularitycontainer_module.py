@@ -236,10 +236,15 @@ def test_users_settings(shell):
         run-in-container bash -c 'echo "inside <$PYTHONPATH> <$PYTHONNOUSERSITE>"'
         module unload Tool; show after
         unset NCCL_NET_GDR_LEVEL; module load Tool; show default; module unload Tool; show unset
+        export PYTHONPATH=/yours
+        module load Tool; module load Other 2> /dev/null
+        singularity -s exec "$SIF" bash -c 'echo "without a script <$PYTHONPATH>"'
+        module purge; show exchanged
     """)
     assert values(output, 'loaded')['NCCL_NET_GDR_LEVEL'] == 'PHB'
     assert values(output, 'after') == values(output, 'before')
-    assert 'inside <> <1>' in output
+    assert 'inside <> <1>' in output and 'without a script <>' in output
+    assert values(output, 'exchanged')['PYTHONPATH'] == '/yours'
     assert values(output, 'default')['NCCL_NET_GDR_LEVEL'] == '3'
     assert values(output, 'unset')['NCCL_NET_GDR_LEVEL'] == 'UNSET'
 

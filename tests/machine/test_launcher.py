@@ -116,6 +116,15 @@ def test_read_only_prefix(tmp_path, read_only):
     assert '--prefix' in output.stdout
 
 
+def test_nothing_stays_in_tmp(eb, tmp_path):
+    """EasyBuild itself leaves a directory there where it only prints."""
+    place = tmp_path / 'temporary'
+    place.mkdir()
+    for word in ('--version', '--help'):
+        eb(word, env={'TMPDIR': str(place)})
+    assert not list(place.iterdir())
+
+
 def run_make_environment(directory, **environment):
     """The script that makes the environment of ./eb, on a directory of the test's."""
     script, lock = CHECKOUT / 'environments' / 'make-environment', CHECKOUT / 'environments' / 'eb.txt'
@@ -136,6 +145,19 @@ def test_too_old_python(tmp_path):
     assert done.returncode == 1
     assert 'Python 3.9 or newer is needed; found: Python 3.6.8' in done.stdout
     assert not (tmp_path / 'venv').exists()
+
+
+def test_environment_of_somebody_else(read_only):
+    """Whoever cannot run its Python cannot mend it either, and is told so in a line."""
+    subprocess.run(['mount', '-o', 'remount,rw', str(read_only)], check=not os.geteuid())
+    read_only.chmod(0o755)
+    (read_only / 'venv.lock').mkdir()
+    (read_only / 'venv.lock/lock').touch()
+    subprocess.run(['mount', '-o', 'remount,ro', str(read_only)], check=not os.geteuid())
+    (read_only / 'venv.lock/lock').chmod(0o444) if os.geteuid() else None
+    done = run_make_environment(read_only / 'venv')
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 1, done.stdout
+    assert 'clone the collection to a directory of yours' in done.stdout
 
 
 # an index that nobody listens at, and no other place to get packages from

@@ -1,5 +1,6 @@
 """Pieces of modules, evaluated by the modules tools themselves."""
 import pytest
+from common import ModulesTool
 
 from hpc_pytorch.machine.module_files import NOT_THE_USERS, put_aside
 
@@ -25,20 +26,48 @@ def test_only_where_the_user_has_not(modules_tool, tmp_path, users, loaded, unlo
     assert output.split('\n')[:2] == ['<%s>' % loaded, '<%s>' % unloaded]
 
 
-def test_users_value_comes_back_each_time(tmp_path, modules_tool):
+TOOLS = [('Lmod', 'Lua'), ('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')]
+
+
+@pytest.fixture(params=TOOLS, ids='-'.join)
+def aside(request, tmp_path):
+    """A function that runs a script in a shell with modules of a family that put $VALUE aside for a value or, empty,
+    for nothing, with each modules tool and syntax."""
+    tool, syntax = request.param
+
+    def run(script, **ours):
+        for name, value in ours.items():
+            text = put_aside(type('Generator', (), {'SYNTAX': syntax}), name, 'VALUE', value)
+            family = 'family("kind")\n' if syntax == 'Lua' else 'family kind\n'
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / ('1.0' + ('.lua' if syntax == 'Lua' else ''))).write_text(
+                ('#%Module1.0\n' if syntax == 'Tcl' else '') + (family if 'kind' in name else '') + text)
+        return ModulesTool(tool).run('module use %s\n' % tmp_path + ROUNDS % script)
+    run.tool = tool
+    return run
+
+
+@pytest.mark.parametrize('ours', ['/of/ours', ''])
+def test_users_value_comes_back_each_time(aside, ours):
     """However often it is loaded, whatever the value was before, also when it was unset meanwhile."""
-    syntax, suffix = {'Lmod': ('Lua', '.lua')}.get(modules_tool.name, ('Tcl', ''))
-    for name in ('ours', 'other'):
-        (tmp_path / name).mkdir()
-        text = put_aside(type('Generator', (), {'SYNTAX': syntax}), name, 'VALUE', '/of/' + name)
-        (tmp_path / name / ('1.0' + suffix)).write_text(('#%Module1.0\n' if syntax == 'Tcl' else '') + text)
     steps = [None, '/one', '/one', '/two:/with:/colons', None, '/three', '/one']
     script = ''.join('%s; round ours\n' % ('export VALUE=%s' % value if value else 'unset VALUE') for value in steps)
-    out = modules_tool.run('module use %s\n' % tmp_path + ROUNDS % script)
+    out = aside(script, ours=ours)
     assert [line[5:] for line in out.splitlines() if line.startswith('back ')] == [v or 'unset' for v in steps], out
-    assert out.count('loaded /of/ours\n') == len(steps)
+    assert out.count('loaded %s\n' % ours) == len(steps), out
     # another module of the kind around it
-    out = modules_tool.run('module use %s\nexport VALUE=/mine; ' % tmp_path + ROUNDS % (
-        'export VALUE=/mine; round ours; VALUE=/a:/b; module load other; round ours; module unload other; '
-        'echo "end $VALUE"; env | grep HPC_BEFORE || echo clean'))
-    assert 'back /of/other\n' in out and 'end /a:/b\n' in out and 'clean' in out
+    out = aside('export VALUE=/mine; round ours; VALUE=/a:/b; module load other; round ours; module unload other; '
+                'echo "end $VALUE"; env | grep HPC_BEFORE || echo clean', ours=ours, other='/of/other')
+    assert 'back /of/other\n' in out and 'end /a:/b\n' in out and 'clean' in out, out
+
+
+@pytest.mark.parametrize('ours', ['/of/ours', ''])
+@pytest.mark.parametrize('value', [None, '/one'])
+def test_users_value_comes_back_after_an_exchange(aside, ours, value):
+    """Lmod puts a module in the place of another of its family; with another value of the user's the second time."""
+    users = 'export VALUE=%s' % value if value else 'unset VALUE'
+    exchange = ('module load kind1; module load kind2 2> /dev/null; echo "loaded $VALUE"; module %s kind1 2>&1;'
+                'module purge; echo "back ${VALUE-unset}"\n' % ('load' if aside.tool == 'Lmod' else 'switch'))
+    out = aside('export VALUE=/first; %s %s; %s' % (exchange, users, exchange), kind1=ours, kind2=ours)
+    assert out.count('loaded %s\n' % ours) == 2 and 'back /first\n' in out, out
+    assert out.endswith('back %s\n' % (value or 'unset')), out

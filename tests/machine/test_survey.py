@@ -197,6 +197,20 @@ def test_nothing_differs(place, monkeypatch):
     assert 'cuda/12.3.0' in [one.found for one in findings if one.name.startswith('newer for')]
 
 
+def test_same_difference_in_two_easyconfigs(place, monkeypatch):
+    """Said once, with both names; what is the same is said of each."""
+    place.write('easyconfigs/t/Test/Test-2.0-Surveyed.eb', EASYCONFIG)
+    differ, findings = place.survey(False, monkeypatch, 'modules of both')
+    assert differ == [] and [one.name for one in findings if one.result == survey.SAME][-2:] == [
+        'modules of Test-1.0-Surveyed.eb', 'modules of Test-2.0-Surveyed.eb']
+    place.module('mpi/5.0', 'module use %s\n' % (place.top / 'opened'))
+    differ, findings = place.survey(False, monkeypatch, 'modules of both')
+    both = 'Test-1.0-Surveyed.eb, Test-2.0-Surveyed.eb'
+    assert differ == ['version of mpi'] and 'mpi/5.0 (%s)' % both in [one.found for one in findings]
+    without('opened/cuda/12.2.1')(place)
+    assert place.survey(False, monkeypatch, 'modules of both')[0] == ['modules of ' + both]
+
+
 def test_planted_differences(place, monkeypatch, tmp_path):
     """Each is found by its name, and nothing else is; one that spoils the GPUs' number spoils their cores, too."""
     for number, (job, name, plant) in enumerate(DIFFERENCES):

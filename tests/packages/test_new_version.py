@@ -82,6 +82,21 @@ def test_new_version(toy, call, eb):
     assert 'numbers-of-toys==5.2' in (toy / 'toy-2.0.lock').read_text()
 
 
+def test_options_that_ended(toy, call):
+    """They, and what is said of them, are left out with a word; those that are still there stay."""
+    options = ["    'USE_MPI=1',\n", "    # the old one\n    '_GLIBCXX_USE_CXX11_ABI=0',\n",
+               "    'CXXFLAGS=-D_GLIBCXX_USE_CXX11_ABI=0',  # all of it\n", "    # threads\n    'MKL_THREADING=SEQ',\n"]
+    (toy / 'toy-1.0.eb').write_text(EASYCONFIG + 'custom_opts = [\n%s]\n' % ''.join(options))
+    add(toy / 'index', 'torch', '2.8', 'numbers-of-toys')
+    add(toy / 'index', 'torchvision', '0.2.8', 'torch==2.8')
+    output = call('--new-version', '2.0')
+    assert 'left out' not in output and '_GLIBCXX' in (toy / 'toy-2.0.eb').read_text()
+    output = call('--new-version', '2.8')
+    assert "PyTorch 2.8 has no _GLIBCXX_USE_CXX11_ABI: left out is '_GLIBCXX_USE_CXX11_ABI=0'\n" in output
+    assert output.count('left out is') == 2 and 'description, which are still those of 1.0' in output
+    assert (toy / 'toy-2.8.eb').read_text().endswith('custom_opts = [\n%s%s]\n' % (options[0], options[3]))
+
+
 def test_try_software_version(toy, call):
     """EasyBuild's option has the locks of that version, and leaves nothing."""
     before = sorted(toy.iterdir())

@@ -87,6 +87,13 @@ def test_too_little_memory(toys, source_build):
         os.rmdir(group)
 
 
+def unfetched(toys):
+    """An easyconfig whose source is nowhere."""
+    path = toys.write('unfetched')
+    path.write_text(path.read_text().replace('Toolchain', 'Tarball') + "sources = ['nowhere.tar.gz']\n")
+    return path
+
+
 def test_full_disk(toys):
     """Too little room in the build directory: said before anything is unpacked; the site may only warn."""
     needs_root()
@@ -98,9 +105,25 @@ def test_full_disk(toys):
         assert 'The build directory %s has too little room: ' % place in output
         assert ' MB are free, and 100.0 MB are needed' in output
         assert '--buildpath' in output and not toys.module('toy').exists()
+        # before anything is fetched
+        output = toys.run(unfetched(toys), '--buildpath=%s' % (place / 'build'), status=None)
+        assert 'too little room' in output and 'nowhere.tar.gz' not in output
         output = toys.run(toys.write('toy'), '--buildpath=%s' % (place / 'build'),
                           env=site(toys.directory, '[policy]\nfree_space = warn\n'))
         assert 'WARNING' in output and toys.module('toy').exists()
+    finally:
+        subprocess.run(['umount', str(place)], check=True)
+
+
+def test_no_more_files(toys):
+    """The bytes are there, and no file can be made."""
+    needs_root()
+    place = toys.directory / 'small'
+    place.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=900M,nr_inodes=4', 'none', str(place)], check=True)
+    try:
+        output = toys.run(unfetched(toys), '--installpath-software=%s' % place, status=None)
+        assert 'you can make 0 more files there, and more are needed' in output and 'nowhere.tar.gz' not in output
     finally:
         subprocess.run(['umount', str(place)], check=True)
 
