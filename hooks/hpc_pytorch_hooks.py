@@ -20,7 +20,8 @@ except ImportError:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import UsersProblem, settle  # noqa: E402
 from hpc_pytorch.machine.systems import nearest  # noqa: E402
-from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, what_to_type  # noqa: E402
+from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, what_to_type, \
+    within_memory  # noqa: E402
 from hpc_pytorch.rules.early_checks import existing  # noqa: E402
 
 SITE_HOOKS = 'HPC_SITE_HOOKS'
@@ -55,6 +56,14 @@ RULES = {
     'post_fetch_hook': (
         ('room on disks', early_checks.check_room),
     ),
+    # all modules are loaded, and nothing is compiled yet
+    'pre_configure_hook': (
+        ('builds within the memory', within_memory.begin),
+    ),
+    # nothing is compiled any more
+    'pre_postproc_hook': (
+        ('builds within the memory', within_memory.end),
+    ),
     # everything that is installed is there, and not yet write-protected
     'post_postproc_hook': (
         ('provenance', provenance.write),
@@ -68,6 +77,7 @@ RULES = {
     ),
     # one installation is over
     'post_easyblock_hook': (
+        ('builds within the memory', within_memory.end),
         ('locks of killed installations', installation_locks.give_back),
     ),
     # everything that was asked for is there

@@ -4,8 +4,8 @@ import re
 
 # extension of a source: language
 LANGUAGES = {'.c': 'C', '.cpp': 'CXX', '.cc': 'CXX', '.cxx': 'CXX', '.c++': 'CXX', '.C': 'CXX', '.cu': 'CUDA',
-             '.hip': 'HIP',
-             '.f90': 'Fortran', '.F90': 'Fortran', '.f': 'Fortran', '.s': 'ASM', '.S': 'ASM', '.asm': 'ASM'}
+             '.hip': 'HIP', '.s': 'ASM', '.S': 'ASM', '.asm': 'ASM'}
+LANGUAGES.update(dict.fromkeys(('.f', '.F', '.for', '.f90', '.F90', '.f95', '.f03', '.F03', '.f08', '.F08'), 'Fortran'))
 
 # how compilers say that memory ran out. Each begins its line, so that a quotation from a source never matches.
 OUT_OF_MEMORY = re.compile(r'''^(?:

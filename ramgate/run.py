@@ -16,7 +16,7 @@ from ramgate.processes import descendants
 from ramgate.schedule import Schedule
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-LANGUAGES = ('C', 'CXX', 'CUDA', 'HIP')
+LANGUAGES = ('C', 'CXX', 'Fortran', 'CUDA', 'HIP')
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 # build tools that have no variable for the number of slots, only an option
 SLOTS_BY_OPTION = ('ninja', 'ninja-build', 'samu', 'make', 'gmake')

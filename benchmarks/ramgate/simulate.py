@@ -29,11 +29,14 @@ Command = collections.namedtuple('Command', 'name language partial')
 
 
 def simulate(works, cores, megabytes, knowledge):
-    """Seconds, the least share of the memory that was free, kills by the kernel, and what happened how often."""
+    """
+    Seconds, the least share of the memory that was free, kills by the kernel, what happened how often, and of each job
+    the peak as a multiple of what was expected when it started.
+    """
     step = STEP * bound(works, cores, megabytes)[0]
     limit, events, kills, free = megabytes * MB, collections.Counter(), 0, 1.0
     schedule = Schedule(knowledge, cores, Constraint('the node', limit, limit, '/'))
-    todo, alive, now = list(works), {}, 0.0
+    todo, alive, now, peaks = list(works), {}, 0.0, []
 
     def carry_out(decisions):
         for what, job, _ in decisions:
@@ -44,7 +47,9 @@ def simulate(works, cores, megabytes, knowledge):
                 end(job, 137)
 
     def end(job, status):
-        del alive[job]
+        work = alive.pop(job)
+        if status == 0:
+            peaks.append(max(memory for _, memory in work.course) / job.estimate.peak)
         carry_out(schedule.ended(job, status, 0, status == 137, False, now))
 
     while todo or schedule.jobs:
@@ -65,7 +70,7 @@ def simulate(works, cores, megabytes, knowledge):
         carry_out(schedule.relieve(step, now))
         carry_out(schedule.plan(now))
         now += min([step] + [work.seconds - job.age(now) for job, work in alive.items() if job.state == RUNNING])
-    return now, free, kills, events
+    return now, free, kills, events, sorted(peaks)
 
 
 def packed(works, cores, megabytes, seconds):
@@ -123,10 +128,12 @@ def main():
              packed(works, cores, megabytes, least) / least), flush=True)
     cold = Knowledge()
     for name, knowledge in (('cold', lambda: cold), ('shipped', shipped), ('profile', lambda: profile(cold))):
-        seconds, free, kills, events = simulate(works, cores, megabytes, knowledge())
+        seconds, free, kills, events, peaks = simulate(works, cores, megabytes, knowledge())
+        off = [peaks[int(share * (len(peaks) - 1))] for share in (0.05, 0.5, 0.95)]
         print('  %-8s %6.0f s  %.2f x bound; frozen %d, killed %d, run again %d, of them killed by the kernel %d; at '
-              'least %.1f %% were free' % (name, seconds, seconds / least, events['frozen'], events['killed'],
-                                           events['retried'], kills, 100 * free), flush=True)
+              'least %.1f %% were free; peaks / expected: %s' % (
+                  name, seconds, seconds / least, events['frozen'], events['killed'], events['retried'], kills,
+                  100 * free, ' '.join('%.2f' % value for value in off)), flush=True)
 
 
 if __name__ == '__main__':

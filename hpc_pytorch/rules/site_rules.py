@@ -19,7 +19,7 @@ import re
 from easybuild.base import fancylogger
 
 from hpc_pytorch import UsersProblem, collection_path, version_key
-from hpc_pytorch.machine.systems import RELATIONS, current, decision, nearest, parse, read_section, words
+from hpc_pytorch.machine.systems import RELATIONS, current, decision, nearest, parse, read_section, words, yes_or_no
 from hpc_pytorch.packages.lock_files import sha256_of
 
 _log = fancylogger.getLogger('site_rules', fname=False)
@@ -60,6 +60,7 @@ RULE = collections.OrderedDict([
     ('modules', (words, "modules of the system to load with the software")),
     ('patches', (words, "patches beside the file with the rule, or beside the easyconfig")),
     ('options', (additions, "what to add to a list in the easyconfig")),
+    ('ramgate', (yes_or_no, "whether what is compiled is kept within the memory, as PyTorch's own build always is")),
     ('reason', (str, "why, for whoever wonders; ends up in the log")),
 ])
 REQUIRED = ('software', 'reason')
@@ -140,15 +141,25 @@ def add_options(ec, rule, _):
 ACTIONS = (('features', add_features), ('modules', add_modules), ('patches', add_patches), ('options', add_options))
 
 
+def applying(ec, system):
+    """The rules for an easyconfig."""
+    return [rule for rule in load()[1] if fits(rule, ec['name'], ec['version'], system.name)]
+
+
 def apply(ec):
     """Everything that the rules have for an easyconfig."""
     system = current(ec.path)
-    for rule in load()[1]:
-        if fits(rule, ec['name'], ec['version'], system.name):
-            _log.info("[rule %s] in %s: %s", rule.name, rule.path, rule.reason)
-            for key, action in ACTIONS:
-                if getattr(rule, key):
-                    action(ec, rule, system)
+    for rule in applying(ec, system):
+        _log.info("[rule %s] in %s: %s", rule.name, rule.path, rule.reason)
+        for key, action in ACTIONS:
+            if getattr(rule, key):
+                action(ec, rule, system)
+
+
+def has(ec, key):
+    """Whether the last rule that says something about it says yes."""
+    said = [getattr(rule, key) for rule in applying(ec, current(ec.path)) if getattr(rule, key) is not None]
+    return bool(said and said[-1])
 
 
 def policy(name):

@@ -173,7 +173,7 @@ class WheelBuild:
         self.output += self.run(self.route().build, "building PyTorch", profile)
         if self.easyblock.dry_run:
             return None
-        self.say_what_was_watched()
+        say_what_was_watched(self.report_directory(), self.easyblock.log)
         if not self.route().configure:
             self.check_contract()
         wheels = glob.glob(os.path.join(self.tree, 'dist', self.cfg['wheel_pattern']))
@@ -213,29 +213,35 @@ class WheelBuild:
 
     def ramgate(self, profile):
         """The command in front of the build that keeps it within the memory."""
-        top = collection_path('ramgate')
-        if not os.path.isfile(os.path.join(top, '__main__.py')):
+        if not os.path.isfile(os.path.join(collection_path('ramgate'), '__main__.py')):
             self.easyblock.log.warning("ramgate is not in this collection: nothing watches the memory")
             return []
-        command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(top), 'run',
-                   '--jobs', str(self.cfg.parallel), '--report', self.report_directory()]
-        if profile:
-            command += ['--profile', profile]
-            # other versions need about the same for most of their files; the newest measurement first
-            others = glob.glob(os.path.join(os.path.dirname(profile), '%s-*-ramgate.json' % self.cfg['name']))
-            for other in sorted(set(others) - {profile}, key=os.path.getmtime, reverse=True):
-                command += ['--like', other]
-        return command + (['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []) + ['--']
+        limit = ['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []
+        return ramgate(self.cfg, self.report_directory(), profile) + limit + ['--']
 
     def report_directory(self):
         """Where ramgate writes what every compilation needed."""
         return os.path.join(self.easyblock.builddir, 'ramgate')
 
-    def say_what_was_watched(self):
-        """How much memory building took; a build that went past ramgate shows here."""
-        path = os.path.join(self.report_directory(), 'report.json')
-        if os.path.exists(path):
-            jobs = json.loads(read_file(path))['jobs']
-            print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs),
-                      sum(bool(job['retries']) for job in jobs), max([0] + [job['peak_mb'] for job in jobs]) / 1024,
-                      log=self.easyblock.log)
+
+def ramgate(cfg, report, profile):
+    """The command that runs a build within the memory, up to its own options."""
+    command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(collection_path('ramgate')), 'run',
+               '--jobs', str(cfg.parallel), '--report', report]
+    if profile:
+        command += ['--profile', profile]
+        # other versions need about the same for most of their files; the newest measurement first
+        others = glob.glob(os.path.join(os.path.dirname(profile), '%s-*-ramgate.json' % cfg['name']))
+        for other in sorted(set(others) - {profile}, key=os.path.getmtime, reverse=True):
+            command += ['--like', other]
+    return command
+
+
+def say_what_was_watched(report, log):
+    """How much memory building took; a build that went past ramgate shows here."""
+    path = os.path.join(report, 'report.json')
+    if os.path.exists(path):
+        jobs = json.loads(read_file(path))['jobs']
+        print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs),
+                  sum(bool(job['retries']) for job in jobs), max([0] + [job['peak_mb'] for job in jobs]) / 1024,
+                  log=log)

@@ -30,7 +30,8 @@ INSTALLED = {
     'easyconfigs': 'easybuild/easyconfigs',
     'job_backends': 'easybuild/tools/job',
 }
-NOT_INSTALLED = ('ramgate/README.rst', 'torch_mpi/.gitignore')
+NOT_INSTALLED = ('ramgate/.gitignore', 'ramgate/README.rst', 'ramgate/pyproject.toml', 'ramgate/setup.cfg',
+                 'torch_mpi/.gitignore')
 
 LOCKED = """easyblock = 'LockedWheels'
 name = 'toy'
@@ -120,6 +121,19 @@ def test_the_sdist_works_as_a_checkout(unpacked):
     assert 'This is EasyBuild' in run('./eb', '--version', cwd=unpacked)
     found = run('./test', '--co', '-q', cwd=unpacked)
     assert 'tests/packaging/test_packaging.py::test_the_sdist_works_as_a_checkout' in found
+
+
+def test_ramgate_alone(tmp_path):
+    """It installs with pip anywhere, has its data and its programs, and runs a build there."""
+    shutil.copytree(CHECKOUT / 'ramgate', tmp_path / 'source', ignore=shutil.ignore_patterns('__pycache__', 'build'))
+    run(sys.executable, '-m', 'pip', 'install', '--no-index', '--no-build-isolation', '--no-deps', '--target',
+        tmp_path / 'there', tmp_path / 'source')
+    there = {str(path.relative_to(tmp_path / 'there')) for path in (tmp_path / 'there' / 'ramgate').rglob('*')}
+    wanted = {str(path.relative_to(CHECKOUT)) for path in tracked() if path.is_relative_to(CHECKOUT / 'ramgate')}
+    assert wanted - there <= set(NOT_INSTALLED)
+    done = run(tmp_path / 'there' / 'bin' / 'ramgate', 'run', '--report', tmp_path / 'report', '--', 'sh', '-c',
+               'ramgate-cc true', env=dict(clean_environment(), PYTHONPATH=str(tmp_path / 'there')))
+    assert done == '' and (tmp_path / 'report' / 'report.html').exists()
 
 
 def test_one_version():

@@ -49,12 +49,14 @@ def test_outside_a_build_the_launcher_only_runs_the_command(build):
 @pytest.mark.slow
 def test_make_and_cmake_go_through_the_launcher(build):
     (build.directory / 'CMakeLists.txt').write_text(
-        'cmake_minimum_required(VERSION 3.18)\nproject(t C)\nadd_executable(t a.c b.c)\n')
+        'cmake_minimum_required(VERSION 3.18)\nproject(t C Fortran)\nadd_executable(t a.c b.c c.F)\n')
+    (build.directory / 'c.F').write_text('      subroutine c\n      end\n')
     (build.directory / 'a.c').write_text('int b(void); int main(void) { return b(); }\n')
     (build.directory / 'b.c').write_text('int b(void) { return 0; }\n')
     build.run('--report', 'report', command=('sh', '-c', 'cmake -S . -B out -G "Unix Makefiles" && cmake --build out'))
-    files = {job['file'] for job in build.report()['jobs']}
-    assert {'out/CMakeFiles/t.dir/a.c.o', 'out/CMakeFiles/t.dir/b.c.o'} <= files
+    languages = {job['file']: job['language'] for job in build.report()['jobs']}
+    found = [languages.get('out/CMakeFiles/t.dir/%s.o' % name) for name in ('a.c', 'b.c', 'c.F')]
+    assert found == ['C', 'C', 'Fortran']
 
 
 def test_without_memory_for_the_command_line_the_launcher_says_so(tmp_path):

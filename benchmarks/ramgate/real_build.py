@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+"""
+real_build.py BUILD DIRECTORY [POLICY ...]: compiles a part of software that nobody here wrote, in a memory cgroup that
+holds a quarter of what plain ninja took without one (or 1.25 times the largest compiler), under each policy; prints a
+line for each. As root.
+
+Debian's sources come from where its packages come from, and are kept in the directory.
+"""
+import argparse
+import contextlib
+import hashlib
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+from ramgate.processes import own_memory  # noqa: E402
+from ramgate.replay import Room  # noqa: E402
+from ramgate.run import make_launcher  # noqa: E402
+
+# name: of Debian's source; objects: which of the build's are compiled, of those every `of`-th
+Build = namedtuple('Build', 'name archive sha256 options objects of')
+BUILDS = {
+    # C++ with templates: the tests of Eigen's linear algebra (not yet measured)
+    'eigen': Build('eigen3', 'eigen3_3.4.0.orig.tar.bz2',
+                   'b4c198460eba6f28d34894e3a5710998818515104d6e74e5cc331ce31e46e626', [],
+                   r'^test/CMakeFiles/(lu|qr|cholesky|inverse|householder|determinant)_\d+\.dir/.*\.o$', 4),
+    # C that a computer algebra system wrote
+    'libxc': Build('libxc', 'libxc_5.2.3.orig.tar.gz',
+                   '38b60ed552b46367175b370e1ad5409fcf45c49b71ed13706a65b485f06a5417',
+                   ['-DBUILD_TESTING=OFF'], r'^CMakeFiles/xc\.dir/.*\.o$', 16),
+}
+LANGUAGES = ('C', 'CXX', 'Fortran')
+# jobs at a time, as on a machine with so many cores; those that a crash is worth are stopped after so many seconds
+JOBS, PATIENCE = 8, 1500
+SHARE, LARGEST = 0.25, 1.25
+
+
+def fetch(build, directory):
+    """The archive, checked."""
+    path = directory / build.archive
+    if not path.exists():
+        sources = directory / 'sources'
+        (sources / 'lists' / 'partial').mkdir(parents=True, exist_ok=True)
+        text = Path('/etc/apt/sources.list.d/debian.sources').read_text()
+        (sources / 'source.sources').write_text(re.sub('^Types: deb$', 'Types: deb-src', text, flags=re.M))
+        get = ['apt-get', '-q', '-o', 'Dir::Etc::sourcelist=/dev/null', '-o', 'Dir::Etc::sourceparts=%s' % sources,
+               '-o', 'Dir::State::lists=%s/lists' % sources]
+        subprocess.run(get + ['update'], check=True)
+        subprocess.run(get + ['source', '--download-only', build.name], cwd=directory, check=True)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != build.sha256:
+        sys.exit('%s has the checksum %s, expected %s' % (path, found, build.sha256))
+    return path
+
+
+def configure(name, directory, more):
+    """The build's directory; its objects."""
+    build, place = BUILDS[name], directory / name
+    if not (place / 'build' / 'build.ninja').exists():
+        (place / 'source').mkdir(parents=True, exist_ok=True)
+        subprocess.run(['tar', '-xf', fetch(build, directory), '--strip-components=1', '-C', place / 'source'],
+                       check=True)
+        launchers = ['-DCMAKE_%s_COMPILER_LAUNCHER=ramgate-cc' % language for language in LANGUAGES]
+        subprocess.run(['cmake', '-G', 'Ninja', '-S', place / 'source', '-B', place / 'build',
+                        '-DCMAKE_BUILD_TYPE=Release'] + launchers + build.options + more, check=True,
+                       stdout=subprocess.DEVNULL)
+    targets = subprocess.run(['ninja', '-t', 'targets', 'all'], cwd=place / 'build', check=True, text=True,
+                             stdout=subprocess.PIPE).stdout
+    names = [line.partition(': ')[0] for line in targets.splitlines()]
+    names = sorted(name for name in names if re.search(build.objects, name))
+    return place / 'build', names[::build.of]
+
+
+class Run:
+    """One command after another in a cgroup."""
+
+    def __init__(self, place, objects, limit):
+        self.place, self.objects, self.room = place, objects, Room(limit)
+        self.failed = self.restarts = self.most = self.largest = 0
+        for name in objects:
+            with contextlib.suppress(FileNotFoundError):
+                (place / name).unlink()
+
+    def run(self, command, until):
+        """Whether everything was compiled; memory is watched meanwhile."""
+        def enter():
+            with open(self.room.cgroup.file('cgroup.procs'), 'w') as file:
+                file.write(str(os.getpid()))
+
+        with open(self.place / 'output', 'w+') as output:
+            process = subprocess.Popen(command + self.objects, cwd=self.place, stdout=output, preexec_fn=enter,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
+            while process.poll() is None:
+                sizes = [own_memory(pid) for pid in self.room.processes()]
+                self.most, self.largest = max(self.most, sum(sizes)), max([self.largest] + sizes)
+                if time.monotonic() > until:
+                    os.killpg(process.pid, 15)
+                    process.wait()
+                time.sleep(0.1)
+            output.seek(0)
+            self.failed += output.read().count('FAILED: ')
+        return process.returncode == 0
+
+    def complete(self):
+        """Whether every object is there."""
+        return all((self.place / name).exists() for name in self.objects)
+
+
+def policies(limit, largest, profile):
+    """{name: commands, one for each attempt, the last for ever}."""
+    def ninja(jobs, *more):
+        return ['ninja', '-j%d' % max(1, jobs), *more]
+
+    load = '%.0f' % (os.getloadavg()[0] + len(os.sched_getaffinity(0)))
+    ramgate = [sys.executable, '-m', 'ramgate', 'run', '--jobs', str(JOBS), '--profile', str(profile), '--', 'ninja',
+               '-j%d' % (4 * JOBS)]
+    return {'one': [ninja(JOBS), ninja(1)], 'halving': [ninja(JOBS >> attempt) for attempt in range(5)],
+            'load': [ninja(JOBS, '-l', load)], 'fixed': [ninja(int(limit / largest))], 'ramgate': [ramgate],
+            'ramgate+profile': [ramgate]}
+
+
+def measure(name, place, objects, limit, commands):
+    """Run one policy; print its line."""
+    run, begin, used = Run(place, objects, limit), time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        while not run.run(commands[min(run.restarts, len(commands) - 1)], begin + PATIENCE):
+            if time.monotonic() > begin + PATIENCE or run.restarts > len(objects):
+                break
+            run.restarts += 1
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+        print('%-16s %5.0f s  %5.0f s of CPU  %2d failed  %2d times started again  %2d killed by the kernel  at most '
+              '%4.0f MB  load %2.0f%s' % (name, time.monotonic() - begin, cpu, run.failed, run.restarts,
+                                          run.room.cgroup.oom_kills(), run.most / 2 ** 20, os.getloadavg()[0],
+                                          '' if run.complete() else '  NOT COMPLETE'), flush=True)
+    finally:
+        run.room.close()
+    return run
+
+
+def main():
+    """See above."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('build', choices=sorted(BUILDS))
+    parser.add_argument('directory', type=Path)
+    parser.add_argument('policy', nargs='*', help='default: all')
+    parser.add_argument('--cmake', action='append', default=[], metavar='-DNAME=VALUE', help='one more for CMake')
+    parser.add_argument('--limit', type=int, metavar='MB', help='as an earlier run found it')
+    parser.add_argument('--largest', type=int, metavar='MB', help='the same')
+    options = parser.parse_args()
+    directory = options.directory.resolve()
+    (directory / 'bin').mkdir(parents=True, exist_ok=True)
+    make_launcher(str(directory / 'bin'))
+    os.environ['PATH'] = '%s:%s' % (directory / 'bin', os.environ['PATH'])
+    os.environ['PYTHONPATH'] = sys.path[0]
+    place, objects = configure(options.build, directory, options.cmake)
+    limit, largest = (options.limit or 0) * 2 ** 20, (options.largest or 0) * 2 ** 20
+    if not limit:
+        plain = measure('without a limit', place, objects, 2 ** 40, [['ninja', '-j%d' % JOBS]])
+        # nothing at all can be compiled with less than the largest compiler takes
+        limit, largest = int(max(plain.most * SHARE, plain.largest * LARGEST)), plain.largest
+    print('%s: %d files, %d jobs, %d MB, the largest compiler %d MB' % (
+        options.build, len(objects), JOBS, limit / 2 ** 20, largest / 2 ** 20), flush=True)
+    profile = directory / (options.build + '.json')
+    found = policies(limit, largest, profile)
+    for name in options.policy or found:
+        if name == 'ramgate' and profile.exists():
+            profile.unlink()
+        measure(name, place, objects, limit, found[name])
+
+
+if __name__ == '__main__':
+    main()
