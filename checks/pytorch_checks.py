@@ -51,7 +51,7 @@ CONTAINER, MPI = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'"
 Way = collections.namedtuple('Way', 'command needs says')
 WAYS = {way: Way('pytorch-check ' + way, needs, '^%s +works' % way) for way, needs in (
     ('import', ''), ('packages', ''), ('gloo', ''), ('mpi4py', "'mpi4py'"), ('mpi', MPI), ('horovod', "'horovod'"),
-    ('plugin', r"'aws-ofi-\w+'"))}
+    ('compile', 'pytorch-check .*compile"'), ('plugin', r"'aws-ofi-\w+'"))}
 ONES = """python -c "import os, torch; print(os.environ.get('SINGULARITY_CONTAINER'), torch.ones(1))" """.strip()
 WAYS.update({
     'contract': Way('python -c ' + shlex.quote(PROBE), '(?s)^(?!.*%s)' % CONTAINER, '^package: torch '),

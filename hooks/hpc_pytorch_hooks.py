@@ -20,8 +20,8 @@ except ImportError:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import UsersProblem, settle  # noqa: E402
 from hpc_pytorch.machine.systems import nearest  # noqa: E402
-from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, what_to_type, \
-    within_memory  # noqa: E402
+from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, vulnerabilities  # noqa: E402
+from hpc_pytorch.rules import what_to_type, within_memory  # noqa: E402
 from hpc_pytorch.rules.early_checks import existing  # noqa: E402
 
 SITE_HOOKS = 'HPC_SITE_HOOKS'
@@ -43,6 +43,7 @@ RULES = {
     # it is known what is going to be installed
     'pre_build_and_install_loop_hook': (
         ('no builds on login nodes', early_checks.check_host),
+        ('known vulnerabilities', vulnerabilities.check),
     ),
     # one installation is about to begin
     'pre_easyblock_hook': (

@@ -10,6 +10,7 @@ from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import adjust_permissions, convert_name, copy_dir, copy_file
+from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
@@ -218,14 +219,21 @@ class PythonEnvironment:
                                  self.path(), len(paths))
         return paths[0] if paths else self.path('lib', 'python3', 'site-packages')
 
+    def packages_below(self):
+        """Where the packages are of the modules like this one that it is loaded on top of."""
+        roots = [get_software_root(dep['name']) for dep in self.cfg.dependencies() if not dep['external_module']]
+        return [path for root in filter(None, roots) if os.path.isfile(os.path.join(root, 'pyvenv.cfg'))
+                for path in glob.glob(os.path.join(glob.escape(root), 'lib', 'python3.*', 'site-packages'))]
+
     def module_text(self):
         """
-        Only the module's own packages: a $PYTHONPATH of the user's is put aside until the module is unloaded, and
-        packages below $HOME are not seen. Virtual environments on top of the module see its packages.
+        Only the packages of this module and of those below it: a user's $PYTHONPATH is put aside until the module
+        is unloaded, and packages below $HOME are not seen. Virtual environments on top of the module see its packages.
         """
         module = self.easyblock.module_generator
+        path = os.pathsep.join([self.site_packages()] + self.packages_below())
         text = ''.join(put_aside(module, self.easyblock.name, name, value)
-                       for name, value in (('PYTHONPATH', self.site_packages()), ('PYTHONNOUSERSITE', '1')))
+                       for name, value in (('PYTHONPATH', path), ('PYTHONNOUSERSITE', '1')))
         return text + (self.system_settings(module) if self.features else '')
 
     def settings(self, variables=None):

@@ -51,6 +51,7 @@ POLICY = collections.OrderedDict([
     ('login_node', (decision, "what to do about a build of hours on a login node, or with too little memory")),
     ('free_space', (decision, "what to do when a file system, or a quota, has less room than is needed")),
     ('install_path', (decision, "what to do about installing where, by the system's data, nothing belongs")),
+    ('vulnerable', (decision, "what to do about packages with known vulnerabilities (hooks/advisories.cfg)")),
 ])
 RULE = collections.OrderedDict([
     ('software', (words, "patterns of names of software")),

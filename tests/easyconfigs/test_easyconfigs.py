@@ -165,3 +165,10 @@ def test_nothing_lies_around():
         if path.suffix != '.eb':
             assert path.suffix == ('.patch' if 'easyconfigs' in path.parts else path.suffix), path
             assert path.with_suffix('.lock' if path.suffix == '.in' else path.suffix).name in easyconfigs, path
+
+
+def test_what_users_type(easyconfig):
+    """Every module of PyTorch can be checked, and has environments on top of it; a container's has its own scripts."""
+    found = {key: plain(node) for key, node in values(easyconfig).items()}
+    if found['name'] == 'PyTorch' and found.get('easyblock') != 'SingularityContainer':
+        assert {'pytorch-check', 'extend-venv-activate'} <= set(found['scripts'])

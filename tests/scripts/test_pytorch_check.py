@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from common import CHECKOUT, SCRIPTS, clean_environment
+from torch_mpi.mpi_installation import kept_venv
 
 # c10::Error's constructor with GCC's new std::string, and with the old one that torchtext 0.14.1's wheel was made for
 NEW, OLD = '_ZN3c105ErrorC1ENSt7__cxx1112basic_stringIcEE', '_ZN3c105ErrorC1ESs'
@@ -99,6 +100,22 @@ def test_unknown_way():
     done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packagse'], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 2 and 'no way called packagse; choose from: import, packages, gloo' in done.stdout
+
+
+# --- what it compiles -----------------------------------------------------------------------------------------------
+
+@pytest.mark.slow
+@pytest.mark.parametrize('variables, status, words', [
+    ({}, 0, 'compile  works: torch.compile and an extension in C++, with /'),
+    ({'CXX': 'CC-of-no-module'}, 1, "compile  FAILS: there is no CC-of-no-module: load a compiler's module"),
+])
+def test_compile(tmp_path, variables, status, words):
+    """With a real PyTorch; what it leaves is in no cache of the user's, whose $HOME may be small."""
+    done = subprocess.run([kept_venv(), SCRIPTS / 'pytorch-check', 'compile'], stdout=subprocess.PIPE, cwd=tmp_path,
+                          stderr=subprocess.STDOUT, text=True,
+                          env=dict(clean_environment(), HOME=str(tmp_path), TMPDIR=str(tmp_path), **variables))
+    assert done.returncode == status and words in done.stdout, done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 # --- how long it waits ----------------------------------------------------------------------------------------------
