@@ -116,6 +116,19 @@ def test_mpirun(jobscript):
     assert lines[-1] == 'mpirun -n 2 --map-by ppr:1:node --bind-to none pytorch-srun train.py'
 
 
+def test_requeue(jobscript):
+    """How each batch system tells the program before its time is up, and what the script does when it has left."""
+    lines = jobscript('frontier', '--requeue', '3', 'train.py')
+    assert {'#SBATCH --requeue', '#SBATCH --open-mode=append', '#SBATCH --signal=USR1@120'} <= set(lines)
+    assert '    scontrol requeue "$SLURM_JOB_ID" && exit' in lines
+    # mpirun's ranks are no step of Slurm's
+    for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 30)):
+        text = '\n'.join(jobscript(system, '--requeue', '3', '--time', time, 'train.py'))
+        assert 'timeout --preserve-status --foreground --signal=USR1 %d mpi' % seconds in text
+        assert '-lt 3 ]' in text and '--signal=USR1@' not in text
+    assert not any('85' in line for line in jobscript('frontier', 'train.py'))
+
+
 @pytest.mark.parametrize('system, arguments, variables, says', [
     ('frontier', ['train.py'], {'SBATCH_ACCOUNT': None}, '--account NAME, or set $SBATCH_ACCOUNT'),
     ('frontier', ['--ranks-per-node', '3', 'train.py'], {}, '8 GPUs'),
