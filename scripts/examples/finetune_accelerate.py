@@ -41,6 +41,12 @@ def make_data(size, seed):
     return TensorDataset(texts, (texts.float().mean(dim=1) > WORDS / 2).long())
 
 
+def say(accelerator, text):
+    """Once; accelerator.print does on every node."""
+    if accelerator.is_main_process:
+        print(text, flush=True)
+
+
 def right(accelerator, model, loader):
     """Which part of all ranks' answers is right."""
     model.eval()
@@ -56,7 +62,7 @@ def resume(accelerator, directory):
     """Load what was saved last; returns how many epochs that are. A directory that is not whole has another name."""
     for path in sorted(glob.glob(os.path.join(directory, 'epoch-*')))[-1:]:
         accelerator.load_state(path)
-        accelerator.print("going on after %s" % path, flush=True)
+        say(accelerator, "going on after %s" % path)
         return int(path.split('-')[-1])
     return 0
 
@@ -94,12 +100,12 @@ def main():
             optimizer.zero_grad()
             accelerator.backward(nn.functional.cross_entropy(model(texts), kinds))
             optimizer.step()
-        accelerator.print("epoch %d, %.4f are right" % (epoch + 1, right(accelerator, model, test)), flush=True)
+        say(accelerator, "epoch %d, %.4f are right" % (epoch + 1, right(accelerator, model, test)))
         save(accelerator, options.checkpoints, epoch + 1)
         leave = accelerator.reduce(torch.tensor(float(bool(told)), device=accelerator.device))
         if leave and epoch + 1 < options.epochs:
             sys.exit(GO_ON)
-    accelerator.print("trained on %d ranks" % accelerator.num_processes, flush=True)
+    say(accelerator, "trained on %d ranks" % accelerator.num_processes)
     accelerator.end_training()
 
 

@@ -122,7 +122,8 @@ def train(options, device):
                 print("step %d, loss %.5f" % (training.steps, loss.item()), flush=True)
         if training.steps % options.save_every == 0 or leaving or training.steps == options.steps:
             training.save()
-    training.writing.result()
+    if training.writing:
+        training.writing.result()
     return training.steps >= options.steps
 
 

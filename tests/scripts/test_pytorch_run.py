@@ -187,9 +187,9 @@ def test_pbs(pbs, tmp_path):
 
 @pytest.mark.slow
 def test_requeued(slurm, tmp_path):
-    """Before its time is up Slurm tells the program, which leaves; the job is queued again, at most once, and followed."""
+    """Before its time is up Slurm tells the program, which leaves; the job is queued again, once, and followed."""
     done = tmp_path / 'done'
-    status, output, errors = slurm('--nodes', '2', '--time', '1', '--requeue', '1', 'train.py', 'until', str(done), '85')
+    status, output, errors = slurm('--nodes', '2', '--time', '1', '--requeue', '1', 'train.py', 'until', done, '85')
     # it has begun twice, in one job with one output, and has ended once
     assert status == 85 and output.count('rank 0 of 2') == 2, output + errors
     assert output.count('the program ended with status') == 1 and errors.count(', written to') == 1, output + errors
