@@ -4,13 +4,14 @@ import re
 import shutil
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
-from common import CHECKOUT, clean_environment, locked
+from common import CHECKOUT, clean_environment
 from lumi.lumi_site import needs_root
-from torch_mpi.mpi_installation import kept_venv
+from torch_mpi.mpi_installation import kept_venv, make_venv_of_trainers
 
 pytestmark = pytest.mark.slow
 EXAMPLES = CHECKOUT / 'scripts/examples'
@@ -50,7 +51,8 @@ class Cluster:
         (directory / 'bin').mkdir()
         for name in ('pytorch-srun', 'get-master'):
             shutil.copy(CHECKOUT / 'scripts' / name, directory / 'bin')
-        self.path = '%s:%s' % (directory / 'bin', python().parent)
+        python = kept_venv('training', partial(make_venv_of_trainers, packages=PACKAGES))
+        self.path = '%s:%s' % (directory / 'bin', os.path.dirname(python))
 
     def start(self, options, *arguments):
         """Start a program on the nodes."""
@@ -82,17 +84,6 @@ class Cluster:
         output = running.communicate(timeout=1500)[0]
         assert running.returncode == 85, output
         return output
-
-
-def python():
-    """A Python with PyTorch and PACKAGES; the file says that they are all there."""
-    found = Path(kept_venv())
-    mark = found.parent / 'training'
-    with locked(mark):
-        if not mark.exists() or mark.read_text() != repr(PACKAGES):
-            subprocess.run([found, '-m', 'pip', 'install', '-q', *PACKAGES], check=True, env=clean_environment())
-            mark.write_text(repr(PACKAGES))
-    return found
 
 
 @pytest.fixture(scope='module')
