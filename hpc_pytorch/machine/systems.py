@@ -151,7 +151,7 @@ SCHEMA = collections.OrderedDict([
     ('launcher', collections.OrderedDict([
         ('command', (text, "command that starts ranks: srun")),
         ('two_processes', (words, "complete command that starts two ranks on one node in a job, without the program")),
-        ('gpu_options', (words, "what to add to `command` to give each rank one GPU and the cores nearest to it")),
+        ('gpu_options', (words, "what to add to `command` where each rank has a GPU: what binds cores")),
     ])),
     ('scheduler', collections.OrderedDict([
         ('kind', (scheduler_kind, "of the batch system")),

@@ -8,6 +8,9 @@ Runs unchanged on CPUs (gloo), CUDA and ROCm (NCCL, RCCL); torchrun starts it, t
 started again, it goes on from the last snapshot, and ends with the weights that it would have had undisturbed: what a
 step does depends on nothing but the step, as its data and its random numbers follow from its number.
 
+SIGUSR1, which job scripts ask for two minutes before their time is up, and SIGTERM make it save and end with status 85:
+pytorch-run --requeue N queues it again then.
+
 To make it yours, replace `make_model` and `Numbers`; the rest can stay.
 """
 import argparse
@@ -17,6 +20,7 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 import tempfile
 
@@ -29,6 +33,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 NAME = re.compile(r'snapshot-(\d+)-([0-9a-f]{16})\.pt$')
 # if the last one is damaged, there is one before it
 KEEP = 2
+# the exit status on which the job script queues the job again
+GO_ON = 85
+# not empty when a signal has told this rank to leave
+told = []
 
 
 class Numbers(Dataset):
@@ -113,6 +121,13 @@ def start():
     return device
 
 
+def leaving(device):
+    """Whether any rank was told to leave; all ranks ask after the same step."""
+    answer = torch.tensor(float(bool(told)), device=device)
+    dist.all_reduce(answer, dist.ReduceOp.MAX)
+    return bool(answer)
+
+
 def prepare(model, loader, device):
     """
     One pass that does not count. DistributedDataParallel orders what it sends anew after its first pass, and the last
@@ -123,7 +138,7 @@ def prepare(model, loader, device):
 
 
 def train(options, device):
-    """Train until the last epoch, from the last snapshot on; returns the model."""
+    """Train until the last epoch, from the last snapshot on; returns the model, or None if it was told to leave."""
     rank, size, first = dist.get_rank(), dist.get_world_size(), dist.get_rank() == 0
     torch.manual_seed(options.seed)
     model = DistributedDataParallel(make_model().to(device), device_ids=[device] if device.type == 'cuda' else None)
@@ -131,7 +146,7 @@ def train(options, device):
     data = Numbers(options.samples, options.seed)
     sampler = DistributedSampler(data, seed=options.seed)
     loader = DataLoader(data, options.batch_size, sampler=sampler, pin_memory=device.type == 'cuda')
-    done = 0
+    done, steps = 0, options.epochs * len(loader)
     path = agree_on_snapshot(options.snapshots)
     if path:
         state = torch.load(path, map_location=device, weights_only=True)
@@ -154,10 +169,13 @@ def train(options, device):
             loss.backward()
             optimizer.step()
             done += 1
-            if first and (done % options.save_every == 0 or done == options.epochs * len(loader)):
+            leave = done < steps and done % 10 == 0 and leaving(device)
+            if first and (leave or done % options.save_every == 0 or done == steps):
                 save_snapshot(options.snapshots, done, {
                     'model': model.module.state_dict(), 'optimizer': optimizer.state_dict(), 'steps': done,
                     'ranks': size})
+            if leave:
+                return None
         if first:
             print("epoch %d, step %d, loss %.6f" % (epoch + 1, done, loss.item()), flush=True)
     return model.module
@@ -182,15 +200,19 @@ def main():
     parser.add_argument('--snapshots', default='snapshots', metavar='DIRECTORY')
     parser.add_argument('--save-every', type=int, default=50, metavar='STEPS')
     options = parser.parse_args()
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, lambda *_: told.append(True))
     device = start()
     model = train(options, device)
-    if dist.get_rank() == 0:
+    status = 0 if model else GO_ON
+    if model and dist.get_rank() == 0:
         print("trained on %d ranks (%s); weights %s" % (dist.get_world_size(), device.type, fingerprint(model)))
     # DistributedDataParallel is part of a circle of objects; its threads must have ended before the process does
     del model
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
+    sys.exit(status)
 
 
 if __name__ == '__main__':

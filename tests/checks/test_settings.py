@@ -25,8 +25,8 @@ HEADERS = {
     'derecho': ['#PBS -l select=2:mpiprocs=4:ncpus=64:ngpus=4', '#PBS -q main', '#PBS -A project',
                 'mpiexec -n 8 --ppn 4 --cpu-bind numa'],
     'frontier': ['#SBATCH --ntasks=16', '#SBATCH --gpus-per-node=8', '#SBATCH --cpus-per-task=7',
-                 '--cpus-per-task=7 --gpus-per-task=1 --gpu-bind=closest', 'unset SLURM_EXPORT_ENV'],
-    'lumi': ['#SBATCH --partition=standard-g', '#SBATCH --mem-per-gpu=60G', '--gpus-per-node=8 --gpu-bind=closest'],
+                 '--cpus-per-task=7 --gpus-per-node=8 --gpu-bind=none', 'unset SLURM_EXPORT_ENV'],
+    'lumi': ['#SBATCH --partition=standard-g', '#SBATCH --mem-per-gpu=60G', '--gpus-per-node=8 --gpu-bind=none'],
 }
 
 

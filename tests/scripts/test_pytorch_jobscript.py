@@ -42,8 +42,8 @@ def test_frontier(jobscript):
                  '#SBATCH --partition=batch', '#SBATCH --gpus-per-node=8', '#SBATCH --export=NONE',
                  'unset SLURM_EXPORT_ENV', 'module load PyTorch/1.0-here'):
         assert line in lines
-    assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=7 --gpus-per-task=1 "
-                         "--gpu-bind=closest pytorch-srun train.py --epochs 3 'a b'")
+    assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=7 --gpus-per-node=8 "
+                         "--gpu-bind=none pytorch-srun train.py --epochs 3 'a b'")
     assert '#SBATCH -C nvme' not in lines
     staged = jobscript('frontier', '--stage', 'train.py')
     assert '#SBATCH -C nvme' in staged and 'eval "$staged"' in staged
@@ -52,7 +52,7 @@ def test_frontier(jobscript):
 def test_one_rank_per_node(jobscript):
     """One rank with all GPUs of its node, and the cores that the operating system leaves."""
     assert jobscript('frontier', '--nodes', '2', '--ranks-per-node', '1', 'train.py')[-1] == (
-        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=56 --gpus-per-node=8 --gpu-bind=closest "
+        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=56 --gpus-per-node=8 --gpu-bind=none "
         "pytorch-srun train.py")
 
 
@@ -114,6 +114,19 @@ def test_mpirun(jobscript):
     lines = jobscript('bede', '--nodes', '2', 'train.py')
     assert '#SBATCH --gres=gpu:1' in lines
     assert lines[-1] == 'mpirun -n 2 --map-by ppr:1:node --bind-to none pytorch-srun train.py'
+
+
+def test_requeue(jobscript):
+    """How each batch system tells the program before its time is up, and what the script does when it has left."""
+    lines = jobscript('frontier', '--requeue', '3', 'train.py')
+    assert {'#SBATCH --requeue', '#SBATCH --open-mode=append', '#SBATCH --signal=USR1@120'} <= set(lines)
+    assert '    scontrol requeue "$SLURM_JOB_ID" && exit' in lines
+    # mpirun's ranks are no step of Slurm's
+    for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 30)):
+        text = '\n'.join(jobscript(system, '--requeue', '3', '--time', time, 'train.py'))
+        assert 'timeout --preserve-status --foreground --signal=USR1 %d mpi' % seconds in text
+        assert '-lt 3 ]' in text and '--signal=USR1@' not in text
+    assert not any('85' in line for line in jobscript('frontier', 'train.py'))
 
 
 @pytest.mark.parametrize('system, arguments, variables, says', [

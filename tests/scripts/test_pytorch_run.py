@@ -22,16 +22,22 @@ cores = 2
 [launcher]
 command = %s
 """
-MODULE = """prepend_path("PATH", "%s/bin")
+# jobs start in a login shell, which has set the path anew: PBS's own commands are beside ours
+MODULE = """prepend_path("PATH", "%s")
+prepend_path("PATH", "%s/bin")
 setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
 setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 """
-# says which rank it is; ends as it is told, or when a file is there
-PROGRAM = """import os, sys, time
+# says which rank it is; ends as it is told, when a file is there, or when it is told to leave, which makes the file
+PROGRAM = """import os, signal, sys, time
+def leave(*_):
+    open(sys.argv[2], 'w').close()
+    sys.exit(85)
+signal.signal(signal.SIGUSR1, leave)
 print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)
 while sys.argv[1:2] == ['until'] and not os.path.exists(sys.argv[2]):
     time.sleep(0.1)
-sys.exit(int(sys.argv[2]) if sys.argv[1:2] == ['status'] else 0)
+sys.exit(int(sys.argv[-1]) if sys.argv[-1].isdigit() else 0)
 """
 
 
@@ -48,7 +54,8 @@ class Login:
         (installed / 'bin/python').symlink_to(sys.executable)
         (installed / 'bin/mpirun').symlink_to(shutil.which('mpirun.openmpi'))
         (installed / 'share/system.cfg').write_text(SYSTEM % (kind, launcher))
-        (directory / 'modules/PyTorch/1.0.lua').write_text(MODULE % installed)
+        (directory / 'modules/PyTorch/1.0.lua').write_text(
+            MODULE % (environment.get('PATH', '').split(':')[0], installed))
         (self.directory / 'train.py').write_text(PROGRAM)
         self.program = installed / 'bin/pytorch-run'
         self.environment = dict(clean_environment(), HOME=str(self.directory), LOADEDMODULES='PyTorch/1.0',
@@ -176,3 +183,28 @@ def test_pbs(pbs, tmp_path):
     assert pbs('--time', '5', 'train.py', 'status', '3')[0] == 3
     status, output, errors = interrupted(pbs, tmp_path / 'never', b'y\n')
     assert status not in (0, 130) and 'ended before its program did' in errors, errors
+
+
+@pytest.mark.slow
+def test_requeued(slurm, tmp_path):
+    """Before its time is up Slurm tells the program, which leaves; the job is queued again, once, and followed."""
+    done = tmp_path / 'done'
+    status, output, errors = slurm('--nodes', '2', '--time', '1', '--requeue', '1', 'train.py', 'until', done, '85')
+    # it has begun twice, in one job with one output, and has ended once
+    assert status == 85 and output.count('rank 0 of 2') == 2, output + errors
+    assert output.count('the program ended with status') == 1 and errors.count(', written to') == 1, output + errors
+
+
+@pytest.mark.slow
+def test_requeued_on_pbs(pbs, tmp_path):
+    """PBS has no signals: timeout sends it, and mpirun hands it on. A second job, in which it ends well."""
+    done = tmp_path / 'done'
+    status, output, errors = pbs('--time', '1', '--requeue', '1', 'train.py', 'until', str(done))
+    assert status == 1 and 'has left the rest to the job' in errors, output + errors
+    job = output.split('goes on in job ')[1].split('.')[0]
+    second = pbs.directory / ('train-%s.out' % job)
+    patiently(lambda: second.exists() and 'ended with status 0' in second.read_text(), "end of the second job", 300)
+    # at most once
+    status, output, errors = pbs('--time', '5', '--requeue', '1', 'train.py', 'status', '85')
+    third = pbs.directory / ('train-%s.out' % output.split('goes on in job ')[1].split('.')[0])
+    patiently(lambda: third.exists() and 'ended with status 85' in third.read_text(), "end of the fourth job", 300)

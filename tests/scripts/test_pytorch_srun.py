@@ -1,4 +1,5 @@
 """pytorch-srun and torchrun outside Slurm: the same variables whoever launches, ports, GPUs, cost."""
+import os
 import resource
 import shutil
 import socket
@@ -12,8 +13,11 @@ from containers import images as containers
 
 SCRIPTS = CHECKOUT / 'scripts'
 NAMES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
+# what torchrun sets besides, but for what programs do not read
+TORCHRUNS = ('GROUP_RANK', 'GROUP_WORLD_SIZE', 'NODE_RANK', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'OMP_NUM_THREADS',
+             'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'TORCH_NCCL_ASYNC_ERROR_HANDLING')
 SHOW = 'import os; print(*(name + "=" + os.environ.get(name, "-") for name in (%s)))' % ', '.join(
-    map(repr, NAMES + ('ROCR_VISIBLE_DEVICES', 'MIOPEN_USER_DB_PATH')))
+    map(repr, NAMES + TORCHRUNS + ('ROCR_VISIBLE_DEVICES', 'MIOPEN_USER_DB_PATH')))
 # what the launchers set, as documented, for rank 5 of 8 on the second of two nodes
 SRUN = {'SLURM_PROCID': '5', 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_LOCALID': '1', 'SLURM_NODEID': '1',
         'SLURM_JOB_ID': '77', 'SLURM_STEP_ID': '0', 'SLURM_STEP_TASKS_PER_NODE': '4(x2)',
@@ -36,11 +40,11 @@ def script(tmp_path):
     return tmp_path / 'pytorch-srun'
 
 
-def run(script, *arguments, status=0, **variables):
+def run(script, *arguments, status=0, preexec_fn=None, **variables):
     """Run a script with nothing but these variables; returns (standard output, standard error)."""
     environment = dict({'PATH': '%s:/usr/bin:/bin' % script.parent, 'TMPDIR': str(script.parent)}, **variables)
     done = subprocess.run([script, *arguments], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, timeout=60)
+                          stderr=subprocess.PIPE, text=True, timeout=60, preexec_fn=preexec_fn)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout, done.stderr
 
@@ -65,6 +69,8 @@ def test_same_variables(script, tmp_path, launcher):
     (tmp_path / 'hosts').write_text('nid012\nnid013\n')
     found = ranks(script, PBS_NODEFILE=str(tmp_path / 'hosts'), **launcher)
     assert [found[name] for name in NAMES[:5]] == ['5', '8', '1', '4', 'nid012']
+    assert [found[name] for name in TORCHRUNS[:5]] == ['1', '2', '1', '5', '8']
+    assert [found[name] for name in TORCHRUNS[-2:]] == ['False', '1'] and found['TORCHELASTIC_RUN_ID'] != '-'
     assert 1024 < int(found['MASTER_PORT']) < 32768
     assert Path(found['MIOPEN_USER_DB_PATH']).parent == tmp_path
 
@@ -126,7 +132,7 @@ def test_port_taken(script, family):
 @pytest.mark.parametrize('given, seen, local', [
     # bound by srun: one task per GPU, --gpu-bind=closest
     ({'ROCR_VISIBLE_DEVICES': '6'}, '6', ('0', '1')),
-    ({'ROCR_VISIBLE_DEVICES': '0,1,2,3'}, '1', ('0', '1')),
+    ({'ROCR_VISIBLE_DEVICES': '0,1,2,3'}, '0,1,2,3', ('1', '4')),
     ({'ROCR_VISIBLE_DEVICES': '0,1,2,3', 'SEE_ALL_GPUS': '1'}, '0,1,2,3', ('1', '4')),
     # one task per node
     ({'ROCR_VISIBLE_DEVICES': '0,1,2,3', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_LOCALID': '0'}, '0,1,2,3',
@@ -134,10 +140,42 @@ def test_port_taken(script, family):
     ({}, '-', ('1', '4')),
 ])
 def test_gpus(script, given, seen, local):
-    """LOCAL_RANK is a device that the rank has."""
+    """LOCAL_RANK is a device that the rank has, and its number on the node unless the launcher has given it one GPU."""
     found = ranks(script, **dict(SRUN, **given))
     assert found['ROCR_VISIBLE_DEVICES'] == seen
     assert (found['LOCAL_RANK'], found['LOCAL_WORLD_SIZE']) == local
+    assert (found['GROUP_RANK'], found['NODE_RANK']) == ('1', '1')
+
+
+def run_on(cores):
+    """What makes a process run on these cores only."""
+    return lambda: os.sched_setaffinity(0, cores)
+
+
+def test_near_gpu(script):
+    """The launcher gives the cores in ascending order: the GPU next to those of a rank is its device LOCAL_RANK."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    node = dict(SRUN, SLURM_STEP_TASKS_PER_NODE='2(x4)', ROCR_VISIBLE_DEVICES='4,5',
+                GPU_CORES='%d %d' % (second, first))
+    for local, core, seen in (('0', first, '5,4'), ('1', second, '5,4'),
+                              # as cpu-mask has bound them, the order of the GPUs is that of the ranks
+                              ('0', second, '4,5'), ('1', first, '4,5')):
+        found = ranks(script, preexec_fn=run_on({core}), **dict(node, SLURM_LOCALID=local))
+        assert (found['ROCR_VISIBLE_DEVICES'], found['OMP_NUM_THREADS']) == (seen, '1')
+    # all cores are near to no GPU
+    assert ranks(script, **dict(node, SLURM_CPUS_ON_NODE='1'))['ROCR_VISIBLE_DEVICES'] == '4,5'
+    # a GPU of Slurm's may be one of few
+    assert ranks(script, **dict(node, ROCR_VISIBLE_DEVICES='1,2,3'))['ROCR_VISIBLE_DEVICES'] == '1,2,3'
+
+
+def test_threads(script):
+    """As many as the rank has cores; several ranks that may use all of them share them; what is set stays."""
+    alone = dict(SRUN, SLURM_STEP_TASKS_PER_NODE='1(x8)', SLURM_LOCALID='0', SLURM_NODEID='5')
+    cores = int(ranks(script, **alone)['OMP_NUM_THREADS'])
+    assert 1 <= cores <= len(os.sched_getaffinity(0))
+    shared = dict(SRUN, SLURM_STEP_TASKS_PER_NODE='2(x4)', SLURM_CPUS_ON_NODE='1')
+    assert ranks(script, **shared)['OMP_NUM_THREADS'] == str(max(cores // 2, 1))
+    assert ranks(script, **dict(shared, OMP_NUM_THREADS='3'))['OMP_NUM_THREADS'] == '3'
 
 
 def test_cost(script):

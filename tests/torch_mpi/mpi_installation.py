@@ -54,14 +54,14 @@ def kept_venv(name="venv", make=make_venv):
     return str(venv / "bin" / "python")
 
 
-def make_venv_of_trainers(folder, _):
-    """A venv with accelerate and transformers on top of the one with PyTorch, which pip sees."""
+def make_venv_of_trainers(folder, _, packages=TRAINERS):
+    """A venv with such packages on top of the one with PyTorch, which pip sees."""
     below = kept_venv()
     site = subprocess.run([below, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], check=True,
                           env=environment(), stdout=subprocess.PIPE, text=True).stdout
     subprocess.run([below, "-m", "venv", folder], check=True)
     next(folder.glob("lib/python3*/site-packages")).joinpath("below.pth").write_text(site)
-    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *TRAINERS], check=True, env=environment())
+    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *packages], check=True, env=environment())
 
 
 def mpirun(mpi):

@@ -1,0 +1,149 @@
+"""What users train with, on two nodes of a real Slurm: what it takes the ranks for, and the examples."""
+import os
+import re
+import shutil
+import signal
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+from batch_systems.real_slurm import Slurm, wait_for
+from common import CHECKOUT, clean_environment
+from lumi.lumi_site import needs_root
+from torch_mpi.mpi_installation import kept_venv, make_venv_of_trainers
+
+pytestmark = pytest.mark.slow
+EXAMPLES = CHECKOUT / 'scripts/examples'
+# beside PyTorch; not DeepSpeed, which compiles when it is used on CPUs
+PACKAGES = ('accelerate==1.15.0', 'lightning==2.6.6')
+# What each takes this rank for, in one process group that the others find: its rank, that on the node, the node's; and
+# how many there are of each.
+IDENTITY = """
+import os, sys, logging
+logging.disable(logging.INFO)
+import torch.distributed as dist
+found = {}
+dist.init_process_group('gloo')
+found['plain'] = [dist.get_rank(), os.environ['LOCAL_RANK'], os.environ['GROUP_RANK'], dist.get_world_size(),
+                  os.environ['LOCAL_WORLD_SIZE'], os.environ['GROUP_WORLD_SIZE']]
+import lightning
+trainer = lightning.Trainer(accelerator='cpu', num_nodes=2, devices=2, strategy='ddp', logger=False,
+                            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.strategy.setup_environment()
+found['lightning'] = [trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.world_size,
+                      trainer.num_devices, trainer.num_nodes]
+from accelerate import PartialState
+state = PartialState(cpu=True)
+found['accelerate'] = [state.process_index, state.local_process_index, None, state.num_processes]
+for name, words in found.items():
+    os.write(1, ('%s says %s\\n' % (name, ' '.join(map(str, words)))).encode())
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+class Cluster:
+    """Two nodes, with PyTorch and the rest in the module's place."""
+
+    def __init__(self, directory, slurm):
+        self.directory, self.slurm = directory, slurm
+        (directory / 'bin').mkdir()
+        for name in ('pytorch-srun', 'get-master'):
+            shutil.copy(CHECKOUT / 'scripts' / name, directory / 'bin')
+        python = kept_venv('training', partial(make_venv_of_trainers, packages=PACKAGES))
+        self.path = '%s:%s' % (directory / 'bin', os.path.dirname(python))
+
+    def start(self, options, *arguments):
+        """Start a program on the nodes."""
+        environment = dict(clean_environment(), HOME=str(self.directory), **self.slurm.environment)
+        environment['PATH'] = '%s:%s' % (self.path, environment['PATH'])
+        return subprocess.Popen(['srun', *options.split(), '-c1', 'pytorch-srun', *map(str, arguments)], text=True,
+                                env=environment, cwd=self.directory, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run(self, options, *arguments, status=0):
+        """Run it to its end; returns what it printed."""
+        running = self.start(options, *arguments)
+        output = running.communicate(timeout=1500)[0]
+        assert running.returncode == status, output
+        return output
+
+    def told_to_leave(self, options, *arguments, there):
+        """Run it until something is there, then tell one rank; returns what it printed."""
+        running = self.start(options, *arguments)
+        wait_for(lambda: there() or running.poll() is not None, "a checkpoint", 1500)
+        for name in filter(str.isdigit, os.listdir('/proc')):
+            try:
+                words = Path('/proc', name, 'cmdline').read_bytes().decode(errors='replace').split('\0')
+            except OSError:
+                continue
+            if words[0] == 'python' and str(arguments[-1]) in words:
+                os.kill(int(name), signal.SIGUSR1)
+                break
+        output = running.communicate(timeout=1500)[0]
+        assert running.returncode == 85, output
+        return output
+
+
+@pytest.fixture(scope='module')
+def cluster(tmp_path_factory):
+    """Two nodes."""
+    needs_root()
+    directory = tmp_path_factory.mktemp('training')
+    with Slurm(directory / 'slurm', nodes=2, memory=8192) as slurm:
+        yield Cluster(directory, slurm)
+
+
+def test_identity(cluster):
+    """All agree who a rank is."""
+    (cluster.directory / 'identity.py').write_text(IDENTITY)
+    output = cluster.run('-N2 -n4 --ntasks-per-node=2', 'identity.py')
+    for name, known in (('plain', 6), ('lightning', 6), ('accelerate', 4)):
+        found = sorted(re.findall('^%s says (.*)$' % name, output, re.M))
+        expected = [[str(rank), str(rank % 2), str(rank // 2), '4', '2', '2'][:known] for rank in range(4)]
+        for words in expected:
+            words[2] = words[2] if known == 6 else 'None'
+        assert found == [' '.join(words) for words in expected], output
+
+
+def losses(output):
+    """The lines of the loss curve."""
+    return re.findall(r'^step \d+, loss .*$', output, re.M)
+
+
+def test_fsdp(cluster, tmp_path):
+    """Told to leave on two nodes, it goes on on one: its losses are those of an undisturbed run."""
+    train = [EXAMPLES / 'train_fsdp.py', '--save-every', '10', '--steps']
+    left = cluster.told_to_leave('-N2 -n2', *train, 5000, '--checkpoints', tmp_path / 'a',
+                                 there=lambda: list(tmp_path.glob('a/step-*/.metadata')))
+    begun = losses(left)
+    steps = int(begun[-1].split()[1].rstrip(',')) + 20
+    gone_on = cluster.run('-N1 -n1', *train, steps, '--checkpoints', tmp_path / 'a')
+    assert 'going on after step %d, on 1 ranks' % (steps - 20) in gone_on
+    undisturbed = losses(cluster.run('-N2 -n2', *train, steps, '--checkpoints', tmp_path / 'b'))
+    numbers = [[float(line.split()[-1]) for line in lines] for lines in (begun + losses(gone_on), undisturbed)]
+    # on another number of ranks numbers are added up in another order
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-3) and len(numbers[1]) == steps // 10
+    assert numbers[1][-1] < 0.9 * numbers[1][0]
+    assert len(list(tmp_path.glob('b/step-*'))) <= 3
+
+
+@pytest.mark.parametrize('name, there', [('finetune_accelerate.py', 'epoch-*'), ('train_lightning.py', 'last.ckpt')])
+def test_resumed(cluster, tmp_path, name, there):
+    """Told to leave, it goes on after what it has done."""
+    train = [EXAMPLES / name, '--samples', '512', '--epochs']
+    left = cluster.told_to_leave('-N2 -n2', *train, 5000, '--checkpoints', tmp_path / 'c',
+                                 there=lambda: list(tmp_path.glob('c/' + there)))
+    done = re.findall(r'^epoch (\d+),', left, re.M)
+    assert done == [str(number + 1) for number in range(len(done))], left
+    gone_on = cluster.run('-N2 -n2', *train, len(done) + 1, '--checkpoints', tmp_path / 'c')
+    assert re.findall(r'^epoch (\d+),', gone_on, re.M) == [str(len(done) + 1)], gone_on
+    assert 'trained on 2 ranks' in gone_on
+
+
+def test_short():
+    """Each can be read in one go, and knows nothing of a batch system."""
+    for path in EXAMPLES.glob('*_*.py'):
+        text = path.read_text()
+        assert text.count('\n') < 150 and 'SLURM' not in text and 'PBS' not in text, path.name
