@@ -149,7 +149,7 @@ def test_job_scripts(path, tmp_path):
     # the module of that name has the program, and the example that the page copies
     easyconfig = next(CHECKOUT.glob('easyconfigs/*/*/%s.eb' % module.replace('/', '-'))).read_text()
     container = 'SingularityContainer' in easyconfig
-    assert container or ('pytorch-jobscript' in easyconfig and "['train.py']" in easyconfig)
+    assert container or ('pytorch-jobscript' in easyconfig and "'train.py'" in easyconfig)
 
 
 @pytest.mark.parametrize('path', SYSTEMS, ids=lambda path: path.stem)
