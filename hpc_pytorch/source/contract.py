@@ -49,7 +49,7 @@ DIRECTORIES = (
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
 SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
-# BLAS_INFO's own words, of PyTorch's FindBLAS.cmake
+# What CMake's summary and BLAS_INFO call what can be asked for (cmake/Dependencies.cmake)
 BLAS_NAMES = {'open': 'OpenBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
 # Backends of torch.distributed: the switch of each, and the library without which it is none.
 BACKENDS = (('mpi', 'USE_MPI', 'libmpi'), ('gloo', 'USE_GLOO', None), ('nccl', 'USE_NCCL', None))
@@ -110,7 +110,7 @@ def decided(term, cache, summary):
     """What CMake decided about one option; None if it does not say."""
     # the summary has the last word: a cache entry may be shadowed by an ordinary variable
     value = summary.get(term.option, cache.get(term.option))
-    return None if value is None else plain(value)
+    return None if value is None else plain(BLAS_NAMES.get(value, value) if term.option == 'BLAS' else value)
 
 
 def same(asked, found):
@@ -178,8 +178,6 @@ def read_settings(text):
     if found.get('CUDA_FLAGS'):
         found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
     found = {SETTINGS.get(name, name): value for name, value in found.items()}
-    if 'BLAS' in found:
-        found['BLAS'] = BLAS_NAMES.get(found['BLAS'], found['BLAS'])
     return dict(found, CMAKE_CXX_COMPILER=found.get('CXX_COMPILER', ''))
 
 

@@ -27,3 +27,10 @@ def test_missing_submodules(tmp_path):
                                           '[submodule "b"]\n\tpath = third_party/b\n')
     (tmp_path / 'third_party/a/.gitmodules').write_text('[submodule "deep"]\n    path = deep\n')
     assert build_options.missing_submodules(str(tmp_path)) == ['third_party/b', 'third_party/a/deep']
+
+
+def test_unknown_architectures():
+    """In the words of nvcc 12.4, which says nothing of PTX; an nvcc that lists nothing is believed."""
+    listing = 'compute_50\ncompute_80\ncompute_90\ncompute_90a\n'
+    assert build_options.unknown_architectures(['8.0', '9.0a', '9.0+PTX', '10.0'], listing) == ['10.0']
+    assert build_options.unknown_architectures(['3.5'], '') == []
