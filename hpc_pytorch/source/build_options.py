@@ -88,9 +88,9 @@ def lacking(version, found):
 
 
 def unknown_architectures(asked, listing):
-    """Those of 8.0, 9.0a or 9.0+PTX that `nvcc --list-gpu-arch` does not list; without a list, none."""
-    known = re.findall(r'compute_(\w+)', listing)
-    return [word for word in asked if known and word.replace('+PTX', '').replace('.', '') not in known]
+    """Those of 8.0, 9.0a or 9.0+PTX that `nvcc --list-gpu-arch` does not list, all without their letters."""
+    known = re.findall(r'compute_(\d+)', listing)
+    return [word for word in asked if known and re.sub(r'\D', '', word) not in known]
 
 
 def common_options(version):

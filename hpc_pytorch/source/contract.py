@@ -50,7 +50,7 @@ DIRECTORIES = (
 # How the installed PyTorch calls, among its build settings, what can be asked for.
 SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
 # What CMake's summary and BLAS_INFO call what can be asked for (cmake/Dependencies.cmake)
-BLAS_NAMES = {'open': 'OpenBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
+BLAS_NAMES = {'open': 'OpenBLAS', 'flexi': 'FlexiBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
 # Backends of torch.distributed: the switch of each, and the library without which it is none.
 BACKENDS = (('mpi', 'USE_MPI', 'libmpi'), ('gloo', 'USE_GLOO', None), ('nccl', 'USE_NCCL', None))
 # What the installed PyTorch is asked, by its own Python.
@@ -163,6 +163,26 @@ def compare(options, cache, summary, named=()):
             differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [],
                                           "the compilers' module is not loaded, or the build was configured before"))
     return differences
+
+
+def check(tree, output, asked, named):
+    """
+    Stop when CMake decided otherwise than was asked for; its cache is wherever this version puts it. Returns the
+    switches of which it does not say what it decided.
+    """
+    found = glob.glob(os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt'), recursive=True)
+    if not found:
+        raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
+    wanted = failed_downloads(output)
+    if wanted:
+        raise UsersProblem("CMake wanted to download %s and could not, so nothing was built: all that a build needs "
+                           "must be fetched before, in `sources` or build_lock_files" % ', '.join(wanted))
+    decisions = read_cache(min(found, key=len)), read_summary(output)
+    differences = compare(asked, *decisions, named=named)
+    if differences:
+        raise UsersProblem("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s" % (
+            ', '.join(item.option for item in differences), table(differences)))
+    return unknown(named, *decisions)
 
 
 def failed_downloads(text):

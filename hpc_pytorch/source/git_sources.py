@@ -24,7 +24,8 @@ NOTE = '.sha256'
 PINS = os.path.join('.ci', 'docker', 'ci_commit_pins')
 CLONED = (
     ('third_party/nccl', 'https://github.com/NVIDIA/nccl', (PINS + '/nccl.txt', PINS + '/nccl-cu12.txt'),
-     lambda asked: asked.get('USE_CUDA') == '1' and asked.get('USE_NCCL') != '0' and asked.get('USE_SYSTEM_NCCL') != '1'),
+     lambda asked: (asked.get('USE_CUDA'), asked.get('USE_NCCL', '1'), asked.get('USE_SYSTEM_NCCL', '0')) == (
+         '1', '1', '0')),
     ('third_party/eigen', 'https://gitlab.com/libeigen/eigen', ('third_party/eigen_pin.txt',),
      lambda asked: asked.get('USE_SYSTEM_EIGEN_INSTALL') not in ('1', 'ON')),
 )

@@ -85,7 +85,7 @@ class WheelBuild:
         """
         found = {}
         if 'BLAS' in build_options.as_dict(own) and not any(map(get_software_root, build_options.BLAS_SOFTWARE)):
-            found['EBROOTOPENBLAS'] = os.sep
+            found['EBROOTFLEXIBLAS'] = os.sep
         if self.cuda_architectures() and not get_software_root('CUDA') and not self.easyblock.dry_run:
             nvcc = which('nvcc', log_ok=False, on_error=IGNORE)
             if not nvcc:
@@ -177,8 +177,9 @@ class WheelBuild:
         """Refuse a tree whose build would clone another repository."""
         missing = [name for name, _, _, needed in git_sources.unfetched(self.tree) if needed(self.asked)]
         if missing:
-            raise EasyBuildError("The build would clone %s. Use the release tarball, which has it%s", ', '.join(missing),
-                                 ", or add NCCL to the dependencies" if 'third_party/nccl' in missing else '')
+            raise EasyBuildError("The build would clone %s. Use git_source, which fetches it, or the release tarball%s",
+                                 ', '.join(missing), ", or add NCCL to the dependencies"
+                                 if 'third_party/nccl' in missing else '')
 
     def make_gpu_aware(self):
         """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
@@ -223,23 +224,13 @@ class WheelBuild:
         return result.output
 
     def check_contract(self):
-        """Stop when CMake decided otherwise than was asked for; its cache is wherever this version puts it."""
-        found = glob.glob(os.path.join(self.tree, 'build', '**', 'CMakeCache.txt'), recursive=True)
-        if not found:
-            raise EasyBuildError("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared",
-                                 self.tree)
-        wanted = contract.failed_downloads(self.output)
-        if wanted:
-            raise EasyBuildError("CMake wanted to download %s and could not, so nothing was built: all that a build "
-                                 "needs must be fetched before, in `sources` or build_lock_files", ', '.join(wanted))
-        decisions = contract.read_cache(min(found, key=len)), contract.read_summary(self.output)
-        named = build_options.as_dict(self.own_options())
-        for name in contract.unknown(named, *decisions):
+        """Stop when CMake decided otherwise than was asked for."""
+        try:
+            silent = contract.check(self.tree, self.output, self.asked, build_options.as_dict(self.own_options()))
+        except UsersProblem as problem:
+            raise EasyBuildError("%s", problem)
+        for name in silent:
             self.easyblock.log.info("CMake does not say what it decided about %s", name)
-        differences = contract.compare(self.asked, *decisions, named=named)
-        if differences:
-            raise EasyBuildError("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s",
-                                 ', '.join(item.option for item in differences), contract.table(differences))
         print_msg("CMake's decisions are what was asked for", log=self.easyblock.log)
 
     def ramgate(self, profile):
