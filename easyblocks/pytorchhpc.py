@@ -217,15 +217,21 @@ class EB_PyTorchHPC(EB_PyTorch):
         own += [option for option in build_options.dependency_options(get_software_root)
                 if option.split('=')[0] not in build_options.as_dict(own)]
         self.cfg['custom_opts'] = own
+        roots = self.building.roots(own)
+        for name, root in roots.items():
+            env.setvar(name, root)
         # upstream warns, with a traceback, that PyTorch's own tests lack a package; they are not run here
         with redirect_stderr(io.StringIO()) as warnings:
             try:
                 super().configure_step()
             finally:
                 self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
+                env.unset_env_vars(list(roots), verbose=False)
         self.building.asked = self.building.all_options(own)
         for name, value in sorted(self.building.asked.items()):
             env.setvar(name, value)
+        if not self.dry_run:
+            self.building.check_pins()
         self.install_build_tools()
         self.building.configure(profile_to_keep(self.cfg), self.left and self.left['cmake_output'])
         if self.facts and not self.left:
@@ -239,8 +245,10 @@ class EB_PyTorchHPC(EB_PyTorch):
             Pip(self.packages.python).install(self.packages.locked('build_lock_files'), self.wheels, '--only-binary',
                                               ':all:', '--target', tools, '--upgrade', '--no-compile')
         env.setvar('PYTHONPATH', tools)
-        # behind the rest: the easyconfig's CMake is the one to use
-        env.setvar('PATH', os.pathsep.join([os.environ['PATH'], os.path.join(tools, 'bin')]))
+        # the easyconfig's CMake is the one to use; without one, the machine's own may be too old
+        paths = [os.environ['PATH'], os.path.join(tools, 'bin')]
+        named = any(dep['full_mod_name'].lower().startswith('cmake') for dep in self.cfg.dependencies())
+        env.setvar('PATH', os.pathsep.join(paths if named else reversed(paths)))
         # NNPACK's code generator sees no $PYTHONPATH; CMake would download what it needs. PyTorch's setup.py hands on
         # what begins with CMAKE_, and CMake reads this file before everything else
         include = os.path.join(self.builddir, 'sources.cmake')

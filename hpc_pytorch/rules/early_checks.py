@@ -258,7 +258,9 @@ def bytes_of(paths):
 
 def room_needed(easyblock):
     """Bytes to build, to install and for temporary files: what sources become, and what wheels become."""
-    sources = bytes_of([source['path'] for source in easyblock.src])
+    paths = [source['path'] for source in easyblock.src]
+    # the needs are those of compressed tarballs, about a sixth of what is in them
+    sources = bytes_of(paths) - bytes_of([path for path in paths if path.endswith('.tar')]) * 5 // 6
     store = getattr(easyblock, 'wheels', None)
     wheels = bytes_of(glob.glob(os.path.join(glob.escape(store), '*.*')) if store else [])
     wheels += bytes_of([getattr(easyblock, 'wheel', None)])

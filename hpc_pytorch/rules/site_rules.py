@@ -15,6 +15,8 @@ import collections
 import fnmatch
 import os
 import re
+import shlex
+import sys
 
 from easybuild.base import fancylogger
 
@@ -61,6 +63,7 @@ RULE = collections.OrderedDict([
     ('modules', (words, "modules of the system to load with the software")),
     ('patches', (words, "patches beside the file with the rule, or beside the easyconfig")),
     ('options', (additions, "what to add to a list in the easyconfig")),
+    ('contract', (yes_or_no, "yes: upstream's build of PyTorch stops when CMake leaves out what was asked for")),
     ('ramgate', (yes_or_no, "whether what is compiled is kept within the memory, as PyTorch's own build always is")),
     ('reason', (str, "why, for whoever wonders; ends up in the log")),
 ])
@@ -139,7 +142,15 @@ def add_options(ec, rule, _):
     ec[name] = ec[name] + [value for value in values if value not in ec[name]]
 
 
-ACTIONS = (('features', add_features), ('modules', add_modules), ('patches', add_patches), ('options', add_options))
+def add_contract(ec, rule, _):
+    """A program in front of upstream's command, which begins with what it asks for; the collection's blocks compare."""
+    if ec['easyblock'] in (None, 'EB_PyTorch'):
+        program = [sys.executable, '-I', collection_path(os.path.join('hpc_pytorch', 'source', 'compared.py'))]
+        ec['preinstallopts'] = ec['preinstallopts'] + ' '.join(map(shlex.quote, program)) + ' '
+
+
+ACTIONS = (('features', add_features), ('modules', add_modules), ('patches', add_patches), ('options', add_options),
+           ('contract', add_contract))
 
 
 def applying(ec, system):

@@ -40,6 +40,9 @@ OPTIONS = (
     ('USE_NUMPY', '1', '1.13', None),
 )
 
+# The names under which upstream's easyblock looks for a BLAS among the modules.
+BLAS_SOFTWARE = ('imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS')
+
 # What the build is told of software that is a dependency: (option, software, directories in its prefix; the first that
 # is there counts). Upstream's easyblock says the rest.
 DEPENDENCY_OPTIONS = (
@@ -82,6 +85,12 @@ def lacking(version, found):
     """What is too old to build this version, in words; `found` has the versions by the names of NEEDS."""
     return ['%s %s or newer (%s is here)' % (what, least, found[what]) for what, least, since in NEEDS
             if what in found and within(version, since, None) and version_key(found[what]) < version_key(least)]
+
+
+def unknown_architectures(asked, listing):
+    """Those of 8.0, 9.0a or 9.0+PTX that `nvcc --list-gpu-arch` does not list, all without their letters."""
+    known = re.findall(r'compute_(\d+)', listing)
+    return [word for word in asked if known and re.sub(r'\D', '', word) not in known]
 
 
 def common_options(version):

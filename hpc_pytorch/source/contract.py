@@ -49,8 +49,8 @@ DIRECTORIES = (
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
 SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
-# BLAS_INFO's own words, of PyTorch's FindBLAS.cmake
-BLAS_NAMES = {'open': 'OpenBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
+# What CMake's summary and BLAS_INFO call what can be asked for (cmake/Dependencies.cmake)
+BLAS_NAMES = {'open': 'OpenBLAS', 'flexi': 'FlexiBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
 # Backends of torch.distributed: the switch of each, and the library without which it is none.
 BACKENDS = (('mpi', 'USE_MPI', 'libmpi'), ('gloo', 'USE_GLOO', None), ('nccl', 'USE_NCCL', None))
 # What the installed PyTorch is asked, by its own Python.
@@ -110,7 +110,7 @@ def decided(term, cache, summary):
     """What CMake decided about one option; None if it does not say."""
     # the summary has the last word: a cache entry may be shadowed by an ordinary variable
     value = summary.get(term.option, cache.get(term.option))
-    return None if value is None else plain(value)
+    return None if value is None else plain(BLAS_NAMES.get(value, value) if term.option == 'BLAS' else value)
 
 
 def same(asked, found):
@@ -165,6 +165,26 @@ def compare(options, cache, summary, named=()):
     return differences
 
 
+def check(tree, output, asked, named):
+    """
+    Stop when CMake decided otherwise than was asked for; its cache is wherever this version puts it. Returns the
+    switches of which it does not say what it decided.
+    """
+    found = glob.glob(os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt'), recursive=True)
+    if not found:
+        raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
+    wanted = failed_downloads(output)
+    if wanted:
+        raise UsersProblem("CMake wanted to download %s and could not, so nothing was built: all that a build needs "
+                           "must be fetched before, in `sources` or build_lock_files" % ', '.join(wanted))
+    decisions = read_cache(min(found, key=len)), read_summary(output)
+    differences = compare(asked, *decisions, named=named)
+    if differences:
+        raise UsersProblem("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s" % (
+            ', '.join(item.option for item in differences), table(differences)))
+    return unknown(named, *decisions)
+
+
 def failed_downloads(text):
     """What CMake tried to download and could not; it often goes on without, and the build ends much later."""
     return sorted(set(re.findall(r"error: downloading '([^']+)' failed", text))) or (
@@ -178,8 +198,6 @@ def read_settings(text):
     if found.get('CUDA_FLAGS'):
         found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
     found = {SETTINGS.get(name, name): value for name, value in found.items()}
-    if 'BLAS' in found:
-        found['BLAS'] = BLAS_NAMES.get(found['BLAS'], found['BLAS'])
     return dict(found, CMAKE_CXX_COMPILER=found.get('CXX_COMPILER', ''))
 
 

@@ -19,6 +19,16 @@ from hpc_pytorch.packages.lock_files import sha256_of
 TRIES = 3
 # Beside a tarball: its SHA256.
 NOTE = '.sha256'
+# What trees from 2.7 on clone while they build, as it is no submodule: (directory, repository, files of which one names
+# the tag, whether a build with these options needs it). From tools/optional_submodules.py and build_pytorch_libs.py.
+PINS = os.path.join('.ci', 'docker', 'ci_commit_pins')
+CLONED = (
+    ('third_party/nccl', 'https://github.com/NVIDIA/nccl', (PINS + '/nccl.txt', PINS + '/nccl-cu12.txt'),
+     lambda asked: (asked.get('USE_CUDA'), asked.get('USE_NCCL', '1'), asked.get('USE_SYSTEM_NCCL', '0')) == (
+         '1', '1', '0')),
+    ('third_party/eigen', 'https://gitlab.com/libeigen/eigen', ('third_party/eigen_pin.txt',),
+     lambda asked: asked.get('USE_SYSTEM_EIGEN_INSTALL') not in ('1', 'ON')),
+)
 COMMIT = re.compile(r'[0-9a-f]{40}$')
 
 
@@ -87,6 +97,28 @@ def checkout(url, commit, directory):
                            "(%s). What has arrived is kept; call again to go on" % (commit, problem))
 
 
+def unfetched(tree):
+    """The rows of CLONED that a tree has a pin for and no files; the third column is what the pin says."""
+    rows = []
+    for name, url, pins, needed in CLONED:
+        pin = next(filter(os.path.isfile, (os.path.join(tree, path) for path in pins)), None)
+        if pin and not os.path.exists(os.path.join(tree, name)):
+            with open(pin) as handle:
+                rows.append((name, url, handle.read().strip(), needed))
+    return rows
+
+
+def fetch_cloned(tree):
+    """Fetch what the build would clone, at what its pins say."""
+    for name, url, revision, _ in unfetched(tree):
+        directory = os.path.join(tree, name)
+        try:
+            checkout(url, resolve(url, revision), directory + '.part')
+        except UsersProblem as problem:
+            raise UsersProblem("%s, which the build would clone: %s" % (name, problem))
+        os.rename(directory + '.part', directory)
+
+
 def pack(directory, name, tarball):
     """A tree without git's own files as a tarball: the same bytes for the same commit, whoever packs it."""
     moment = int(git(directory, 'log', '-1', '--format=%ct'))
@@ -125,5 +157,6 @@ def checksum(tarball):
 def make(source, commit, directory, tarball):
     """The tarball of a commit of a source, fetched into a directory that goes when all is packed."""
     checkout(source['url'], commit, directory)
+    fetch_cloned(directory)
     pack(directory, os.path.splitext(os.path.splitext(os.path.basename(tarball))[0])[0], tarball)
     shutil.rmtree(directory)

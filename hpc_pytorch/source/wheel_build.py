@@ -12,11 +12,12 @@ import sys
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import IGNORE, build_option
 from easybuild.tools.filetools import read_file, which
+from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import UsersProblem, collection_path
 from hpc_pytorch.packages import known_errors
-from hpc_pytorch.source import build_options, contract, gpu_aware_mpi
+from hpc_pytorch.source import build_options, contract, git_sources, gpu_aware_mpi
 
 # Runs a module of the collection without putting the collection on the $PYTHONPATH of what it starts.
 RUN_MODULE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -77,6 +78,22 @@ class WheelBuild:
         """The GPUs to compile for: the user's word, else the easyconfig's."""
         return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
 
+    def roots(self, own):
+        """
+        What upstream's easyblock knows of modules alone, where no module has it: the BLAS that was asked for, which the
+        build finds by itself, and the toolkit of the nvcc that is on the path, if GPUs were named. Variables for it.
+        """
+        found = {}
+        if 'BLAS' in build_options.as_dict(own) and not any(map(get_software_root, build_options.BLAS_SOFTWARE)):
+            found['EBROOTFLEXIBLAS'] = os.sep
+        if self.cuda_architectures() and not get_software_root('CUDA') and not self.easyblock.dry_run:
+            nvcc = which('nvcc', log_ok=False, on_error=IGNORE)
+            if not nvcc:
+                raise EasyBuildError("GPUs are named (%s), and nvcc is not here: put the bin directory of a CUDA "
+                                     "toolkit on $PATH", ', '.join(self.cuda_architectures()))
+            found['EBROOTCUDA'] = os.path.dirname(os.path.dirname(nvcc))
+        return found
+
     def all_options(self, own):
         """
         What the build is asked for, as a dictionary. Upstream leaves its own options in front of the build command
@@ -127,6 +144,13 @@ class WheelBuild:
         if lacking:
             raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.cfg.version,
                                  ' and '.join(lacking))
+        nvcc = which('nvcc', log_ok=False, on_error=IGNORE) if self.cuda_architectures() else None
+        listing = nvcc and run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
+                                         output_file=False).output
+        unknown = build_options.unknown_architectures(self.cuda_architectures(), listing or '')
+        if unknown:
+            raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
+                                 ' '.join(listing.split()))
 
     def route(self):
         """How this version is built."""
@@ -148,6 +172,14 @@ class WheelBuild:
         if problems:
             raise EasyBuildError("custom_opts has what %s %s does not know: %s",
                                  self.cfg.name, self.cfg.version, '; '.join(problems))
+
+    def check_pins(self):
+        """Refuse a tree whose build would clone another repository."""
+        missing = [name for name, _, _, needed in git_sources.unfetched(self.tree) if needed(self.asked)]
+        if missing:
+            raise EasyBuildError("The build would clone %s. Use git_source, which fetches it, or the release tarball%s",
+                                 ', '.join(missing), ", or add NCCL to the dependencies"
+                                 if 'third_party/nccl' in missing else '')
 
     def make_gpu_aware(self):
         """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
@@ -192,23 +224,13 @@ class WheelBuild:
         return result.output
 
     def check_contract(self):
-        """Stop when CMake decided otherwise than was asked for; its cache is wherever this version puts it."""
-        found = glob.glob(os.path.join(self.tree, 'build', '**', 'CMakeCache.txt'), recursive=True)
-        if not found:
-            raise EasyBuildError("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared",
-                                 self.tree)
-        wanted = contract.failed_downloads(self.output)
-        if wanted:
-            raise EasyBuildError("CMake wanted to download %s and could not, so nothing was built: all that a build "
-                                 "needs must be fetched before, in `sources` or build_lock_files", ', '.join(wanted))
-        decisions = contract.read_cache(min(found, key=len)), contract.read_summary(self.output)
-        named = build_options.as_dict(self.own_options())
-        for name in contract.unknown(named, *decisions):
+        """Stop when CMake decided otherwise than was asked for."""
+        try:
+            silent = contract.check(self.tree, self.output, self.asked, build_options.as_dict(self.own_options()))
+        except UsersProblem as problem:
+            raise EasyBuildError("%s", problem)
+        for name in silent:
             self.easyblock.log.info("CMake does not say what it decided about %s", name)
-        differences = contract.compare(self.asked, *decisions, named=named)
-        if differences:
-            raise EasyBuildError("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s",
-                                 ', '.join(item.option for item in differences), contract.table(differences))
         print_msg("CMake's decisions are what was asked for", log=self.easyblock.log)
 
     def ramgate(self, profile):

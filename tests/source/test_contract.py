@@ -71,3 +71,11 @@ def test_failed_downloads():
     assert contract.failed_downloads("CMake Error: error: downloading 'https://example.org/six' failed\n") == [
         'https://example.org/six']
     assert contract.failed_downloads("  Each download failed!\n") == ['something']
+
+
+def test_blas_in_cmakes_words():
+    """PyTorch's summary calls OpenBLAS "open", whatever it was asked for as."""
+    cache = {'BLAS': 'OpenBLAS'}
+    assert not contract.compare({'BLAS': 'OpenBLAS'}, cache, {'BLAS': 'open'})
+    difference, = contract.compare({'BLAS': 'OpenBLAS'}, cache, {'BLAS': 'mkl'})
+    assert difference.found == 'mkl'

@@ -166,3 +166,28 @@ def test_tarball_is_always_the_same(server, tmp_path):
     assert sums[0] == sums[1]
     with tarfile.open(tmp_path / 'one.tar.gz') as packed:
         assert sorted(packed.getnames()) == ['torch/.gitmodules', 'torch/setup.py', 'torch/third_party/part/part.h']
+
+
+def test_what_the_build_would_clone(server, tmp_path, monkeypatch):
+    """NCCL, which is no submodule from 2.7 on, at the tag that the tree names; without it the build is refused."""
+    git(server.directory, 'init', '--quiet', '-b', 'main', 'nccl')
+    git(server.directory / 'nccl', 'config', 'uploadpack.allowAnySHA1InWant', 'true')
+    server.commit('nccl', 'makefile', 'as pinned')
+    git(server.directory / 'nccl', 'tag', 'v2.27.5-1')
+    server.commit('nccl', 'makefile', 'later')
+    (server.directory / 'torch' / git_sources.PINS).mkdir(parents=True)
+    commit = server.commit('torch', os.path.join(git_sources.PINS, 'nccl.txt'), 'v2.27.5-1\n')
+    for name, value in (('COUNT', '1'), ('KEY_0', 'url.%snccl.insteadOf' % server.url),
+                        ('VALUE_0', 'https://github.com/NVIDIA/nccl')):
+        monkeypatch.setenv('GIT_CONFIG_' + name, value)
+    (name, _, revision, needed), = git_sources.unfetched(str(server.directory / 'torch'))
+    assert (name, revision) == ('third_party/nccl', 'v2.27.5-1')
+    assert needed({'USE_CUDA': '1'}) and not needed({'USE_CUDA': '0'})
+    assert not needed({'USE_CUDA': '1', 'USE_SYSTEM_NCCL': '1'})
+
+    git_sources.make({'url': server.url + 'torch'}, commit, str(tmp_path / 'tree'), str(tmp_path / 'torch.tar.gz'))
+    with tarfile.open(tmp_path / 'torch.tar.gz') as packed:
+        assert packed.extractfile('torch/third_party/nccl/makefile').read() == b'as pinned'
+        assert not [member for member in packed.getnames() if '/.git/' in member]
+        packed.extractall(tmp_path / 'unpacked')
+    assert not git_sources.unfetched(str(tmp_path / 'unpacked' / 'torch'))

@@ -1,0 +1,93 @@
+"""
+PyTorch in a toolchain of EasyBuild's, which is installed for real with toys in the place of its compiler, by upstream's
+own easyblock with a site's rule (hpc_pytorch/source/compared.py).
+"""
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from common import CACHE
+from easyblocks.small_builds import SMALL_TORCH, pack
+from small_software import site
+
+pytestmark = pytest.mark.slow
+
+HEAD = """name = {name!r}
+version = {version!r}
+easyblock = {easyblock!r}
+homepage = 'https://example.org/'
+description = 'a toy'
+toolchain = {toolchain}
+moduleclass = 'ai'
+"""
+VERSION = '%d.%d' % sys.version_info[:2]
+COMPILER = {'name': 'GCCcore', 'version': '9.9.9'}
+# what is built with is in the tests' own environment
+PROGRAMS = ["mkdir %(installdir)s/bin"] + [
+    """printf '#!/bin/sh\\nexec "%s/bin/%s" "$@"\\n' > %%(installdir)s/bin/%s""" % (sys.prefix, name, name)
+    for name in ('python', 'python3', 'cmake')] + ["chmod +x %(installdir)s/bin/*"]
+BUILT = """
+sources = ['small-torch.tar.gz']
+checksums = [%r]
+dependencies = [('FlexiBLAS', '1.0'), ('Python', %r)]
+custom_opts = ['USE_MPI=1']
+"""
+RULE = """
+[rule upstream]
+software = PyTorch
+contract = yes
+ramgate = yes
+reason = a test
+"""
+
+
+@pytest.fixture
+def toolchain(eb, tmp_path):
+    """A function that writes the easyconfig of the small tree in the toolchain; an environment with a site's rule."""
+    eb.sources = '%s:%s' % (tmp_path / 'sources', CACHE / 'small-torch')
+
+    def write(name, version, easyblock, toolchain, more=''):
+        suffix = '' if toolchain == 'SYSTEM' else '-%(name)s-%(version)s' % toolchain
+        path = tmp_path / ('%s-%s%s.eb' % (name, version, suffix))
+        path.write_text(HEAD.format(name=name, version=version, easyblock=easyblock, toolchain=toolchain) + more)
+        return path
+
+    write('GCCcore', COMPILER['version'], 'Toolchain', 'SYSTEM')
+    write('FlexiBLAS', '1.0', 'Toolchain', COMPILER)
+    write('Python', VERSION, 'Toolchain', COMPILER, 'postinstallcmds = %r\n' % PROGRAMS)
+    tree = tmp_path / 'small-torch'
+    shutil.copytree(SMALL_TORCH, tree)
+    cmake = tree / 'CMakeLists.txt'
+    text = cmake.read_text().replace(': ${BLAS}"', ': flexi"')
+    text = text.replace('Each download failed!', 'none')
+    cmake.write_text(re.sub(r'set\(see_six ".*"\)', 'set(see_six "pass")', text))
+
+    def torch(easyblock, more='', edit=None):
+        if edit:
+            cmake.write_text(cmake.read_text().replace(*edit))
+        checksum = pack(tree, 'small-torch', tmp_path / 'sources' / 'p' / 'PyTorch' / 'small-torch.tar.gz')
+        easyconfig = write('PyTorch', '2.1.0', easyblock, COMPILER, BUILT % (checksum, VERSION) + more)
+        return lambda *words, **options: eb(easyconfig, '--robot=%s' % tmp_path, '--skip-test-step', *words,
+                                            cwd=tmp_path, **options).stdout
+    return torch, site(tmp_path, RULE)
+
+
+def said(output):
+    """What the last command printed, which EasyBuild keeps in a file."""
+    return Path(re.findall(r'output and state saved to (\S+)\]', output)[-1], 'out.txt').read_text()
+
+
+def test_upstreams_easyblock(toolchain, eb):
+    """With the site's rule it stops when CMake is without MPI, before it compiles; else ramgate runs the build."""
+    torch, rule = toolchain
+    output = torch('EB_PyTorch', edit=('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))(env=rule, status=None)
+    refused = said(output)
+    assert 'CMake decided otherwise than was asked for (USE_MPI)' in refused and 'asked for:     ON' in refused
+    assert 'BLAS' not in refused.partition('CMake decided')[2]
+    torch('EB_PyTorch', edit=('set(MPI_CXX_FOUND OFF)', 'find_package(MPI)'))(env=rule)
+    installed, = eb.prefix.glob('software/PyTorch/2.1.0-*')
+    log = next(installed.glob('easybuild/*.log')).read_text()
+    assert "\nCMake's decisions are what was asked for\n" in log and 'ramgate ran ' in log
+    assert list(installed.glob('lib/python*/site-packages/torch/_C.so'))
