@@ -7,10 +7,11 @@ import subprocess
 import pytest
 
 from common import CACHE, CHECKOUT, clean_environment
+from torch_mpi.mpi_installation import kept_venv
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = 'ca-certificates,python3,python3-venv,git,g++,make'
+PACKAGES = 'ca-certificates,python3,python3-venv,git,g++,make,libmpich-dev'
 # in a mount namespace of its own, so that nothing stays mounted
 ENTER = 'mount -t proc proc "$1/proc"; mount --rbind /dev "$1/dev"; exec chroot "$@"'
 
@@ -20,12 +21,12 @@ def root():
     """A Debian 11, made once, with a copy of the collection that has never been called."""
     if os.geteuid():
         pytest.skip('needs root, to make the root of another Debian')
-    place = CACHE / 'debian-11'
+    place = CACHE / 'debian-11-mpich'
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(str(place) + '.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not place.exists():
-            partial = place.with_name('debian-11.partial')
+            partial = place.with_name(place.name + '.partial')
             shutil.rmtree(partial, ignore_errors=True)
             subprocess.run(['debootstrap', '--variant=minbase', '--include=' + PACKAGES, 'bullseye', str(partial)],
                            check=True, stdout=subprocess.DEVNULL)
@@ -81,3 +82,18 @@ def test_ramgate_and_scripts(root):
     run(root, 'bash', '-c', build)
     run(root, 'bash', '-c', 'for file in /collection/scripts/* /collection/eb /collection/environments/*; '
                             'do if head -1 $file 2>/dev/null | grep -q bash; then bash -n $file || exit; fi; done')
+
+
+def test_torch_mpi_compiles(root):
+    """With this gcc and this MPI; it is not linked, as the newest PyTorch that this Python could load is older."""
+    found = subprocess.run([kept_venv(), '-c', 'import sysconfig, torch; print(torch.__path__[0]); '
+                            'print(sysconfig.get_path("include"))'],
+                           stdout=subprocess.PIPE, text=True, check=True, env=clean_environment()).stdout.splitlines()
+    headers = root / 'tmp' / 'headers'
+    shutil.rmtree(headers, ignore_errors=True)
+    shutil.copytree(os.path.join(found[0], 'include'), headers / 'torch')
+    shutil.copytree(found[1], headers / 'python')
+    run(root, 'mpicxx', '-std=c++17', '-Wall', '-fPIC', '-O0', '-c', '-o', '/tmp/all.o', '-I/tmp/headers/torch',
+        '-I/tmp/headers/torch/torch/csrc/api/include', '-I/tmp/headers/python', '-DMPICH_SKIP_MPICXX',
+        '-DWRAPPER_IS_OPEN_MPI=0', '/collection/torch_mpi/src/all.cpp')
+    assert (root / 'tmp' / 'all.o').stat().st_size > 100000
