@@ -73,6 +73,8 @@ def told_by(system):
     told = {
         'HPC_MASTER_PORT': system.network['master_port'],
         'HPC_NCCL_NET': system.network['nccl_net'],
+        'HPC_JOB_OPTIONS': ' '.join('%s=%s:%s' % (setting.name, setting.value, setting.job_option)
+                                    for setting in system.settings if setting.job_option),
         'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
         'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in system.node['gpu_cores']),
     }

@@ -196,6 +196,7 @@ VARIABLE_SCHEMA = collections.OrderedDict([
     ('value', (text, "of the environment variable")),
     ('reason', (str, "why, for whoever wonders; ends up in `module help`")),
     ('when', (conditions, "set only when all of these hold; without it: always")),
+    ('job_option', (str, "the option of sbatch without which it does harm; pytorch-srun warns where a job lacks it")),
 ])
 VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
 REQUIRED = {
@@ -206,7 +207,7 @@ REQUIRED = {
 }
 
 # One environment variable: `name`, `value`, `reason` and `when`, a list of (feature or software, relation, version).
-Variable = collections.namedtuple('Variable', 'name value reason when')
+Variable = collections.namedtuple('Variable', 'name value reason when job_option')
 
 
 class System(object):

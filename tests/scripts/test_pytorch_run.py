@@ -132,6 +132,25 @@ def test_two_nodes(slurm):
 
 
 @pytest.mark.slow
+def test_what_hurts(slurm):
+    """The first rank says what makes a run slow: cores that nobody gave out, a setting whose job option is missing."""
+    told = dict(slurm.environment, HPC_NODE_CPUS='128', A_SETTING='alt_read',
+                HPC_JOB_OPTIONS='A_SETTING=alt_read:--network=disable_rdzv_get B=1:--network=other',
+                PATH='%s:%s' % (slurm.program.parent, slurm.environment['PATH']))
+
+    def said(*options):
+        done = subprocess.run(['srun', '-n2', '-t5', *options, slurm.program.with_name('pytorch-srun'), '-c', 'pass'],
+                              env=told, cwd=slurm.directory, text=True, timeout=900, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stderr.splitlines() if line.startswith('pytorch-srun: ')]
+    shared, without = said()
+    assert 'share all of its cores' in shared
+    assert 'A_SETTING=alt_read without --network=disable_rdzv_get does harm' in without
+    assert said('--network=disable_rdzv_get') == [shared]
+
+
+@pytest.mark.slow
 def test_interactive(slurm):
     """In a job that one is in already."""
     allocated = subprocess.run(['salloc', '-N2', '-c2', '-t5', sys.executable, '-I', slurm.program, '--interactive',

@@ -61,6 +61,8 @@ def test_network_of_nccl(script):
     for expected, variables in (('OFI', OPEN_MPI), ('None', alone), ('x', dict(OPEN_MPI, NCCL_NET='x'))):
         assert run(script, '-c', show, HPC_NCCL_NET='OFI', **variables)[0].split() == [expected]
     assert run(script, '-c', show, **OPEN_MPI)[0].split() == ['None']
+    # who knows that it is slow
+    assert run(script, '-c', show, HPC_NCCL_NET='OFI', HPC_ALLOW_SOCKETS='1', **OPEN_MPI)[0].split() == ['None']
 
 
 @pytest.mark.parametrize('launcher', LAUNCHERS.values(), ids=LAUNCHERS)
@@ -233,4 +235,4 @@ def test_in_a_container(place):
     variables = dict(SRUN, ROCR_VISIBLE_DEVICES='0,1,2,3')
     output = place.as_user('pytorch-srun train.py "a b"; singularity -s exec $SIF conda-python-distributed train.py',
                            'Tool', env=variables)
-    assert output.splitlines()[-2:] == ['tool.sif 5 0 nid012 train.py a b', 'tool.sif 5 1 nid012 train.py']
+    assert output.splitlines()[-2:] == ['tool.sif 5 1 nid012 train.py a b', 'tool.sif 5 1 nid012 train.py']
