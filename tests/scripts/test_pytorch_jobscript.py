@@ -42,8 +42,8 @@ def test_frontier(jobscript):
                  '#SBATCH --partition=batch', '#SBATCH --gpus-per-node=8', '#SBATCH --export=NONE',
                  'unset SLURM_EXPORT_ENV', 'module load PyTorch/1.0-here'):
         assert line in lines
-    assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=7 --gpus-per-node=8 "
-                         "--gpu-bind=none pytorch-srun train.py --epochs 3 'a b'")
+    assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpus-per-task=7 "
+                         "--gpus-per-node=8 --gpu-bind=none pytorch-srun train.py --epochs 3 'a b'")
     assert '#SBATCH -C nvme' not in lines
     staged = jobscript('frontier', '--stage', 'train.py')
     assert '#SBATCH -C nvme' in staged and 'eval "$staged"' in staged
@@ -52,8 +52,8 @@ def test_frontier(jobscript):
 def test_one_rank_per_node(jobscript):
     """One rank with all GPUs of its node, and the cores that the operating system leaves."""
     assert jobscript('frontier', '--nodes', '2', '--ranks-per-node', '1', 'train.py')[-1] == (
-        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=56 --gpus-per-node=8 --gpu-bind=none "
-        "pytorch-srun train.py")
+        "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --kill-on-bad-exit=1 --cpus-per-task=56 "
+        "--gpus-per-node=8 --gpu-bind=none pytorch-srun train.py")
 
 
 def test_cores_of_the_operating_system(jobscript):
@@ -106,7 +106,8 @@ def test_cpu_system(jobscript):
     lines = jobscript('archer2', '--nodes', '2', '--ranks-per-node', '8', 'train.py')
     assert '#SBATCH --qos=standard' in lines and 'unset SLURM_EXPORT_ENV' in lines
     assert not any('gpu' in line for line in lines)
-    assert lines[-1] == "srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --cpus-per-task=16 pytorch-srun train.py"
+    assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpus-per-task=16 "
+                         "pytorch-srun train.py")
 
 
 def test_mpirun(jobscript):

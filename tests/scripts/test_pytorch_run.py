@@ -1,6 +1,7 @@
 """pytorch-run: from a login node to the end of a training, on real Slurm and on the PBS stand-in."""
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -129,6 +130,23 @@ def test_two_nodes(slurm):
     assert (slurm.directory / 'train-1.job').exists() and (slurm.directory / 'train-2.job').exists()
     status, output, errors = slurm('--partition', 'nowhere', 'train.py')
     assert status == 1 and 'was not taken' in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('end, status, says', [
+    ("raise RuntimeError('HIP out of memory. Tried to allocate')", 1, 'the memory of a GPU was full'),
+    ("raise ValueError('no such file: %s' % rank)", 1, 'ValueError: no such file: 1'),
+    ("os.kill(os.getpid(), signal.SIGKILL)", 137, None),
+])
+def test_why_it_failed(slurm, end, status, says):
+    """The last lines: the rank that ended first, whichever was killed for that, and why."""
+    (slurm.directory / 'fail.py').write_text(
+        "import os, signal, time\nrank = int(os.environ['RANK'])\n"
+        "if rank == 1:\n    %s\nprint('rank 0 waits', flush=True)\ntime.sleep(600)\n" % end)
+    _, output, errors = slurm('--nodes', '2', '--time', '5', 'fail.py')
+    last = errors.splitlines()[-2:] if says else errors.splitlines()[-1:]
+    assert re.fullmatch(r'pytorch-run: rank 1 on \S+ ended first, with status %d' % status, last[0]), output + errors
+    assert not says or says in last[1]
 
 
 @pytest.mark.slow
