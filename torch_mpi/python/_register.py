@@ -93,7 +93,9 @@ def register():
 
 def is_mpi_available():
     """Has MPI started this process? "mpi" by name works in any, alone where it has not."""
-    return _state["started"] or "TORCHELASTIC_RUN_ID" not in os.environ and not LAUNCHED.isdisjoint(os.environ)
+    # pytorch-srun sets all that torchrun does, and this
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and "HPC_RANKS_BY" not in os.environ
+    return _state["started"] or not torchrun and not LAUNCHED.isdisjoint(os.environ)
 
 
 def _plugin(options, _):
