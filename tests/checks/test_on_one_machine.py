@@ -1,5 +1,6 @@
 """pytorch-measure and ./eb --check with a real PyTorch: each check fails when what it watches is broken."""
 import contextlib
+import glob
 import json
 import shutil
 import subprocess
@@ -108,14 +109,17 @@ def test_stopped(module):
 
     def ours():
         found = set()
-        for path in Path('/proc').glob('[0-9]*/cmdline'):
+        # Path's own glob stumbles over processes that end meanwhile
+        for path in map(Path, glob.glob('/proc/[0-9]*/cmdline')):
             with contextlib.suppress(OSError):
                 if str(module.root).encode() in (path.parent / 'environ').read_bytes() and (
                         b'pytorch-measure' in path.read_bytes()):
                     found.add(path)
         return found
-    wait_for(ours, "a rank at work", 600)
-    process.terminate()
+    try:
+        wait_for(ours, "a rank at work", 600)
+    finally:
+        process.terminate()
     process.wait(300)
     wait_for(lambda: not ours(), "end of the ranks", 120)
 

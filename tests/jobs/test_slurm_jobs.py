@@ -5,6 +5,7 @@ Of job_backends/hpcslurm.py, hpc_pytorch/machine/batch_systems.py, hpc_pytorch/r
 hpc_pytorch/jobs/submission.py, hpc_pytorch/jobs/requests.py, hpc_pytorch/jobs/records.py, hpc_pytorch/jobs/status.py,
 hpc_pytorch/jobs/cancel.py.
 """
+import glob
 import json
 import os
 import re
@@ -140,7 +141,7 @@ def test_node_fails(toys, slurm):
         slurm.output('scontrol', 'update', 'nodename=%s' % first, 'state=%s' % state, 'reason=test')
     wait_for(lambda: facts(slurm, job)['Restarts'] == '1', "requeue")
     wait_for(lambda: len((toys.directory / 'nodes').read_text().split()) == 2, "second start", 300)
-    alive = [path for path in Path('/proc').glob('[0-9]*/environ') if is_turn_of(path, first)]
+    alive = [path for path in map(Path, glob.glob('/proc/[0-9]*/environ')) if is_turn_of(path, first)]
     assert not alive, "both are building"
     slurm.start_node(first)
     go.touch()
