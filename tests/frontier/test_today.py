@@ -56,7 +56,7 @@ def test_module(eb, tmp_path, lmod):
     now = dict(re.findall(r'^(\w+)=(.*)$', said['frontier-2026'], re.M))
     assert TODAY.items() <= now.items() and now['HPC_NCCL_NET'] == 'OFI'
     assert 'NCCL_PROTO=^LL128' in said['frontier-2026'] and 'NCCL_NET_GDR_LEVEL=3' not in said['frontier-2026']
-    assert 'FI_CXI' not in said['frontier'] and 'NCCL_SOCKET_IFNAME=hsn0\n' in said['frontier']
+    assert '\nFI_CXI' not in said['frontier'] and 'NCCL_SOCKET_IFNAME=hsn0\n' in said['frontier']
     assert 'NCCL_NET_GDR_LEVEL=3' in said['frontier'] and 'LL128' not in said['frontier']
     job = eb.prefix / 'software/toy/1.0-Frontier/bin/pytorch-jobscript'
     written = lmod.run('LOADEDMODULES=PyTorch/1 python3 %s --nodes 2 --account a train.py' % job)

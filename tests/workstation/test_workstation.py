@@ -91,7 +91,7 @@ def test_train_on_two_processes(installed, tmp_path, name, syntax):
 def test_checked(installed, tmp_path):
     """./eb --check finds the module, and what its easyconfig promises of MPI works."""
     eb, _ = installed
-    output = eb('--check', 'PyTorch/2.13.0-workstation', '--name=mpi', '--report', tmp_path / 'report.json',
+    output = eb('--check', 'PyTorch/2.13.0-workstation', r'--name=\bmpi', '--report', tmp_path / 'report.json',
                 '-SSpeedCheck.more=bandwidth-mpi:--to 1M --seconds 0.05', cwd=tmp_path).stdout
     assert 'PyTorch/2.13.0-workstation: 3 of 3 checks passed' in output
     output = eb('--check', 'PyTorch/2.15.0-workstation', cwd=tmp_path, status=1).stdout
