@@ -280,8 +280,9 @@ class SingularityContainer(EasyBlock):
         mounts = [os.path.join(self.installdir, outside) + ':' + inside for outside, inside in places
                   if os.path.isdir(os.path.join(self.installdir, outside))]
         mounts += [path + ':/locks/' + os.path.basename(path) for path in self.venv_locks]
-        return run_shell_cmd([self.runtime, self.verb, '--bind', ','.join(mounts), self.candidates[0]] + list(command),
-                             use_bash=False, **options)
+        # a dry run goes on without
+        program = [self.runtime or 'singularity', self.verb, '--bind', ','.join(mounts), self.candidates[0]]
+        return run_shell_cmd(program + list(command), use_bash=False, **options)
 
     @property
     def venv_locks(self):

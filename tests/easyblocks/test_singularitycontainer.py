@@ -255,6 +255,7 @@ def test_without_runtime(place, without_runtime):
     output = place.as_user('sort; echo "status $?"', 'Tool', env={'PATH': without_runtime})
     assert 'neither singularity nor apptainer' in output and 'status 127' in output
     shutil.rmtree(place.eb.prefix)
+    assert 'ignoring error' not in place.install(place.easyconfig('venv = True'), '-x', env={'PATH': without_runtime})
     message = refused(place, place.easyconfig('venv = True'), env={'PATH': without_runtime})
     assert 'install on a node that has one of them' in message
 
