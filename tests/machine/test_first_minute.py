@@ -5,12 +5,13 @@ Of machine/python_module.py, too.
 """
 import json
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
-from common import CHECKOUT, ModulesTool, clean_environment
+from common import CACHE, CHECKOUT, ModulesTool, clean_environment, kept, unpack_package
 from hpc_pytorch.machine import distribution_packages, modules
 
 PYTHON_MODULE = CHECKOUT / 'hpc_pytorch' / 'machine' / 'python_module.py'
@@ -46,6 +47,32 @@ def test_no_python_will_do(tmp_path, lmod):
     (tmp_path / 'newer' / 'python3').unlink()
     done = python_module(tmp_path, lmod, 'PyTorch-2.13.0-workstation.eb')
     assert done.returncode == 1 and 'Install one' in done.stderr.replace('install one', 'Install one')
+
+
+@pytest.mark.slow
+def test_environment_of_the_modules_python(tmp_path, lmod):
+    """Made with python3 3.6 alone on the path; works where the module is not loaded, and where another one is."""
+    wrong = tmp_path / 'wrong'
+    wrong.mkdir()
+    (wrong / 'pip.py').write_text('raise SystemExit("of another Python")\n')
+    # the module file of the system's Python, and the directories that it names
+    python_module(tmp_path, lmod, '--system=archer2')
+    (tmp_path / 'bin/python3').symlink_to(CHECKOUT / 'tests/stand_ins/scripts/python3.6')
+    for name in ('bash', 'sh', 'env', 'dirname', 'readlink', 'mkdir', 'flock', 'rm', 'touch', 'sync', 'grep', 'tail'):
+        (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
+    environment = dict(clean_environment(), PATH=str(tmp_path / 'bin'), MODULEPATH=str(tmp_path / 'modules'))
+    # EasyBuild's takes longer
+    (tmp_path / 'lock').touch()
+    done = subprocess.run([str(CHECKOUT / 'environments/make-environment'), str(tmp_path / 'venv'),
+                           str(tmp_path / 'lock'), '--system=archer2'], env=environment, text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    python = tmp_path / 'venv/bin/python'
+    assert os.path.realpath(python) == os.path.realpath(sys.executable)
+    for loaded in ({}, {'PYTHONPATH': str(wrong), 'PYTHONHOME': str(wrong), 'PATH': str(wrong)}):
+        found = subprocess.run([str(python), '-I', '-c', 'import pip; print(pip.__file__)'], env=loaded, check=True,
+                               stdout=subprocess.PIPE, text=True).stdout
+        assert found.startswith(str(tmp_path / 'venv'))
 
 
 @pytest.mark.parametrize('name', ['Lmod', 'Environment Modules'])
@@ -108,3 +135,36 @@ def test_lines_fit_the_shell():
     assert found['nu'] == found['bash'] and found['same'] is None and 'source' in found['older']
     lmod = '/usr/share/lmod/lmod'
     assert all(os.path.exists('%s/init/%s' % (lmod, shell)) for shell in ('bash', 'zsh', 'tcsh', 'fish'))
+
+
+def program_of_shell(name):
+    """A shell, of Debian's package, which need not be installed."""
+    def unpack(partial):
+        for package in ('zsh', 'tcsh', 'fish', 'libpcre2-32-0'):
+            unpack_package(package, partial / package)
+
+    return next(path for path in kept(CACHE / 'shells', unpack).glob('%s/**/bin/%s' % (name, name)))
+
+
+@pytest.mark.parametrize('shell, options', [('bash', ['--norc']), ('zsh', ['-f']), ('tcsh', ['-f']), ('fish', ['-N'])])
+def test_lines_in_the_shell(tmp_path, modules_tool, shell, options):
+    """Typed to the real shell, they load a module; the path of the modules tool has a blank in it."""
+    program = modules_tool.for_easybuild.get('MODULES_CMD', '/usr/share/lmod/lmod/libexec/lmod')
+    (tmp_path / 'a b').symlink_to(os.path.dirname(os.path.dirname(program)))
+    (tmp_path / 'toy').mkdir()
+    (tmp_path / 'toy/1.0').write_text('#%Module1.0\nsetenv TOY yes\n')
+    tool = "type('Tool', (), {'NAME': %r, 'cmd': %r})" % (modules_tool.name, program.replace(
+        os.path.dirname(os.path.dirname(program)), str(tmp_path / 'a b')))
+    ask = 'from hpc_pytorch.rules import what_to_type; print(what_to_type.module_command(%s))' % tool
+    environment = {'PATH': '/usr/bin:/bin', 'HOME': str(tmp_path)}
+    line = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', ask], check=True, text=True,
+                          env=dict(environment, SHELL='/bin/' + shell, PYTHONPATH=str(CHECKOUT)),
+                          stdout=subprocess.PIPE).stdout
+    path = '/bin/bash'
+    if shell != 'bash':
+        path = program_of_shell(shell)
+        environment['LD_LIBRARY_PATH'] = ':'.join(map(str, (CACHE / 'shells/libpcre2-32-0').glob('usr/lib/*')))
+    typed = '%smodule use %s\nmodule load toy\necho "<$TOY>"\n' % (line, tmp_path)
+    said = subprocess.run([str(path)] + options, env=environment, input=typed, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True).stdout
+    assert said.endswith('<yes>\n'), (line, said)
