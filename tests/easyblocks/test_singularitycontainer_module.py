@@ -266,6 +266,8 @@ def test_one_container_at_a_time(shell):
     # which it asked not to see
     texts = {name: next((shell.place.eb.modules / name).iterdir()).read_text() for name in ('Tool', 'Other')}
     assert '"/pfs"' in texts['Tool'] and '"/pfs"' not in texts['Other'] and '"/scratch"' in texts['Other']
+    # nor does its help speak of a setting of the system's that the easyconfig has otherwise
+    assert 'NCCL_SOCKET_IFNAME=hsn' in texts['Other'] and 'NCCL_SOCKET_IFNAME=hsn' not in texts['Tool']
 
 
 def test_looking_at_a_module_whose_image_is_gone(shell):
