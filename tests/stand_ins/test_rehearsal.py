@@ -84,11 +84,11 @@ builddependencies = [('cmake/3.21.3', EXTERNAL_MODULE)]
 
 
 @pytest.mark.parametrize('login', ['', 'bare'])
-def test_modules_in_their_order(eb, tmp_path, login):
+def test_modules_in_their_order(eb, tmp_path, modules_tool, login):
     """They are loaded, not pretended, whatever was loaded at login."""
     path = tmp_path / 'toy-1.0-Derecho.eb'
     path.write_text(HIERARCHY)
-    output = eb('--rehearse', path, '-x', env={'HPC_LOGIN': login}).stdout
+    output = eb('--rehearse', path, '-x', env=dict(modules_tool.for_easybuild, HPC_LOGIN=login)).stdout
     assert 'module load mkl/2024.0.0' in output and 'SIMULATED' not in output
 
 
