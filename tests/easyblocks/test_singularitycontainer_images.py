@@ -254,8 +254,11 @@ def test_packed_and_unpacked_while_a_job_runs(kinds, slurm, kind):
         with ThreadPoolExecutor() as pool:
             output = pool.submit(kinds.as_user, job, kind, env=slurm.environment, other=True)
             wait_for((home / 'started').exists, "start of the job")
-            kinds.as_user(command, kind)
-            (home / 'go').touch()
+            try:
+                kinds.as_user(command, kind)
+            finally:
+                # or the job waits for ever
+                (home / 'go').touch()
             assert 'late import /user-software/venv/' + kind in output.result() and '1234' in output.result()
         (home / 'started').unlink()
     for name in ('squashfs', 'unpacked'):
