@@ -139,10 +139,10 @@ def test_sanity_checks(easyconfig):
 
 
 def test_short_and_data(easyconfig):
-    """Under 60 lines besides lists; no shell in strings."""
+    """Under 60 lines besides lists, 25 of a container; no shell in strings."""
     lines = easyconfig.read_text().splitlines()
     long_lists = sum(node.end_lineno - node.lineno for key, node in values(easyconfig).items() if key in LONG_LISTS)
-    assert len(lines) - long_lists < 60
+    assert len(lines) - long_lists < (25 if "easyblock = 'SingularityContainer'" in lines else 60)
     # what EasyBuild puts in front of ./configure is shell by nature
     plain_data = [node for key, node in values(easyconfig).items() if key != 'preconfigopts']
     for node in [node for top in plain_data for node in ast.walk(top)]:
