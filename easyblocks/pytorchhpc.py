@@ -51,11 +51,11 @@ class EB_PyTorchHPC(EB_PyTorch):
         """Upstream's easyconfig parameters, and what else is to be fetched, built and installed."""
         options = dict(EB_PyTorch.extra_options(), **PARAMETERS)
         options.update({
-            'max_memory': [None, "Memory that building may use, for example 200G; default: all that there is", CUSTOM],
+            'max_memory': [None, "Memory that the build may use, such as 200G; default: all that the job has", CUSTOM],
             'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
-            'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit) and commit, which the "
-                               "revision must still be; without it, whatever it is now", CUSTOM],
-            'wheel_pattern': ['torch-*.whl', "Name of the wheel that building leaves in dist", CUSTOM],
+            'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit), and the commit that it must "
+                               "still stand for; without commit, the build takes today's", CUSTOM],
+            'wheel_pattern': ['torch-*.whl', "Name of the wheel that the build leaves in dist", CUSTOM],
         })
         # wheels are checked against each other by the lock files
         options['sanity_pip_check'][0] = False
@@ -319,10 +319,10 @@ class EB_PyTorchHPC(EB_PyTorch):
         """Compare what is installed with what was asked for."""
         differences, ldd = contract.ask_installed(self.environment.path('bin', 'python'), self.asked_of_wheel())
         if differences:
-            raise UsersProblem("what is installed is not what was asked for (%s):\n%s" % (
+            raise UsersProblem("the installed PyTorch is not what was asked for (%s):\n%s" % (
                 ', '.join(item.option for item in differences), contract.table(differences)))
         mpi = [path for path in nub(contract.resolved(ldd, 'libmpi')) if path != 'not found']
-        print_msg("what is installed is what was asked for%s", '; MPI: ' + ', '.join(mpi) if mpi else '', log=self.log)
+        print_msg("PyTorch is what was asked for%s", '; MPI: ' + ', '.join(mpi) if mpi else '', log=self.log)
 
     def asked_of_wheel(self):
         """What the installed wheel was built to have; its note is beside it."""

@@ -135,7 +135,7 @@ def add_site_hooks(path):
     names = [name for name in dir(theirs) if name.endswith(HOOK_SUFF) and callable(getattr(theirs, name))]
     for name in names:
         if name not in KNOWN_HOOKS:
-            return "%s: there is no hook called %s%s (eb --avail-hooks lists them)" % (
+            return "%s: EasyBuild has no hook called %s%s (eb --avail-hooks lists them)" % (
                 path, name, nearest(name, KNOWN_HOOKS))
         globals()[name] = both(globals().get(name), getattr(theirs, name), name, path)
     return None

@@ -1,4 +1,4 @@
-"""ramgate: builds that never run out of memory."""
+"""ramgate: builds that stay within the memory."""
 
 # that of the collection, see CHANGELOG.rst
 VERSION = '2.0.0'

@@ -20,7 +20,7 @@ def amount(text):
 def count(text):
     """A positive number, for argparse."""
     if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError('a number of jobs from 1 was expected, found %r' % text)
+        raise argparse.ArgumentTypeError('expected a whole number, 1 or more; found %r' % text)
     return int(text)
 
 
@@ -28,7 +28,7 @@ def run(options):
     """ramgate run."""
     options.command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not options.command:
-        raise Problem('what is to be built? For instance: ramgate run -- cmake --build .')
+        raise Problem('name the command that builds, such as: ramgate run -- cmake --build .')
     # only replays say otherwise
     options.scale, options.groups, options.shipped = (1.0, 1.0), None, True
     return Build(options, [Live()] + ([Report(options.report)] if options.report else [])).run()
@@ -37,17 +37,17 @@ def run(options):
 def arguments():
     """The parser."""
     parser = argparse.ArgumentParser(prog='ramgate',
-                                     description='Run a build as fast as memory allows, and never out of it.')
+                                     description='Run a build as fast as memory allows.')
     parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
     commands = parser.add_subparsers(dest='what', metavar='run | replay')
     command = commands.add_parser('run', help='run a build', usage='ramgate run [options] -- COMMAND ...')
     command.add_argument('--jobs', type=count, metavar='N',
-                         help='jobs that work at a time (default: the cores there are)')
+                         help='jobs at a time (default: the number of cores)')
     command.add_argument('--memory', type=amount, metavar='SIZE',
-                         help='use at most so much, for instance 48G (default: '
+                         help='memory for the build, such as 48G (default: '
                          'what cgroups, Slurm, PBS and the host allow)')
     command.add_argument('--profile', metavar='FILE',
-                         help='what earlier builds needed; read before, updated afterwards')
+                         help='what earlier builds needed: read before the build, updated after it')
     command.add_argument('--like', metavar='FILE', action='append', default=[],
                          help='a profile of another version or machine, for what --profile does not know')
     command.add_argument('--report', metavar='DIR', help='write report.json, report.html and the profile there')

@@ -33,7 +33,7 @@ def size(text):
     """Bytes from 12G, 1.5 GiB, 800M, 123 (bytes)."""
     match = re.match(r'^\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?\s*$', text, re.I)
     if not match or float(match.group(1)) == 0:
-        raise Problem('a size such as 12G or 800M was expected, found %r' % text)
+        raise Problem('expected a size such as 12G or 800M, found %r' % text)
     return int(float(match.group(1)) * UNITS[match.group(2).upper()])
 
 

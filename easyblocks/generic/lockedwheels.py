@@ -63,7 +63,7 @@ class LockedWheels(EasyBlock):
         names = [source if isinstance(source, str) else source['filename'] for source in self.cfg['sources']]
         others = [name for name in names if not name.endswith('.whl')]
         if others:
-            raise EasyBuildError("`sources` can only have wheels here, and %s is none", others[0])
+            raise EasyBuildError("expected wheels in `sources`, found %s", others[0])
         return names
 
     def check_rocm(self):
@@ -105,7 +105,7 @@ class LockedWheels(EasyBlock):
                     zipfile.ZipFile(source['path']).close()
                 except zipfile.BadZipFile:
                     raise EasyBuildError("%s is not a complete wheel: it was cut short, or is another kind of file. "
-                                         "Remove it, and call again to fetch it anew.", source['path'])
+                                         "Remove it, and run the same command again to fetch it.", source['path'])
 
     def extract_step(self):
         """Wheels are not unpacked beforehand."""

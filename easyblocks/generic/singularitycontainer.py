@@ -96,10 +96,10 @@ class SingularityContainer(EasyBlock):
         for path in self.bind_paths:
             # a comma separates them in $SINGULARITY_BINDPATH, the others mean something in a module file
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
-                raise EasyBuildError("%r in bind_paths is no absolute path that can be bound", path)
+                raise EasyBuildError("expected absolute paths in bind_paths that can be bound, found %r", path)
         for path in self.cfg['bind_paths']:
             if path.startswith('-') and path[1:] not in self.system.container['bind_paths']:
-                raise EasyBuildError("%r in bind_paths takes away what %s does not bind anyway: it binds %s", path,
+                raise EasyBuildError("%r in bind_paths takes away a path that %s does not bind; it binds %s", path,
                                      self.system.name, ' '.join(self.system.container['bind_paths']) or "nothing")
         for name in self.cfg['wrappers']:
             taken = self.scripts.get(name, ('inside', ''))[0] != 'inside'
@@ -165,7 +165,7 @@ class SingularityContainer(EasyBlock):
     def pull_image(self):
         """Fetch an image from a registry, to where EasyBuild keeps sources."""
         if not self.runtime:
-            raise EasyBuildError("%s is fetched with singularity or apptainer, and neither is here", self.image_source)
+            raise EasyBuildError("fetching %s needs singularity or apptainer; neither is here", self.image_source)
         target = os.path.join(source_paths()[0], self.name[0].lower(), self.name, self.image_name)
         self.checked(images.pull, self.runtime, self.image_source, target)
         return target
@@ -199,7 +199,7 @@ class SingularityContainer(EasyBlock):
     def verify_signature(self, image):
         """Stop unless the signature of the image is good."""
         if not self.runtime:
-            raise EasyBuildError("verify_signature needs singularity or apptainer, and neither is here")
+            raise EasyBuildError("verify_signature needs singularity or apptainer; neither is here")
         result = run_shell_cmd([self.runtime, 'verify', image], use_bash=False, fail_on_error=False, hidden=True)
         if result.exit_code:
             raise EasyBuildError("the signature of %s was not accepted: %s", image, result.output.strip())
@@ -214,8 +214,8 @@ class SingularityContainer(EasyBlock):
         if self.dry_run:
             return self.dry_run_image()
         if self.cfg['venv'] and not self.runtime:
-            raise EasyBuildError("a virtual environment is made with the Python of the container, and there is neither "
-                                 "singularity nor apptainer here: install on a node that has one of them")
+            raise EasyBuildError("making the virtual environment needs singularity or apptainer; neither is here. "
+                                 "Install on a node that has one")
         if self.cfg['copy_image']:
             self.checked(images.check_room, self.src[0]['path'], self.installdir)
 

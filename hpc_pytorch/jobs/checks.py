@@ -199,7 +199,7 @@ def compare(before, after, picture):
         if first.get(key) != second.get(key):
             print('%s: %s, now %s' % (' '.join(key), first.get(key, 'not there'), second.get(key, 'not there')))
     if not lines:
-        print("nothing was measured in both")
+        print("the reports have no measurement in common")
         return
     dates = [before['date'], after['date']] if before['date'] != after['date'] else ['before', 'after']
     print('%-70s %12s %12s %10s %6s' % ('', *dates, '', 'ratio'))
@@ -231,10 +231,10 @@ def arguments(words):
     parser.add_argument('--check', nargs='*', metavar='MODULE', help="such as PyTorch/2.13.0-workstation; default: all")
     parser.add_argument('--settings', action='store_true', help="only print ReFrame's settings for this system")
     parser.add_argument('--references', metavar='FILE', help="default: checks/references/SYSTEM.json")
-    parser.add_argument('--update', action='store_true', help="what passes now is what later runs are compared with")
+    parser.add_argument('--update', action='store_true', help="keep values that pass, for later runs to compare with")
     parser.add_argument('--report', metavar='FILE', help="default: check-SYSTEM-DATE.json")
     parser.add_argument('--compare', nargs=2, metavar=('BEFORE', 'AFTER'), help="only compare two reports")
-    parser.add_argument('--picture', metavar='FILE', help="with --compare: an SVG, too")
+    parser.add_argument('--picture', metavar='FILE', help="with --compare: also draw an SVG")
     for number in [number for number, word in enumerate(words[:-1]) if word in WITH_VALUE][::-1]:
         words[number:number + 2] = ['%s=%s' % tuple(words[number:number + 2])]
     # argparse takes options with blanks in them for modules, and modules behind other options for ReFrame's

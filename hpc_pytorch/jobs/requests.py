@@ -96,8 +96,8 @@ def request_for(system, scheduler, needs, hours=None):
 def check_fits(option, asked, most, system):
     """Refuse what no node has; other partitions may have other nodes."""
     if asked and most and asked > most:
-        raise EasyBuildError("%s: no node has that: %d is more than the %d of a node of %s, so nothing was submitted. "
-                             "Ask for less, or name a partition with larger nodes", option, asked, most,
+        raise EasyBuildError("%s: %d is more than the %d that a node of %s has. Nothing was submitted; ask for less, "
+                             "or name a partition with larger nodes", option, asked, most,
                              system.system['title'])
 
 
@@ -106,7 +106,7 @@ def account(system, words):
     variable = system.scheduler['account_variable']
     found = words.get('account') or (os.environ.get(variable) if variable else None)
     if variable and not found:
-        raise EasyBuildError("%s wants to know which project pays for the jobs, and nothing says it, so nothing was "
-                             "submitted. Type: export %s=PROJECT   or add: --job-target-resource=account=PROJECT",
+        raise EasyBuildError("Jobs on %s need a project that pays, and none is set, so nothing was submitted. Type: "
+                             "export %s=PROJECT   or add: --job-target-resource=account=PROJECT",
                              system.system['title'], variable)
     return found

@@ -42,7 +42,7 @@ REASONS = tuple((re.compile(pattern), text) for pattern, text in (
     (r'PartitionTimeLimit|PartitionNodeLimit|QOSMax\w*Wall|AssocMaxWall|\bTimeLimit',
      "it asks for more than the partition or QOS allows and never starts: cancel it (--job-cancel) and submit again "
      "with --job-target-resource=walltime=HOURS:00:00 or partition=NAME"),
-    (r'AssocGrp|AssocMax|QOSGrp|QOSMax|QOSUsage', "the project has used up what it may have at a time, or at all: it "
+    (r'AssocGrp|AssocMax|QOSGrp|QOSMax|QOSUsage', "the project has reached its limit of jobs, or used up its hours: it "
      "starts when that changes; another project: --job-target-resource=account=PROJECT"),
     (r'DependencyNeverSatisfied', "a job that it needs has failed: it never starts; submit again"),
     (r'Dependency', "it starts when the jobs before it have ended well"),
@@ -50,7 +50,7 @@ REASONS = tuple((re.compile(pattern), text) for pattern, text in (
      "starts after that, or before with less time: --job-target-resource=walltime=HOURS:00:00"),
     (r'JobHeld', "it is held: scontrol release {job}"),
     (r'BadConstraints|PartitionConfig|Invalid|Can Never Run', "no node fits what it asks for, or it may not ask for "
-     "it: cancel it (--job-cancel) and submit again with other words in --job-target-resource"),
+     "that: cancel it (--job-cancel) and submit again with another --job-target-resource"),
     (r'launch failed|JobHoldMaxRequeue', "it could not be started several times, see its log"),
     (r'BeginTime', "it starts at the time that was asked for, or a while after its node failed"),
     (r'PartitionDown|PartitionInactive|NodeDown', "the partition is closed: it starts when it is open again"),
@@ -134,7 +134,7 @@ def describe(record, look, states):
     elif look.state == CANCELLED:
         failed = [states[job][0] for job in record['after'] if job in states
                   and states[job][1].state in (FAILED, CANCELLED)]
-        lines += ["because %s is not there; submit again when it is" % ', '.join(failed) if failed else
+        lines += ["because %s was not installed; submit again when it is" % ', '.join(failed) if failed else
                   "somebody deleted it"]
     if look.state not in (WAITING, DONE):
         lines.append("log: %s" % record['log'])

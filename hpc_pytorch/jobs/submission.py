@@ -80,7 +80,7 @@ class SystemJobs(object):
             raise EasyBuildError(str(problem))
         kind = self.system.scheduler['kind']
         if kind != self.scheduler.kind:
-            raise EasyBuildError("--job-backend=%s is for %s, and %s has: %s. Its own is in its easybuild.cfg",
+            raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Leave it out: easybuild.cfg has it",
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
         # what is wrong with the command line is said now
         request_for(self.system, self.scheduler, OTHERS)
@@ -143,12 +143,12 @@ class SystemJobs(object):
             raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
                                  why_refused(str(problem), self.system.scheduler['account_variable']))
         except Uncertain as problem:
-            raise EasyBuildError("Whether %s is in the queue is not known: %s\nNothing more was submitted, and nothing "
-                                 "was taken back%s. Type the same again: what is in the queue is found there.",
+            raise EasyBuildError("Nobody knows whether %s is in the queue: %s\nNothing more was submitted, and nothing "
+                                 "was taken back%s. Type the same again: it finds what is in the queue.",
                                  job.name, problem, ''.join(
                                      ', %s is job %s' % (other.name, other.jobid) for other in self.submitted))
         except NoAnswer as problem:
-            raise EasyBuildError("How the jobs of %s are cannot be found out: %s. Nothing was submitted for it; try "
+            raise EasyBuildError("The batch system does not answer about %s: %s. Nothing was submitted for it; try "
                                  "again.", job.name, problem)
         except OSError as problem:
             self.take_back()
@@ -163,8 +163,8 @@ class SystemJobs(object):
                 print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job.already else "",
                           ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else "", log=self.log)
             else:
-                print_msg("%s is there by now", job.module, log=self.log)
-        print_msg("To see how they are: %s", program('status'), log=self.log)
+                print_msg("%s is installed by now", job.module, log=self.log)
+        print_msg("To see their state: %s", program('status'), log=self.log)
 
     def request(self, job):
         return request_for(self.system, self.scheduler, needs_of(job.easyconfig()), job.hours)
@@ -185,8 +185,8 @@ class SystemJobs(object):
         record = read_record(record_path(job.name))
         look = state_of(record) if record and record['job'] else None
         if look and look.state == UNKNOWN:
-            raise EasyBuildError("%s was submitted before as job %s, and whether that is still there cannot be found "
-                                 "out: %s. Nothing was submitted; try again. If you know that it has ended, remove %s",
+            raise EasyBuildError("%s was submitted before as job %s, and nobody knows whether that has ended: %s. "
+                                 "Nothing was submitted; try again. If you know that it has ended, remove %s",
                                  job.name, record['job'], look.about or look.word, record_path(job.name))
         living = [(record['job'], record['token'])] if look and look.state in ALIVE else [
             (number, mark.rpartition('_')[2]) for number, mark in self.scheduler.find(job.name, mark_of(job.name))]

@@ -59,7 +59,7 @@ def install(names):
         return
     command = command_for(names)
     if command is None:
-        raise UsersProblem("needed, and no package manager that is known here was found (%s): %s"
+        raise UsersProblem("found none of the package managers %s. Install by hand: %s"
                            % (', '.join(manager[0] for manager in MANAGERS), ' '.join(names)))
     by_hand = 'sudo ' + ' '.join(word for word in command if not word.startswith(('-q', '-o', 'DPkg')))
     if os.geteuid() != 0:
@@ -109,7 +109,7 @@ def unpack(package, target):
     """
     release = NEXT_RELEASES.get(codename(), codename())
     if not shutil.which('apt-get'):
-        raise UsersProblem("a newer %s is needed than this distribution has: install it by hand" % package)
+        raise UsersProblem("this distribution's %s is too old: install a newer one by hand" % package)
     with tempfile.TemporaryDirectory() as work:
         for name in ('lists/partial', 'cache/archives/partial', 'debs'):
             os.makedirs(os.path.join(work, name))

@@ -29,18 +29,18 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
 
   --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
   --rehearse     try another system's easyconfig here, on its stand-in (tests/stand_ins) instead of its real modules
-  --job-status   how the jobs are that --job has submitted for this prefix or easyconfig; with --follow: until they end
+  --job-status   show the jobs that --job submitted for this prefix or easyconfig; with --follow: until they end
   --job-cancel   cancel them
   --new-version X EASYCONFIG
                  write the same for another version, with its lock files; X may be: latest
   --renew EASYCONFIG
-                 make the lock files of an easyconfig anew, with what the package indexes have today
+                 make the lock files of an easyconfig again, with what the package indexes have today
   --survey [FILE] [--job]
-                 compare this machine with what systems/ says of it; FILE: as JSON, to be sent
+                 compare this machine with systems/; FILE: write the answers as JSON, to send them to somebody
   --survey --new-system NAME
                  write drafts of systems/NAME, its stand-in and its first easyconfig
   --check [MODULE ...] [--update] [--report FILE]
-                 check and measure what is installed, and compare with what --update has kept; --check --help says more
+                 check and measure what is installed, and compare with what --update kept; --check --help has more
 
 What follows is EasyBuild's own help.
 """
@@ -160,11 +160,11 @@ def try_software_version(version, arguments):
     if not ours:
         return unchanged
     if '--job' in arguments:
-        raise UsersProblem("jobs want files that stay: ./eb --new-version first")
+        raise UsersProblem("jobs need files that stay; write them first: ./eb --new-version")
     directory = tempfile.mkdtemp(prefix='try-version-')
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     path = program['try_version'](names[0], version, directory)
-    say("%s and its lock files were made for this call alone; to keep such: ./eb --new-version %s %s"
+    say("%s and its lock files were made for this call alone; to keep them: ./eb --new-version %s %s"
         % (os.path.basename(path), shlex.quote(version), shlex.quote(names[0])))
     return [path if word == names[0] else word for word in arguments]
 
@@ -181,7 +181,7 @@ def modules_tool():
     """The modules tool, installed if there is none and that is allowed."""
     found = program_of_modules_tool()
     if found is None:
-        say("no modules tool that will do is here (Lmod 8, or Environment Modules 5.1)")
+        say("found neither Lmod 8 nor Environment Modules 5.1")
         try:
             if distribution_packages.codename() in distribution_packages.NEXT_RELEASES:
                 own_lmod()
@@ -191,7 +191,7 @@ def modules_tool():
             own_lmod()
         found = program_of_modules_tool()
     if found is None:
-        raise UsersProblem("Lmod was installed, and is at none of: %s. Set LMOD_CMD to its libexec/lmod."
+        raise UsersProblem("Lmod was installed, but not in any of: %s. Set LMOD_CMD to its libexec/lmod."
                            % ', '.join(LMOD_PLACES))
     return found
 

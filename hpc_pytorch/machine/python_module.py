@@ -32,7 +32,7 @@ def chosen_system(arguments):
 def python_of(names):
     tool = program_of_modules_tool(any_version=True)
     if tool is None:
-        raise UsersProblem("no modules tool was found to load it with")
+        raise UsersProblem("found no modules tool to load it with")
     shell = ModulesShell(tool[3])
     problem = shell.load(names)
     if problem:
@@ -44,7 +44,7 @@ def python_of(names):
                                     universal_newlines=True).stdout.strip()
             if answer:
                 return answer
-    raise UsersProblem("it brings none that works without the module")
+    raise UsersProblem("found no Python in it that works without the module")
 
 
 def main(found, *arguments):
@@ -53,10 +53,10 @@ def main(found, *arguments):
     try:
         names = chosen_system(arguments).system['python_module']
         if not names:
-            raise UsersProblem("install one (for example python3.11) or load a module that brings one, and call again")
+            raise UsersProblem("Install one (such as python3.11), or load a module that has one, and try again")
         print(python_of(names))
     except UsersProblem as problem:
-        advice = "Type: module load %s, and call again; it was tried here, and " % ' '.join(names) if names else ""
+        advice = "Type: module load %s, and try again. ./eb tried that itself: " % ' '.join(names) if names else ""
         print("ERROR: " + NEEDED % found + advice + str(problem), file=sys.stderr)
         return 1
     return 0

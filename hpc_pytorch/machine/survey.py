@@ -394,7 +394,8 @@ def about_metadata(system, shell, names):
         prefix = entry.get('prefix', '')
         place = prefix if prefix.startswith('/') else shell.environ.get(prefix.split('/')[0], '') if prefix else None
         if place is not None and not os.path.isdir(place):
-            yield Finding('prefix of %s' % name, DIFFERS, place or 'not set', prefix, 'module load')
+            found = 'no directory ' + place if place else 'not set'
+            yield Finding('prefix of %s' % name, DIFFERS, found, prefix, 'module load')
 
 
 # -- the whole
@@ -420,10 +421,10 @@ def table(findings):
     order = (NOT_ASKED, TOLD, SAME, DIFFERS)
     lines = []
     for finding in sorted(findings, key=lambda finding: order.index(finding.result)):
-        found = finding.found
-        found = ' '.join(map(str, found)) if isinstance(found, (list, dict)) else str(found)
+        found, expected = (' '.join(map(str, answer)) if isinstance(answer, (list, tuple, dict)) else str(answer)
+                           for answer in (finding.found, finding.expected))
         found = found if len(found) < 70 or finding.result == DIFFERS else found[:66] + ' ...'
-        wanted = ", expected: %s" % (finding.expected,) if finding.result == DIFFERS else ""
+        wanted = ", expected: " + expected if finding.result == DIFFERS else ""
         lines.append('%-9s  %-22s  %s%s' % (finding.result, finding.name, found, wanted))
     return '\n'.join(lines)
 
@@ -458,7 +459,7 @@ def main(arguments):
     system = systems.load(os.environ['HPC_SYSTEM'])
     path = os.path.abspath(given.survey or 'survey-%s.json' % system.name)
     if given.job:
-        print("Job %s is going to write %s and %s.txt" % (submit(system, path), path, path))
+        print("Job %s will write %s and %s.txt" % (submit(system, path), path, path))
         return 0
     machine = Machine(system)
     if given.new_system is not None:
@@ -475,8 +476,8 @@ def main(arguments):
     print("%s, %s:\n\n%s\n" % (system.system['title'], 'in a job' if machine.in_job else 'on a login node',
                                without_names(table(findings), machine.environ)))
     differ = [finding.name for finding in findings if finding.result == DIFFERS]
-    print("%d the same, %d differ%s" % (sum(finding.result == SAME for finding in findings), len(differ),
-                                        ': ' + ', '.join(differ) if differ else ''))
+    print("the same: %d; different: %d%s" % (sum(finding.result == SAME for finding in findings), len(differ),
+                                             ': ' + ', '.join(differ) if differ else ''))
     return 1 if differ else 0
 
 

@@ -137,9 +137,9 @@ SCHEMA = collections.OrderedDict([
     ])),
     ('installation', collections.OrderedDict([
         ('prefix', (text, "where installations belong, for users to fill in: /work/PROJECT/PROJECT/$USER/easybuild")),
-        ('unfit', (words, "directories below which they do not: $HOME")),
+        ('unfit', (words, "directories below which they do not belong: $HOME")),
         ('reason', (text, "why not")),
-        ('policy', (decision, "for an unfit place; a site's own [policy] goes before it")),
+        ('policy', (decision, "what to do about such a place; a site's own [policy] wins")),
     ])),
     ('compilers', collections.OrderedDict([
         ('c', (text, "command that compiles C: cc")),
@@ -162,13 +162,13 @@ SCHEMA = collections.OrderedDict([
         ('walltime', (duration, "default for a build")),
         ('nodes_exclusive', (yes_or_no, "whether a job always has whole nodes")),
         ('gpus_option', (text, "option that asks for GPUs on each node, to be followed by their number: --gres=gpu:")),
-        ('options', (words, "what every job script here should have besides: --export=NONE")),
+        ('options', (words, "more options for every job script: --export=NONE")),
     ])),
     ('node', collections.OrderedDict([
         ('cores', (number, "physical cores of a compute node")),
         ('threads_per_core', (number, "hardware threads of a core")),
-        ('memory', (size, "that a job can have of a compute node")),
-        ('gpus', (number, "devices that a compute node shows")),
+        ('memory', (size, "of a compute node, as much as a job can have")),
+        ('gpus', (number, "of a compute node, counted as devices")),
         ('gpu_architecture', (text, "as compilers name it: gfx90a, 8.0")),
         ('cuda', (number, "newest CUDA that the driver takes, its first number: 12")),
         ('gpu_cores', (core_lists, "for each GPU, in their order, the cores nearest to it")),
@@ -194,7 +194,7 @@ SCHEMA = collections.OrderedDict([
 # each for other versions, has a section for each: [setting NCCL_NET], [setting NCCL_NET (plugin before 1.13)].
 VARIABLE_SCHEMA = collections.OrderedDict([
     ('value', (text, "of the environment variable")),
-    ('reason', (str, "why, for whoever wonders; ends up in `module help`")),
+    ('reason', (str, "why; `module help` shows it")),
     ('when', (conditions, "set only when all of these hold; without it: always")),
     ('job_option', (str, "the option of sbatch without which it does harm; pytorch-srun warns where a job lacks it")),
 ])
@@ -250,7 +250,7 @@ def holds(when, features, versions):
 def systems_directory():
     place = collection_path('systems')
     if not os.path.isdir(place):
-        raise UsersProblem("there is no directory %s: this installation is incomplete; clone or install it again"
+        raise UsersProblem("%s is missing: this installation is incomplete; clone or install it again"
                            % place)
     return place
 
@@ -268,7 +268,7 @@ def nearest(word, known):
 
 def check_name(name, where):
     if name not in names():
-        raise UsersProblem("there is no system %r (from %s). Known systems: %s%s" % (
+        raise UsersProblem("unknown system %r (from %s); known systems: %s%s" % (
             name, where, ', '.join(names()), nearest(name, names())))
 
 
@@ -313,8 +313,8 @@ def load_file(path):
                 for section in sorted(SCHEMA, key=lambda section: section not in parser)}
     # older ones are read as long as all of their keys are known
     if (sections['system']['format'] or 1) > FORMAT:
-        raise UsersProblem("%s: it has format %d, and this version of the collection reads up to %d: bring the "
-                           "collection up to date" % (path, sections['system']['format'], FORMAT))
+        raise UsersProblem("%s has format %d, and this version of the collection reads formats up to %d: update the "
+                           "collection" % (path, sections['system']['format'], FORMAT))
     check_sense(path, sections)
     directory = os.path.dirname(path)
     return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
@@ -342,11 +342,11 @@ def check_sense(path, sections):
     """What no single key can tell."""
     node = sections['node']
     if node['gpu_cores'] and len(node['gpu_cores']) != node['gpus']:
-        raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores, and there are %s GPUs" % (
+        raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores for %s GPUs" % (
             path, len(node['gpu_cores']), node['gpus']))
     cores = [core for cores in node['gpu_cores'] for core in cores]
     if cores and (len(set(cores)) < len(cores) or max(cores) >= (node['cores'] or 0)):
-        raise UsersProblem("%s: gpu_cores in [node] names a core twice, or one that the node's %s cores do not have" % (
+        raise UsersProblem("%s: gpu_cores in [node] names a core twice, or one beyond the node's %s cores" % (
             path, node['cores']))
 
 

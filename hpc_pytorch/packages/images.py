@@ -40,7 +40,7 @@ def check_image(path):
         raise UsersProblem("%s is no container image: its header is neither that of a SIF nor of a squashfs file. "
                            "Was a web page or a pointer to the file downloaded instead?" % path)
     if size < promised:
-        raise UsersProblem("the image %s is cut off: it has %d bytes, and its header speaks of %d. Fetch it again."
+        raise UsersProblem("the image %s is cut off: it has %d bytes of the %d that its header names. Fetch it again."
                            % (path, size, promised))
 
 
@@ -115,8 +115,8 @@ def file_of(reference):
     """The name of the file in which an image of a registry is kept."""
     found = REFERENCE.match(reference)
     if not found:
-        raise UsersProblem("%s names no image by its digest, as docker://NAME@sha256:... with 64 digits does; a tag "
-                           "can stand for another image tomorrow" % reference)
+        raise UsersProblem("expected docker://NAME@sha256:... with 64 digits, found %s; a tag can stand for another "
+                           "image tomorrow" % reference)
     return '%s-%s.sif' % (os.path.basename(found.group('repository')), found.group('digest').replace(':', '-'))
 
 
@@ -133,7 +133,7 @@ def pull(runtime, reference, target):
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if pulled.returncode or not os.path.isfile(image):
             said = pulled.stdout.decode(errors='replace').strip().splitlines() or ['it said nothing']
-            raise UsersProblem("%s could not be fetched: %s. Is there a network, and has the registry this digest? "
+            raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? "
                                "Fetch it on a machine with a network (eb --fetch), and bring %s here."
                                % (reference, said[-1], target))
         settle(image)

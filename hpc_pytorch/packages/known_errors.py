@@ -8,7 +8,7 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
      r'internal compiler error: Killed|c\+\+: fatal error: Killed|oom-kill|'
      r'virtual memory exhausted|cc1plus: out of memory',
      "the machine, or the job, ran out of memory",
-     "build where there is more (a compute node), or with fewer jobs: --parallel=N"),
+     "build where you have more (a compute node), or with fewer jobs: --parallel=N"),
     (r'[Dd]isk quota exceeded', "your quota is used up",
      "make room, or build elsewhere: --buildpath=DIRECTORY"),
     (r'[Nn]o space left on device', "the disk is full",
@@ -29,14 +29,14 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
     (r"No module named 'distutils'|Py_UNICODE|'PyFrameObject'.*incomplete|only supports Python",
      "Python is too new for this PyTorch", "load an older Python's module; python_versions says which"),
     (r"numpy/arrayobject\.h: No such file|_ARRAY_API not found|compiled using NumPy 1\.x",
-     "NumPy is missing, or NumPy 2 with a PyTorch made for NumPy 1", "have numpy<2 in the lock file for building"),
+     "NumPy is missing, or NumPy 2 with a PyTorch made for NumPy 1", "add numpy<2 to the lock file for building"),
     (r"pkg_resources.*packaging|No module named 'pkg_resources", "setuptools is too new for this PyTorch",
-     "have setuptools<70 in the lock file for building"),
+     "add setuptools<70 to the lock file for building"),
     (r'(cc|CC|ftn): (command )?not found|The CMAKE_CXX_COMPILER:\s+\S+\s+is not (a full path|able)',
-     "the compiler wrappers are not there", "load the programming environment: PrgEnv-gnu in the dependencies"),
+     "the compiler wrappers were not found", "load the programming environment: PrgEnv-gnu in the dependencies"),
     (r"No module named 'six'", "NNPACK's code generator has no six, and could not download it",
-     "have six in the lock file for building"),
-    (r'mpi\.h: No such file', "the MPI's headers are not found", "load the MPI's module in the dependencies"),
+     "add six to the lock file for building"),
+    (r'mpi\.h: No such file', "the MPI's headers were not found", "load the MPI's module in the dependencies"),
 ))
 
 

@@ -58,7 +58,7 @@ PARAMETERS = {
                           "wheel does not run with that", CUSTOM],
     'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
     'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
-    'package_urls': [{}, "Where the sources of packages are that no index has, by name", CUSTOM],
+    'package_urls': [{}, "Addresses of sources that no index has, by package", CUSTOM],
     'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
 }
 # The collection's easyconfig of a Python that needs nothing of the machine, as a dependency.
@@ -195,14 +195,13 @@ class LockedPackages:
             try:
                 self.named_file(lock)
             except EasyBuildError:
-                raise EasyBuildError("There is no lock file %s, which %s %s would be installed from: the packages that "
-                                     "go with this version have to be locked first. The .in files in the "
-                                     "collection's locks directory say how; put it beside the easyconfig, or into a "
-                                     "directory of --robot-paths", lock, name, version)
+                raise EasyBuildError("The lock file %s of %s %s is missing. Make it as the .in files in the "
+                                     "collection's locks directory show, and put it beside the easyconfig, or into "
+                                     "a directory of --robot-paths", lock, name, version)
         for entry in self.locked('lock_files'):
             if entry.name == 'torch' and name == 'PyTorch' and entry.version.split('+')[0] != version:
                 raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
-                                     "(how is said in the .in file beside it) and name it in the easyconfig.",
+                                     "(the .in file beside it has the command) and name it in the easyconfig.",
                                      entry.version, version, version)
 
     # --- the files --------------------------------------------------------------------------------------------------
@@ -285,8 +284,8 @@ class LockedPackages:
             if os.access(store, os.W_OK | os.X_OK):
                 break
         else:
-            raise EasyBuildError("%s %s, for one, has to be fetched, and the source path cannot be written to. Put a "
-                                 "directory of yours in front of it (NEW:READONLY): "
+            raise EasyBuildError("%s %s must be fetched, and you cannot write to the source path. Put a directory of "
+                                 "yours in front of it (NEW:READONLY): "
                                  "--sourcepath=$HOME/easybuild/sources:%s",
                                  absent.name, absent.version, shlex.quote(':'.join(source_paths())))
         free = shutil.disk_usage(store).free

@@ -37,7 +37,7 @@ PIPS_WORDS = (('index-url', 'UV_DEFAULT_INDEX'), ('cert', 'SSL_CERT_FILE'))
 # uv's words -> ours; the first that fits
 REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in (
     (r'Because (\S+) requires Python (\S+)', "{0} wants Python {1}"),
-    (r'no version of (\S+?)==([^\s,]+)', "there is no {0} {1} on the indexes that were asked"),
+    (r'no version of (\S+?)==([^\s,]+)', "the indexes have no {0} {1}"),
     (r'no wheels with a matching (Python|platform)', "it has no wheel for the Python or the processor of this system"),
     (r'requested Python version .* does not satisfy Python(\S+) and (\S+) depends', "{1} wants Python {0}"),
     (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
@@ -85,7 +85,7 @@ def command_of(path):
     """The words after `uv` with which the lock of an .in file is made, from the file's own comment."""
     found = re.search(r'^#\s+uv (pip compile .*)$', Path(path).read_text(encoding='utf-8'), re.M)
     if not found:
-        raise UsersProblem("%s does not say how its lock is made: a comment with the words 'uv pip compile ...'" % path)
+        raise UsersProblem("%s has no comment with the command that makes its lock: 'uv pip compile ...'" % path)
     return shlex.split(found.group(1))
 
 
@@ -108,8 +108,8 @@ class Change:
         # others belong to several versions, such as those of the build tools
         self.inputs = [self.input_of(name) for name in names if version == self.old or self.old in name]
         if not self.inputs or BY_HAND.search(self.text):
-            raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, of which nobody "
-                               "can guess the next: copy it, and change them by hand")
+            raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, which only "
+                               "you can change: copy it, and edit the copy")
         self.least = option(command_of(self.inputs[0]), '--python-version', '3.9')
         self.version = self.newest() if version == 'latest' else version
         self.check_target(self.version)
@@ -123,14 +123,14 @@ class Change:
         """Stop where the new easyconfig would take the place of one that somebody has made."""
         target = replaced(self.easyconfig, self.old, version)
         if version != self.old and os.path.exists(target):
-            raise UsersProblem("%s is there already; to make its locks anew: ./eb --renew %s"
+            raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
                                % (target, shlex.quote(os.path.basename(target))))
 
     def input_of(self, lock):
         """The .in file from which a lock is made."""
         path = named_file(self.easyconfig, os.path.splitext(lock)[0] + '.in')
         if path is None:
-            raise UsersProblem("%s has no .in file, so it cannot be made anew: write one beside it, with the command "
+            raise UsersProblem("%s has no .in file, so it cannot be made again: write one beside it, with the command "
                                "in a comment as in the others" % lock)
         return path
 
@@ -244,7 +244,7 @@ class Change:
         """The easyconfig without options, and comments on them, that this version no longer has."""
         for name in [name for name, end in ENDED.items() if version_key(self.version) >= version_key(end)]:
             for line in re.findall(r"^ *'(?:[^'\n]*-D)?%s=[^'\n]*',.*\n" % name, text, re.M):
-                print("PyTorch %s has no %s: left out is %s" % (self.version, name, line.strip().rstrip(',')))
+                print("PyTorch %s has no %s: left out %s" % (self.version, name, line.strip().rstrip(',')))
                 text = re.sub(r'(^ *#.*\n)*' + re.escape(line), '', text, flags=re.M)
         return text
 

@@ -18,13 +18,13 @@ OTHER_FILE = re.compile(r'^\s+(\S+) from (\S+).*:\n((?:\s+Expected\s+(?:sha256|o
 WAYS = tuple((re.compile(pattern, re.I), reason, remedy) for pattern, reason, remedy in (
     (r'proxy|\b407\b', "the proxy cannot be reached, or refuses you",
      "look at $https_proxy, $http_proxy and the proxy in 'pip config list'"),
-    (r'certificate|\bSSL', "its certificate is not one that is trusted here",
+    (r'certificate|\bSSL', "this machine does not trust its certificate",
      "if your site's proxy signs with a certificate authority of its own: pip config set global.cert FILE"),
     (r'Temporary failure in name', "no name server answers", "try again later, or fetch elsewhere (eb --fetch)"),
     (r'resolv|resolution|Name or service|nodename', "this machine does not know a host of that name",
      "check its name and the network, or fetch on a machine with a network (eb --fetch)"),
     (r'refused', "it refuses connections", "check the address: pip config list"),
-    (r'unreachable|No route', "there is no way to it from here", "fetch on a machine with a network (eb --fetch)"),
+    (r'unreachable|No route', "this machine has no way to it", "fetch on a machine with a network (eb --fetch)"),
     (r"timed out|didn't respond", "it does not answer in time", "try again later, or fetch elsewhere (eb --fetch)"),
     (r'\b(401|403)\b', "it wants a name and a password, or refuses them", "look at index-url in 'pip config list'"),
     (r'', "the connection failed", "try again later"),
@@ -81,7 +81,7 @@ def explain(output, store, python):
             lines.append("  %s:" % os.path.basename(path))
             lines += ["    " + reason for reason in why_not(path, python)]
     if lines:
-        return "\nThere is a wheel, and it does not fit:\n" + '\n'.join(lines)
+        return "\nA wheel exists, but does not fit:\n" + '\n'.join(lines)
     servers = unreached(output)
     if servers:
         return "\nNo index with %s %s could be reached:\n%s" % (name, version, servers)

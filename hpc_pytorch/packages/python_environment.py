@@ -29,7 +29,7 @@ PARAMETERS = dict(locked_packages.PARAMETERS, **{
     'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
     'scripts': [[], "Scripts to install in bin, beside the easyconfig or in scripts", CUSTOM],
     'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
-    'features': [[], "What this has of: %s; decides which settings of the system apply"
+    'features': [[], "Those of %s that it uses; they decide which settings of the system apply"
                  % ', '.join(sorted(FEATURES)), CUSTOM],
 })
 # For `module help`: what to type, with each script and example that an easyconfig installs.

@@ -80,10 +80,10 @@ def why_not(torch, rocm, python, gpu):
                 % (torch, wanted, rocm, release(wanted), python, describe(fitting)))
     if rows and not any(python in row.pythons.split() for row in rows):
         fitting = [row for row in TABLE if row.rocm == release(wanted)]
-        return ("there is no wheel of torch %s for Python %s. What there is: %s"
+        return ("torch %s has no wheel for Python %s. Wheels exist for: %s"
                 % (torch, python, describe(fitting)))
     if rows and gpu and gpu.startswith('gfx') and not any(gpu in row.gpus.split() for row in rows):
         fitting = [row for row in TABLE if gpu in row.gpus.split() and python in row.pythons.split()]
-        return ("torch %s was not compiled for %s, the GPU of this system, but for %s. What was: %s"
+        return ("torch %s was not compiled for %s, the GPU of this system, but for %s. Wheels for it: %s"
                 % (torch, gpu, ', '.join(rows[0].gpus.split()), describe(fitting)))
     return None

@@ -34,8 +34,8 @@ def add(directory, wheel):
             settle(part)
             os.rename(part, target)
     elif sha256_of(target) != sha256_of(wheel):
-        raise UsersProblem("%s is there already, and it is another file. Build another version: a wheel's name must "
-                           "not mean two things" % target)
+        raise UsersProblem("%s exists already, with other content. Build another version: a wheel's name must not "
+                           "mean two things" % target)
     write_page(place)
     return target
 

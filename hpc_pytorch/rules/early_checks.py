@@ -47,7 +47,7 @@ def why_missing(shell, name, said):
     """What helps with a module that cannot be loaded: its versions here, what opens it, or what the tool says."""
     versions = shell.versions(name)
     if name in versions:
-        return "it is there, and loading it fails: %s" % ' '.join(said.split())
+        return "it exists, but loading it fails: %s" % ' '.join(said.split())
     if versions:
         return "versions of it here: %s" % ', '.join(versions)
     ways = shell.openers(name)
@@ -61,8 +61,8 @@ def check_external_modules(ec):
         return
     tool = modules_tool()
     if type(tool).__name__ == 'NoModulesTool':
-        raise EasyBuildError("%s: which files are needed depends on modules of the system, and --fetch does without "
-                             "them. Type --stop=fetch instead, or ./eb, which does so by itself",
+        raise EasyBuildError("%s: its modules decide which files it needs, and --fetch loads none. Type --stop=fetch "
+                             "instead, or use ./eb, which does that",
                              os.path.basename(ec.path))
     shell = ModulesShell(tool.cmd)
     problem = first_that_fails(shell, names)
@@ -145,8 +145,8 @@ def by_policy(name, problem, default=None):
     """Refuse, warn or say nothing, as the site has decided, else by `default`, which is the system's own."""
     answer = policy(name) or default
     if answer == 'refuse':
-        raise EasyBuildError("%s\nWhether this is refused is the site's choice: '%s = warn' or 'allow' below [policy] "
-                             "in a file that $%s names.", problem, name, OWN_FILE)
+        raise EasyBuildError("%s\nYour site can change this: '%s = warn' or 'allow' below [policy] in a file that $%s "
+                             "names.", problem, name, OWN_FILE)
     if answer == 'warn':
         print_warning(problem)
 

@@ -65,8 +65,8 @@ def release_dead_lock(lock_path):
         remove_dir(lock_path)
         print_msg("an installation was killed earlier; its lock is removed: %s", lock_path)
     elif os.path.isdir(lock_path) and build_option('wait_on_lock_limit') == 0:
-        raise EasyBuildError("Another installation holds %s (%s). If it is not running any more, remove that directory "
-                             "and call again.", lock_path, '; '.join(map(in_words, living)) or 'owner unknown')
+        raise EasyBuildError("Another installation holds %s (%s). If it no longer runs, remove that directory and try "
+                             "again.", lock_path, '; '.join(map(in_words, living)) or 'owner unknown')
 
 
 def in_words(note):

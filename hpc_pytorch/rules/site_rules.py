@@ -52,7 +52,7 @@ def additions(value):
 POLICY = collections.OrderedDict([
     ('login_node', (decision, "what to do about a build of hours on a login node, or with too little memory")),
     ('free_space', (decision, "what to do when a file system, or a quota, has less room than is needed")),
-    ('install_path', (decision, "what to do about installing where, by the system's data, nothing belongs")),
+    ('install_path', (decision, "what to do about a prefix that system.cfg calls unfit")),
     ('vulnerable', (decision, "what to do about packages with known vulnerabilities (hooks/advisories.cfg)")),
 ])
 RULE = collections.OrderedDict([
@@ -65,7 +65,7 @@ RULE = collections.OrderedDict([
     ('options', (additions, "what to add to a list in the easyconfig")),
     ('contract', (yes_or_no, "yes: upstream's build of PyTorch stops when CMake leaves out what was asked for")),
     ('ramgate', (yes_or_no, "whether what is compiled is kept within the memory, as PyTorch's own build always is")),
-    ('reason', (str, "why, for whoever wonders; ends up in the log")),
+    ('reason', (str, "why; the log shows it")),
 ])
 REQUIRED = ('software', 'reason')
 RULE_SECTION = re.compile(r'rule (?P<name>.+)$')
@@ -128,7 +128,7 @@ def add_patches(ec, rule, _):
         places = [os.path.join(os.path.dirname(path), name) for path in (rule.path, ec.path)]
         path = next((place for place in places if os.path.isfile(place)), None)
         if path is None:
-            raise UsersProblem("[rule %s] in %s: there is no patch %s" % (rule.name, rule.path, ' nor '.join(places)))
+            raise UsersProblem("[rule %s] in %s: found no patch %s" % (rule.name, rule.path, ' nor '.join(places)))
         if ec['checksums'] and len(ec['checksums']) >= len(ec['sources']) + len(ec['patches']):
             ec['checksums'] = ec['checksums'] + [sha256_of(path)]
         ec['patches'] = ec['patches'] + [path]

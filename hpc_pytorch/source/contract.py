@@ -175,8 +175,8 @@ def check(tree, output, asked, named):
         raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
     wanted = failed_downloads(output)
     if wanted:
-        raise UsersProblem("CMake wanted to download %s and could not, so nothing was built: all that a build needs "
-                           "must be fetched before, in `sources` or build_lock_files" % ', '.join(wanted))
+        raise UsersProblem("CMake wanted to download %s and could not, so nothing was built: name it in `sources` or "
+                           "build_lock_files, which are fetched before" % ', '.join(wanted))
     decisions = read_cache(min(found, key=len)), read_summary(output)
     differences = compare(asked, *decisions, named=named)
     if differences:

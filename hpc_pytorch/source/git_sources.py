@@ -70,7 +70,7 @@ def check(url, revision, commit):
     """Stop when a branch or a tag is no longer the commit that it was when the easyconfig was written."""
     now = resolve(url, revision)
     if commit and now != commit:
-        raise UsersProblem("%s of %s is %s now, and the easyconfig says %s: it was moved. If the new one is wanted, "
+        raise UsersProblem("%s of %s is %s now, and the easyconfig says %s: it was moved. If you want the new one, "
                            "write it into the easyconfig" % (revision, url, now, commit))
     return now
 
@@ -85,7 +85,7 @@ def checkout(url, commit, directory):
         try:
             again(directory, 'fetch', '--quiet', '--depth', '1', '--', url, commit)
         except UsersProblem as problem:
-            raise UsersProblem("%s cannot be fetched from %s (%s). What has arrived is kept; call again to go on"
+            raise UsersProblem("%s cannot be fetched from %s (%s). What has arrived is kept; try again to go on"
                                % (commit, url, problem))
     git(directory, 'checkout', '--quiet', '--force', commit)
     git(directory, 'submodule', '--quiet', 'sync', '--recursive')
@@ -94,7 +94,7 @@ def checkout(url, commit, directory):
               '--jobs', '8')
     except UsersProblem as problem:
         raise UsersProblem("a submodule of %s cannot be fetched: it was moved or removed, or the connection broke "
-                           "(%s). What has arrived is kept; call again to go on" % (commit, problem))
+                           "(%s). What has arrived is kept; try again to go on" % (commit, problem))
 
 
 def unfetched(tree):

@@ -51,9 +51,9 @@ def patched(text):
     for place in PLACES:
         found = len(place.pattern.findall(text))
         if found != 1:
-            raise UsersProblem("%s is there %s" % (place.name, "%d times" % found if found else "nowhere"))
+            raise UsersProblem("expected %s once, found it %d times" % (place.name, found))
     if len(USES.findall(text)) != 2 or len(CALL.findall(text)) != 1:
-        raise UsersProblem("the one call 'tensor.is_cuda() && !cudaAwareMpiCheck()' is not the only one, or not there")
+        raise UsersProblem("expected the call 'tensor.is_cuda() && !cudaAwareMpiCheck()' once, and no other")
     for place in PLACES:
         text = place.pattern.sub(lambda _: place.replacement, text)
     return text

@@ -58,7 +58,7 @@ class WheelBuild:
         for option in self.cfg['custom_opts']:
             name, equals, value = option.partition('=')
             if not equals:
-                raise EasyBuildError("custom_opts has %r, which is not NAME=VALUE", option)
+                raise EasyBuildError("expected NAME=VALUE in custom_opts, found %r", option)
             # flags are added to those that the architecture needs; everything else is the easyconfig's
             asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
         return ['%s=%s' % item for item in asked.items()]
@@ -89,7 +89,7 @@ class WheelBuild:
         if self.cuda_architectures() and not get_software_root('CUDA') and not self.easyblock.dry_run:
             nvcc = which('nvcc', log_ok=False, on_error=IGNORE)
             if not nvcc:
-                raise EasyBuildError("GPUs are named (%s), and nvcc is not here: put the bin directory of a CUDA "
+                raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
                                      "toolkit on $PATH", ', '.join(self.cuda_architectures()))
             found['EBROOTCUDA'] = os.path.dirname(os.path.dirname(nvcc))
         return found
@@ -116,7 +116,7 @@ class WheelBuild:
             return None
         for command in self.compilers().values():
             if which(command, log_ok=False, on_error=IGNORE) is None:
-                raise EasyBuildError("%s, which %s compiles with, is not here: add the module that has it to the "
+                raise EasyBuildError("%s, which %s compiles with, was not found: add the module that has it to the "
                                      "dependencies", command, self.packages.system.system['title'])
         versions = {variable: self.first_line(command) for variable, command in self.compilers().items()}
         python = self.packages.python
@@ -156,7 +156,7 @@ class WheelBuild:
         """How this version is built."""
         found = build_options.route(self.cfg.version)
         if found is None:
-            raise EasyBuildError("No way to build PyTorch %s is known; the oldest that is: %s",
+            raise EasyBuildError("PyTorch %s is too old for this easyblock; the oldest that it builds: %s",
                                  self.cfg.version, build_options.ROUTES[-1].since)
         return found
 
@@ -170,7 +170,7 @@ class WheelBuild:
                                  "--depth 1 --jobs 8", len(missing), ', '.join(missing))
         problems = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
         if problems:
-            raise EasyBuildError("custom_opts has what %s %s does not know: %s",
+            raise EasyBuildError("custom_opts has options that %s %s does not know: %s",
                                  self.cfg.name, self.cfg.version, '; '.join(problems))
 
     def check_pins(self):
@@ -186,8 +186,8 @@ class WheelBuild:
         try:
             gpu_aware_mpi.apply(self.tree)
         except UsersProblem as problem:
-            raise EasyBuildError("gpu_aware_mpi: PyTorch %s has another %s than is known, so nothing was changed: %s. "
-                                 "Set gpu_aware_mpi = False to build without, or add the new place to "
+            raise EasyBuildError("gpu_aware_mpi: PyTorch %s has a new %s, so nothing was changed: %s. Set "
+                                 "gpu_aware_mpi = False to build without, or add the new place to "
                                  "hpc_pytorch/source/gpu_aware_mpi.py.",
                                  self.cfg.version, gpu_aware_mpi.BACKEND, problem)
 
@@ -210,7 +210,7 @@ class WheelBuild:
             self.check_contract()
         wheels = glob.glob(os.path.join(self.tree, 'dist', self.cfg['wheel_pattern']))
         if len(wheels) != 1:
-            raise EasyBuildError("Building left %d wheels in %s/dist, one was expected", len(wheels), self.tree)
+            raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
         return wheels[0]
 
     def run(self, words, doing, profile):

@@ -193,7 +193,7 @@ def test_no_place_for_the_decision(derecho, torch):
     backend.write_text(backend.read_text().replace('bool cudaAwareMpiCheck() {', 'bool cudaAware() {'))
     torch.write(versionsuffix='-Derecho-refused')
     output = refused(derecho, torch)
-    assert 'gpu_aware_mpi' in output and "'bool cudaAwareMpiCheck() {'" in output and 'is there nowhere' in output
+    assert 'gpu_aware_mpi' in output and "'bool cudaAwareMpiCheck() {'" in output and 'found it 0 times' in output
 
 
 @pytest.mark.parametrize('name', ['PyTorch-2.3.1-Derecho.eb', 'PyTorch-2.4.0-Derecho.eb'])

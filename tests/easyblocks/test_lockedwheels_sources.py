@@ -83,7 +83,7 @@ def test_cut_short(toy):
 def test_no_wheel(toy):
     """A source of another kind was once left out without a word."""
     toy.wheel = toy.wheel.rename(toy.wheel.with_name('toy-1.0.tar.gz'))
-    toy.refused('`sources` can only have wheels here, and toy-1.0.tar.gz is none')
+    toy.refused('expected wheels in `sources`, found toy-1.0.tar.gz')
 
 
 def test_not_there(toy):

@@ -282,7 +282,7 @@ def test_image_of_a_registry(place):
         wrong = place.install(place.easyconfig(image=source[:-64] + '0' * 64), '--force', status=None, env=local)
         assert 'could not be fetched' in wrong and 'eb --fetch' in wrong
         tag = place.install(place.easyconfig(image='docker://%s/hpc/small:latest' % address), '--force', status=None)
-        assert 'names no image by its digest' in tag
+        assert 'expected docker://NAME@sha256' in tag
     kept = place.eb.sources / 't/Tool' / ('small-%s.sif' % digest.replace(':', '-'))
     assert kept.exists() and len(list(kept.parent.iterdir())) == 1
     place.install(place.easyconfig(image=source), '--force', env=local)

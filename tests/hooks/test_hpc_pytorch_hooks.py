@@ -42,7 +42,7 @@ def test_both(toys, named):
 @pytest.mark.parametrize('text, words', [
     ("def parse_hook(ec):\n    ec.no_such()\n", ["parse_hook of the site's hooks in", 'AttributeError', 'no_such']),
     ("def parse_hook(ec)\n", ["The site's hooks in", 'cannot be read: SyntaxError', "start_hook, rule"]),
-    ("def parse_hok_hook(ec):\n    pass\n", ['there is no hook called parse_hok_hook', 'did you mean parse_hook?']),
+    ("def parse_hok_hook(ec):\n    pass\n", ['no hook called parse_hok_hook', 'did you mean parse_hook?']),
 ])
 def test_mistakes_in_hooks(toys, text, words):
     """Which hook of which file, and what is wrong with it."""

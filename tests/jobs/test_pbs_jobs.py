@@ -300,7 +300,7 @@ def test_lost_answer(toys, pbs):
     # the first asks whether there is one already
     pbs.fail_after('qselect', 1)
     output = toys.refused(other)
-    assert 'Whether other-1.0-Derecho is in the queue is not known' in output and 'no job was submitted' not in output
+    assert 'Nobody knows whether other-1.0-Derecho is in the queue' in output and 'no job was submitted' not in output
     (pbs.directory / 'last-qselect').unlink()
     assert toys.submit(other) == ['2.pbs'] and len(pbs.jobs()) == 2
     follow = toys.eb.started('--rehearse', '--system=derecho', '--job-status', '--follow', env=toys.environment)
@@ -374,7 +374,7 @@ def test_awkward_names(toys, pbs, eb):
     toys.directory = toys.directory / "it's a:b here"
     toys.directory.mkdir()
     output = toys.run(toys.write('toy'), '--robot=%s' % toys.directory.as_posix(), '--job')
-    command = re.search(r'To see how they are: (.*)', output).group(1)
+    command = re.search(r'To see their state: (.*)', output).group(1)
     toys.wait_for_end()
     shown = subprocess.run(['bash', '-c', command], env=dict(clean_environment(), **toys.environment), text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd='/').stdout

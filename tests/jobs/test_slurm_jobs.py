@@ -215,7 +215,7 @@ def test_controller_does_not_answer(toys, slurm):
         output = toys.refused(easyconfig, env={'PATH': '%s:%s' % (tools, os.environ['PATH'])})
     finally:
         slurm.controller.send_signal(signal.SIGCONT)
-    assert 'Whether toy-1.0-ARCHER2 is in the queue is not known' in output, output
+    assert 'Nobody knows whether toy-1.0-ARCHER2 is in the queue' in output, output
     assert 'no job was submitted' not in output
     wait_for(lambda: slurm.output('squeue', '-h'), "the job that nobody knows of")
     assert len(toys.submit(easyconfig)) == 1
@@ -295,20 +295,20 @@ def test_another_clusters_job(toys, slurm):
     easyconfig = toys.write('toy')
     assert toys.submit(easyconfig) == ['77;other']
     assert '  unknown (REVOKED)' in toys.status()['toy/1.0-ARCHER2']
-    assert 'cannot be found out: REVOKED' in toys.refused(easyconfig)
+    assert 'nobody knows whether that has ended: REVOKED' in toys.refused(easyconfig)
 
 
 def test_refused(toys, slurm):
     """No project, words that mean nothing, more than any node has: said at once, and nothing stays in the queue."""
     easyconfig = toys.write('toy')
     output = toys.refused(easyconfig, env={'SBATCH_ACCOUNT': ''})
-    assert 'export SBATCH_ACCOUNT=PROJECT' in output and 'which project pays' in output
+    assert 'export SBATCH_ACCOUNT=PROJECT' in output and 'need a project that pays' in output
     assert "found 'memori=3G'" in toys.refused(easyconfig, '--job-target-resource=memori=3G')
     assert 'such as 4:00:00' in toys.refused(easyconfig, '--job-target-resource=walltime=long')
     toys.write('base')
     both = toys.write('both', after=['base'])
     output = toys.refused(both, '--job-cores=100000')
-    assert 'no node has that' in output and '--job-cores' in output
+    assert 'Nothing was submitted; ask for less' in output and '--job-cores' in output
     output = toys.refused(both, '--job-target-resource=partition=nowhere')
     assert 'choose another: --job-target-resource=partition=NAME' in output
     assert 'is for pbs' in toys.refused(easyconfig, '--job-backend=PbsPro', env={

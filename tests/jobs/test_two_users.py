@@ -107,7 +107,7 @@ def test_two_users(both, lmod):
         user = toys.eb.user
         assert lmod.run('module use %s; module load top/1.0-ARCHER2 && echo $EBROOTBASE' % toys.eb.modules,
                         user=user.pw_uid, group=user.pw_gid, extra_groups=[], cwd=toys.directory).strip()
-        assert not toys.submit(toys.directory / 'top-1.0-ARCHER2.eb', *SHARED), "it is there by now"
+        assert not toys.submit(toys.directory / 'top-1.0-ARCHER2.eb', *SHARED), "it is installed by now"
     assert len((ann.eb.prefix / 'builders').read_text().split()) == 1
 
 

@@ -28,7 +28,7 @@ def test_what_to_type(tmp_path):
     assert distribution_packages.main(['bash']) == 0
     done = subprocess.run([sys.executable, '-I', str(CHECKOUT / 'hpc_pytorch/machine/distribution_packages.py'), 'x-y'],
                           env={'PATH': str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 1 and 'no package manager' in done.stdout and 'x-y' in done.stdout, done.stdout
+    assert done.returncode == 1 and 'none of the package managers' in done.stdout and 'x-y' in done.stdout, done.stdout
     assert 'Traceback' not in done.stdout
 
 

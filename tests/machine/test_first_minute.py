@@ -46,7 +46,7 @@ def test_no_python_will_do(tmp_path, lmod):
     assert 'found: Python 3.6.15' in done.stderr and 'module load cray-python' in done.stderr
     (tmp_path / 'newer' / 'python3').unlink()
     done = python_module(tmp_path, lmod, 'PyTorch-2.13.0-workstation.eb')
-    assert done.returncode == 1 and 'Install one' in done.stderr.replace('install one', 'Install one')
+    assert done.returncode == 1 and 'Install one' in done.stderr
 
 
 @pytest.mark.slow

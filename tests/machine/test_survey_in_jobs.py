@@ -70,7 +70,7 @@ def test_slurm(slurm, tmp_path):
     assert found['cores']['found'] == 'only in jobs: --job'
     path = tmp_path / 'in a job.json'
     said, _ = surveyed('archer2', path, '--job', SBATCH_ACCOUNT='x01', **slurm.environment)
-    assert 'is going to write %s and %s.txt' % (path, path) in said
+    assert 'will write %s and %s.txt' % (path, path) in said
     wait_for(lambda: not slurm.output('squeue', '-h'), "end of the survey's job", 300)
     assert seen_by_job(path, 'slurm')['$HOME in jobs']['result'] == 'same'
 
@@ -110,7 +110,7 @@ def test_pbs(tmp_path):
         assert found['partition']['result'] == found['time limit']['result'] == 'same'
         path = tmp_path / 'job.json'
         said, _ = surveyed('derecho', path, '--job', PBS_ACCOUNT='NCAR0001', **pbs.environment)
-        assert 'Job 1.pbs is going to write' in said
+        assert 'Job 1.pbs will write' in said
         wait_for(lambda: pbs.job(1)['job_state'] == 'F', "end of the survey's job", 300)
         seen_by_job(path, 'pbs')
     # queues of another machine

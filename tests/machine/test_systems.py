@@ -81,7 +81,7 @@ def test_format(tmp_path):
     assert system.load_file(written(tmp_path, GOOD)).system['format'] is None
     newer = GOOD.replace('[system]', '[system]\nformat = %d' % (system.FORMAT + 1))
     (tmp_path / 'test' / 'system.cfg').write_text(newer)
-    with pytest.raises(UsersProblem, match='bring the collection up to date'):
+    with pytest.raises(UsersProblem, match='update the collection'):
         system.load_file(str(tmp_path / 'test' / 'system.cfg'))
 
 

@@ -19,7 +19,7 @@ MESSAGES = (
     ("fatal error: numpy/arrayobject.h: No such file or directory", "numpy<2"),
     ("AttributeError: module 'pkg_resources' has no attribute 'packaging'", "setuptools<70"),
     ("/bin/sh: 1: CC: not found", "PrgEnv-gnu"),
-    ("  File \"third_party/python-peachpy/peachpy/x.py\"\nModuleNotFoundError: No module named 'six'", "have six"),
+    ("  File \"third_party/python-peachpy/peachpy/x.py\"\nModuleNotFoundError: No module named 'six'", "add six"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )
 
@@ -64,7 +64,7 @@ ERROR: Failed to build one or more wheels
 def test_package_not_built():
     """What the package's build said is shown, of what pip printed; once only pip's own last line was."""
     said = known_errors.why_not_built(PIP)
-    assert 'Could NOT find Pytorch' in said and "the MPI's headers are not found" in said
+    assert 'Could NOT find Pytorch' in said and "the MPI's headers were not found" in said
     assert known_errors.why_not_built('ERROR: No matching distribution found for toy==1') == ''
 
 

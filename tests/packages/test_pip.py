@@ -119,7 +119,7 @@ def test_proxy_authority_and_a_line_that_breaks(site, tmp_path):
     eb = EB(tmp_path / 'prefix')
     eb.sources = tmp_path / 'sources'
     untrusted = eb(site.easyconfig, env=dict(site.network, PIP_CERT='/etc/ssl/certs/ca-certificates.crt'), status=None)
-    assert '%s: its certificate is not one that is trusted here' % HOST in untrusted.stdout
+    assert '%s: this machine does not trust its certificate' % HOST in untrusted.stdout
     away = eb(site.easyconfig, env=dict(site.network, PIP_PROXY='http://127.0.0.1:9'), status=None)
     assert '%s: the proxy cannot be reached' % HOST in away.stdout and not list(eb.modules.glob('toy/*'))
     assert not site.server.sent

@@ -20,7 +20,7 @@ UNREACHED = (
      """port=9): Failed to establish a new connection: [Errno 111] Connection refused"))""",
      "the proxy cannot be reached", "$https_proxy"),
     ("There was a problem confirming the ssl certificate: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: "
-     "self-signed certificate (_ssl.c:1006)", "its certificate is not one that is trusted", "global.cert FILE"),
+     "self-signed certificate (_ssl.c:1006)", "this machine does not trust its certificate", "global.cert FILE"),
     ("connection error: HTTPSConnectionPool(host='index.test', port=443): Max retries exceeded with url: /simple/toy/ "
      "(Caused by NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to "
      "establish a new connection: [Errno 101] Network is unreachable'))", "no way to it", "eb --fetch"),

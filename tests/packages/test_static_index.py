@@ -58,6 +58,6 @@ def test_refused(tmp_path):
     """Another file under the same name, and what is no wheel."""
     index(tmp_path / 'index', make_wheel(tmp_path / 'dist' / NAME))
     other = make_wheel(tmp_path / 'other' / NAME, 'value = 2\n')
-    assert 'another file' in index(tmp_path / 'index', other, status=1)
+    assert 'with other content' in index(tmp_path / 'index', other, status=1)
     (tmp_path / 'torch.txt').write_text('')
     assert 'is no wheel' in index(tmp_path / 'index', tmp_path / 'torch.txt', status=1)

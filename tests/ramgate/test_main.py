@@ -12,5 +12,5 @@ def test_help():
 
 
 def test_mistakes_are_explained(build):
-    assert 'what is to be built?' in build.run(status=2, command=())
+    assert 'name the command that builds' in build.run(status=2, command=())
     assert 'nowhere-to-be-found: No such file' in build.run(status=2, command=('nowhere-to-be-found',))

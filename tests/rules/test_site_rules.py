@@ -72,7 +72,7 @@ reason = does not apply
     ('[rule x]\nsoftware = toy\nreason = r\nversion = 1.0\n', ['expected bounds such as >=1.13 <2.1']),
     ('[rule x]\nsoftware = toy\nreason = r\noptions = a b\n', ['expected the name of a parameter']),
     ('[rule x]\nsoftware = toy\nreason = r\noptions = no_such: b\n', ['[rule x]', 'has no list called no_such']),
-    ('[rule x]\nsoftware = toy\nreason = r\npatches = no.patch\n', ['[rule x]', 'there is no patch']),
+    ('[rule x]\nsoftware = toy\nreason = r\npatches = no.patch\n', ['[rule x]', 'found no patch']),
     ('[rule x]\nsoftware = toy\n', ["'reason' is missing in [rule x]"]),
 ])
 def test_mistakes_in_rules(toys, text, words):

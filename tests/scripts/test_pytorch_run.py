@@ -109,7 +109,7 @@ def test_dry_run(nowhere):
 
 def test_refused(nowhere):
     """One line: no sbatch, no job to be in, an option that pytorch-jobscript refuses."""
-    for arguments, says, wanted in ((['train.py'], 'sbatch is not found here: submit train-1.job where it is', 1),
+    for arguments, says, wanted in ((['train.py'], 'sbatch was not found here: submit train-1.job on a', 1),
                                     (['--interactive', 'train.py'], 'call salloc or qsub -I first', 1),
                                     (['--ranks-per-node', '3', 'train.py'], 'a node has 2 cores', 1)):
         status, output, errors = nowhere(*arguments)
@@ -129,7 +129,7 @@ def test_two_nodes(slurm):
     assert status == 3 and 'rank 0 of 1 status 3' in output and 'ended with status 3' in errors, output + errors
     assert (slurm.directory / 'train-1.job').exists() and (slurm.directory / 'train-2.job').exists()
     status, output, errors = slurm('--partition', 'nowhere', 'train.py')
-    assert status == 1 and 'was not taken' in errors
+    assert status == 1 and 'the batch system refused' in errors
 
 
 @pytest.mark.slow
@@ -237,7 +237,7 @@ def test_requeued_on_pbs(pbs, tmp_path):
     """PBS has no signals: timeout sends it, and mpirun hands it on. A second job, in which it ends well."""
     done = tmp_path / 'done'
     status, output, errors = pbs('--time', '1', '--requeue', '1', 'train.py', 'until', str(done))
-    assert status == 1 and 'has left the rest to the job' in errors, output + errors
+    assert status == 1 and 'has queued another one to go on' in errors, output + errors
     job = output.split('goes on in job ')[1].split('.')[0]
     second = pbs.directory / ('train-%s.out' % job)
     patiently(lambda: second.exists() and 'ended with status 0' in second.read_text(), "end of the second job", 300)

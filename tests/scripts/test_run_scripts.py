@@ -27,6 +27,15 @@ def run(script, *arguments, status=0, **variables):
     return done.stdout, done.stderr
 
 
+@pytest.mark.parametrize('script', ['cpu-mask', 'extend-venv-activate', 'get-master', 'pytorch-stage'])
+def test_help(script):
+    """What the program's first lines say, which are also its part of the reference."""
+    said, errors = run(script, '--help')
+    assert said.startswith(script) and said.strip() and not errors
+    assert said == ''.join(line[2:] or '\n' for line in (SCRIPTS / script).read_text().splitlines(True)[1:]
+                           [:said.count('\n')]) and 'set -' not in said
+
+
 def test_every_script_is_installed():
     """Every script is named by an easyconfig, the easyblock for containers or the checks; all that are named exist."""
     from hpc_pytorch.packages.container_scripts import scripts_for

@@ -132,7 +132,7 @@ def test_connection_cut_and_submodule_moved(server, tmp_path):
     url, tree = server.url + 'torch', tmp_path / 'tree'
     part = server.directory / 'part'
     part.rename(server.directory / 'away')
-    with pytest.raises(UsersProblem, match="(?s)submodule.*kept; call again"):
+    with pytest.raises(UsersProblem, match="(?s)submodule.*kept; try again"):
         git_sources.checkout(url, server.first, str(tree))
     assert (tree / 'setup.py').read_text() == 'first'
     (server.directory / 'away').rename(part)

@@ -179,7 +179,7 @@ def test_newer_decision(tmp_path):
     ('bool cudaAwareMpiCheck() {', 'bool gpuAwareMpiCheck() {', "'bool cudaAwareMpiCheck() {'"),
     ('#ifdef USE_C10D_MPI\n', '#if defined(USE_C10D_MPI)\n', "'#ifdef USE_C10D_MPI'"),
     ('tensor.is_cuda() && !cudaAware', 'tensor.is_xpu() && !cudaAware', 'tensor.is_cuda()'),
-    ('void checkSameSizeAndType(', 'bool other = cudaAwareMpiCheck();\nvoid checkSameSizeAndType(', 'not the only one'),
+    ('void checkSameSizeAndType(', 'bool other = cudaAwareMpiCheck();\nvoid checkSameSizeAndType(', 'and no other'),
     (None, None, 'there is no file'),
 ])
 def test_place_not_found(tmp_path, old, new, place):
