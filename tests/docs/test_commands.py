@@ -16,7 +16,10 @@ from test_docs import DOCS
 
 # A line -> a test's file and the words in it that try the line.
 TRIED = (
-    (r'\./test quick', '.ci/run', 'test'),
+    (r'\./test [^|]*', '.ci/run', 'test'),
+    (r'PYTHONPATH=COLLECTION python3 -m ramgate run .*', 'tests/ramgate/test_ramgate_launcher.py',
+     "'-m', 'ramgate', 'run'"),
+    (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'tests/torch_mpi/test_install.py', 'MPICXX'),
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
     (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
@@ -58,6 +61,7 @@ TRIED = (
 )
 # ./eb EASYCONFIG ...: a dry run here
 DRY_RUN = re.compile(r'\./eb [^|$]*\b[A-Z]\w*-[\w.-]+\.eb\b.*')
+NOT_DRY = re.compile(r'--job-(status|cancel)|provenance|--new-version')
 # A block is no command if this stands below it.
 NO_COMMAND = re.compile(r'\.\. (output|a file)|Not tried: ')
 
@@ -104,7 +108,7 @@ def is_job(lines):
     pytest.param(*one, id='%s:%d' % (one[0].relative_to(CHECKOUT), one[1])) for one in commands()])
 def test_somebody_tries_it(path, number, command):
     """A dry run below, or a test that has these words."""
-    if DRY_RUN.fullmatch(command) and not re.search(r'--job-(status|cancel)|provenance', command):
+    if DRY_RUN.fullmatch(command) and not NOT_DRY.search(command):
         return
     command = re.sub(r' --prefix=\S+', '', command)
     found = [(place, words) for pattern, place, words in TRIED if re.fullmatch(pattern, command)]
@@ -116,7 +120,7 @@ def test_somebody_tries_it(path, number, command):
 def dry_runs():
     """Each once; where they install makes no difference."""
     return sorted({re.sub(r' (--prefix=\S+|--rehearse|--robot)', '', command) for _, _, command in commands()
-                   if DRY_RUN.fullmatch(command) and not re.search(r'--job-(status|cancel)|provenance', command)})
+                   if DRY_RUN.fullmatch(command) and not NOT_DRY.search(command)})
 
 
 @pytest.mark.slow
