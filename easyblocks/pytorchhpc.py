@@ -64,7 +64,6 @@ class EB_PyTorchHPC(EB_PyTorch):
         return options
 
     def __init__(self, *args, **kwargs):
-        """No wheel yet."""
         super().__init__(*args, **kwargs)
         # what is on $PYTHONPATH is the environment's business
         self.require_python = False
@@ -256,7 +255,7 @@ class EB_PyTorchHPC(EB_PyTorch):
         env.setvar('CMAKE_PROJECT_INCLUDE_BEFORE', include)
 
     def build_step(self):
-        """Build the wheel within the memory there is, and keep it; upstream would build inside the installation."""
+        """Build the wheel within the memory, and keep it; upstream would build inside the installation."""
         if self.wheel:
             return
         self.wheel = self.building.build(profile_to_keep(self.cfg))

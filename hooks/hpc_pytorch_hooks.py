@@ -2,8 +2,8 @@
 Hooks of the collection: tables of rules, and one line for each hook. What a rule does is in hpc_pytorch/rules/.
 
 They work wherever EasyBuild comes from: ./eb, pip, or the site's own module (EASYBUILD_HOOKS names this file). A site's
-own hooks are used besides: $HPC_SITE_HOOKS names their file, and ./eb puts there what --hooks, $EASYBUILD_HOOKS or a
-configuration file says. Of each hook ours runs first, then the site's.
+own hooks still run, after ours: $HPC_SITE_HOOKS names their file, and ./eb sets it to what --hooks, $EASYBUILD_HOOKS or
+a configuration file names.
 """
 import os
 import sys
@@ -101,7 +101,7 @@ def run(hook, *arguments):
 
 
 def follow(hook):
-    """What EasyBuild calls; a Bundle's copy of its own easyconfig, which has no path, is none that was read."""
+    """What EasyBuild calls. It leaves a Bundle's copy of its easyconfig alone, which has no path."""
     return lambda *arguments: None if hook == 'parse_hook' and arguments[0].path is None else run(hook, *arguments)
 
 

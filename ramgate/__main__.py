@@ -10,7 +10,6 @@ from ramgate.run import Build
 
 
 def amount(text):
-    """A size, for argparse."""
     try:
         return size(text)
     except Problem as problem:
@@ -18,14 +17,12 @@ def amount(text):
 
 
 def count(text):
-    """A positive number, for argparse."""
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError('expected a whole number, 1 or more; found %r' % text)
     return int(text)
 
 
 def run(options):
-    """ramgate run."""
     options.command = options.command[1:] if options.command[:1] == ['--'] else options.command
     if not options.command:
         raise Problem('name the command that builds, such as: ramgate run -- cmake --build .')
@@ -35,7 +32,6 @@ def run(options):
 
 
 def arguments():
-    """The parser."""
     parser = argparse.ArgumentParser(prog='ramgate',
                                      description='Run a build as fast as memory allows.')
     parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
@@ -76,7 +72,6 @@ def arguments():
 
 
 def main():
-    """The program; its exit status."""
     parser = arguments()
     options = parser.parse_args()
     if not options.what:

@@ -62,7 +62,7 @@ class Connection:
 
 
 class Broker:
-    """See above. Watchers get (event, job, schedule) of everything that a report or a live line wants to know."""
+    """Watchers get (event, job, schedule) of everything that a report or a live line wants to know."""
 
     def __init__(self, listener, control, limits, schedule, top, watchers=()):
         self.listener, self.control, self.limits, self.schedule = listener, control, limits, schedule
@@ -126,7 +126,7 @@ class Broker:
             self.notify(DONE if what == REFUSE else what, job)
 
     def notify(self, event, job):
-        """Something has changed: plans are made anew, watchers told."""
+        """Something has changed: make plans again, tell watchers."""
         self.changed = True
         for watcher in self.watchers:
             watcher(event, job, self.schedule)
@@ -134,7 +134,6 @@ class Broker:
     # what others say
 
     def accept(self, listener):
-        """A launcher connects."""
         try:
             connected = listener.accept()[0]
             who = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
@@ -176,14 +175,12 @@ class Broker:
             {b'j': self.asked, b'p': self.started, b'e': self.ended}[kind](connection, data)
 
     def asked(self, connection, data):
-        """A job wants to start."""
         words = [os.fsdecode(word) for word in data.split(b'\0')]
         connection.job = self.schedule.asked(Command(words[0], words[1:-1], self.top), time.monotonic())
         connection.job.connection = connection
         self.notify('asked', connection.job)
 
     def started(self, connection, data):
-        """It runs."""
         connection.job.group = int(data)
 
     def ended(self, connection, data):

@@ -95,7 +95,6 @@ class Kind:
         return self.estimated[guess]
 
     def reckon(self, megabytes, seconds):
-        """See estimate."""
         count = self.count + GUESS_WEIGHT
         mean = (self.peaks + GUESS_WEIGHT * megabytes) / count
         spread = (self.squares + GUESS_WEIGHT * megabytes ** 2 * (1 + GUESS_SPREAD ** 2)) / count - mean ** 2

@@ -1,5 +1,5 @@
 """
-How much memory the build may use right now, and what says so.
+How much memory the build may use right now, and which limit that is.
 
 Each constraint knows its limit and what is in use under it; what is left is the smallest difference. Page cache that
 the kernel would give back is not counted as used.

@@ -54,7 +54,7 @@ class Room:
             return [int(line) for line in file]
 
     def close(self):
-        """Remove it, and whoever is in it."""
+        """Remove it with all of its processes."""
         for _ in range(500):
             try:
                 for pid in self.processes():

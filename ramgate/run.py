@@ -63,7 +63,7 @@ def make_launcher(directory):
 
 
 def environment(directory, slots, environ):
-    """The build's environment: launchers for CMake, slots for whoever runs the jobs."""
+    """The build's environment: launchers for CMake, slots for the program that runs the jobs."""
     found = dict(environ, RAMGATE_SOCKET=os.path.join(directory, 'socket'), MAX_JOBS=str(slots),
                  CMAKE_BUILD_PARALLEL_LEVEL=str(slots), PATH=directory + os.pathsep + environ.get('PATH', os.defpath))
     # by name, not by path: CMake keeps it, and the next run's directory is another one

@@ -264,7 +264,7 @@ class Schedule:
         return curve, seconds * HOLD, age, slow
 
     def plan(self, now):
-        """Let go on and start whoever fits."""
+        """Continue frozen jobs and start others, as they fit."""
         waiting = self.in_state(WAITING)
         if self.refused:
             for job in waiting:

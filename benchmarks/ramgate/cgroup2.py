@@ -86,13 +86,13 @@ def outside(kernel):
 # --- inside -----------------------------------------------------------------------------------------------------------
 
 def write(path, text):
-    """A setting of a cgroup."""
+    """Write one setting of a cgroup."""
     with open(os.path.join(TOP, path), 'w') as file:
         file.write(str(text))
 
 
 def read(path):
-    """The same."""
+    """Read one setting of a cgroup."""
     with open(os.path.join(TOP, path)) as file:
         return file.read()
 
@@ -136,7 +136,7 @@ def events(name):
 
 
 def tell(what, name, found):
-    """A line for each."""
+    """Print a line for each."""
     status, output, seconds = found
     print('%s: exit status %d, %.0f s, %s; memory.events: %s; peak %d MB' % (
         what, status, seconds, 'complete' if 'complete' in output else 'NOT complete', events(name),
@@ -147,7 +147,7 @@ def tell(what, name, found):
 
 
 def inside():
-    """What is to be found out."""
+    """Run the builds in the machine, and print what came of each."""
     print('Linux', os.uname().release, flush=True)
     write('cgroup.subtree_control', '+memory')
     group('user', max=200 * MB)

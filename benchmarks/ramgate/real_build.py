@@ -42,7 +42,7 @@ SHARE, LARGEST = 0.25, 1.25
 
 
 def fetch(build, directory):
-    """The archive, checked."""
+    """The path of the archive, once its checksum fits."""
     path = directory / build.archive
     if not path.exists():
         sources = directory / 'sources'
@@ -145,7 +145,6 @@ def measure(name, place, objects, limit, commands):
 
 
 def main():
-    """See above."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('build', choices=sorted(BUILDS))
     parser.add_argument('directory', type=Path)

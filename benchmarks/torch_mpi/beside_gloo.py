@@ -43,7 +43,6 @@ def microseconds(run, group):
 
 
 def main():
-    """Measure and print."""
     dist.init_process_group("gloo", init_method="mpi://")
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)

@@ -51,7 +51,7 @@ class Training:
         return work.get_future().then(ended)
 
     def step(self):
-        """Seconds."""
+        """Train one step; its seconds."""
         self.notes.clear()
         begin = time.perf_counter()
         self.optimizer.zero_grad()
@@ -64,7 +64,6 @@ class Training:
 
 
 def main():
-    """Measure and print."""
     steps = int(sys.argv[1]) if sys.argv[1:] else 5
     dist.init_process_group("gloo", init_method="mpi://")
     torch.set_num_threads(1)

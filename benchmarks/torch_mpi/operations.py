@@ -19,7 +19,6 @@ TIMES = 10  # as in raw.c
 
 
 def start(backend):
-    """Make the default group."""
     if backend == "builtin":
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
         spec = importlib.util.spec_from_file_location("builtin_mpi", os.environ["BUILTIN_MPI"])
@@ -71,7 +70,6 @@ def operations(backend, level, bytes_, rank, size):
 
 
 def main():
-    """Time them all."""
     backend, level = sys.argv[1:3]
     start(backend)
     rank, size = dist.get_rank(), dist.get_world_size()

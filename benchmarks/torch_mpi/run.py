@@ -55,7 +55,6 @@ def measure(command, turn, directory):
 
 
 def main():
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mpirun", default="mpirun -n 2", help="starts the ranks")
     parser.add_argument("--mpicc", default="mpicc", help="compiles raw.c")

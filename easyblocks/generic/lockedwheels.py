@@ -34,11 +34,9 @@ class LockedWheels(EasyBlock):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        """Easyconfig parameters of this easyblock."""
         return EasyBlock.extra_options(dict(PARAMETERS, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):
-        """Nothing is known yet of the Python and of the files."""
         super().__init__(*args, **kwargs)
         self.packages = LockedPackages(self)
         self.environment = PythonEnvironment(self.packages, list(self.cfg['features']), {})

@@ -10,7 +10,7 @@ EasyBuild support for a container image as a module, implemented as an easyblock
 use in the container, commands that work outside, and a module that decides when it is loaded what is mounted.
 
 Needed because: EasyBuild has nothing that makes a module of an image, so sites write shell and Lua into easyconfigs.
-Differs from upstream in: there is nothing upstream.
+Differs from upstream in: upstream has nothing like it.
 Can go when: EasyBuild can do this itself.
 
 @author: the hpc-pytorch team
@@ -50,7 +50,6 @@ class SingularityContainer(EasyBlock):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        """What an easyconfig can say."""
         return EasyBlock.extra_options(dict({
             'bind_paths': [[], "What the container must see of the host, besides the system's own bind_paths; with - "
                                "before it what it must not see of those", CUSTOM],
@@ -67,7 +66,6 @@ class SingularityContainer(EasyBlock):
         }, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):
-        """Look up the system."""
         super().__init__(*args, **kwargs)
         try:
             self.system = current(self.cfg.path or '')
@@ -151,7 +149,7 @@ class SingularityContainer(EasyBlock):
         raise EasyBuildError(self.nowhere())
 
     def nowhere(self):
-        """What to say of an image that was not found."""
+        """The message for an image that was not found."""
         return "%s Set $%s to where it is, or copy it to the source path." % (
             images.not_found(self.image_name, source_paths(), self.image_stores), STORE_VARIABLE)
 

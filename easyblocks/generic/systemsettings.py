@@ -38,13 +38,12 @@ class SystemSettings(Bundle):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        """What an easyconfig can say."""
         return Bundle.extra_options(dict({
             'features': [None, "Which settings of the system: those with all of these in their `when`", MANDATORY],
         }, **extra_vars or {}))
 
     def settings(self):
-        """The settings that are there for these features."""
+        """The system's settings for these features."""
         try:
             system = current(self.cfg.filename())
         except UsersProblem as problem:
@@ -61,7 +60,7 @@ class SystemSettings(Bundle):
         return sorted(set(name for setting in self.settings() for name in re.findall(r'\$(\w+)', setting.value)))
 
     def make_module_extra(self, *args, **kwargs):
-        """One line for each setting, and why; where a variable of the user's is missing, loading says so."""
+        """One line for each setting, and why; loading stops at a variable that the user has not set."""
         module, text = self.module_generator, ''
         for setting in self.settings():
             text += module.comment(setting.reason)

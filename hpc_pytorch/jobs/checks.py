@@ -1,5 +1,5 @@
 """
-``./eb --check [MODULE ...]``: the checks of checks/ on what is installed, by ReFrame, for who does not know ReFrame.
+``./eb --check [MODULE ...]``: the checks of checks/ on what is installed, without knowing ReFrame.
 
 ReFrame's settings of a system are made from ``systems/NAME/system.cfg``. Each run leaves a report, and reports can be
 compared. Words that are not known here are ReFrame's.

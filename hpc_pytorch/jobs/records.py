@@ -51,7 +51,7 @@ def record_path(name):
 
 
 def mark_of(name):
-    """What the batch system shows of every job for this module and prefix, whoever has submitted it."""
+    """What the batch system shows of every job for this module and prefix, also of other people's."""
     return 'hpc_pytorch_%s' % hashlib.sha256(record_path(name).encode()).hexdigest()[:16]
 
 

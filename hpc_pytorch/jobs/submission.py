@@ -88,7 +88,7 @@ class SystemJobs(object):
         self.take_turn()
 
     def take_turn(self):
-        """One submission at a time, so that none submits what the other is just submitting."""
+        """Allow one submission at a time: two would submit the same."""
         path = os.path.join(directory(), '.lock')
         try:
             os.makedirs(directory(), exist_ok=True)
@@ -233,7 +233,7 @@ class SystemJobs(object):
                 'submitted': time.strftime('%Y-%m-%d %H:%M:%S')}
 
     def submit(self, job):
-        """Submit one job. Its record is written before: whoever finds it without an id knows what to look for."""
+        """Submit one job. Its record is written before, so that a killed submission leaves what to look for."""
         after = job.ids_before()
         request = self.request(job)
         old = read_record(record_path(job.name))

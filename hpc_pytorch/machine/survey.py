@@ -1,5 +1,5 @@
 """
-``./eb --survey [FILE] [--job] [--new-system NAME]``: this machine against what systems/<name>/ says of it.
+``./eb --survey [FILE] [--job] [--new-system NAME]``: this machine against its description in systems/<name>/.
 
 Asks only, within a minute; once on a login node and once in a job (``--job`` submits itself). PROBES is what is asked;
 external modules are asked for besides, as each easyconfig loads them. The answers carry no user name and no path below
@@ -100,7 +100,7 @@ def modules_shell(machine):
 
 def modules_tool(machine):
     tool = program_of_modules_tool()
-    return tool[0] if tool else "none that is new enough"
+    return tool[0] if tool else "none, or too old"
 
 
 def topology(machine):
@@ -383,7 +383,7 @@ def about_modules(machine):
 
 
 def about_metadata(system, shell, names):
-    """What external_modules.cfg says of loaded modules, where it is otherwise."""
+    """What external_modules.cfg says of loaded modules, and is wrong."""
     metadata = configparser.ConfigParser(interpolation=None)
     metadata.read(os.path.join(system.directory, 'external_modules.cfg'), encoding='utf-8')
     for name in names:
@@ -405,7 +405,7 @@ def survey(machine):
 
 
 def without_names(value, environ):
-    """No user's name and no path below $HOME in what is given away; keys stay, whoever is called like one."""
+    """No user's name and no path below $HOME in what is given away; keys stay, also those that are a name."""
     if isinstance(value, dict):
         return {key: without_names(one, environ) for key, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,5 +1,5 @@
 """
-Wheels that were built here: each in a directory named after what it was built from, beside a note that says so.
+Wheels that were built here: each in a directory named after what it was built from, beside a note with the same.
 
 Standard library only, Python 3.6.
 """

@@ -93,7 +93,7 @@ def find_image(stores, name):
 
 
 def not_found(name, source_paths, stores):
-    """The sentences for an image that is nowhere: where it was looked for, and what is called nearly the same."""
+    """The message for a missing image: where it was looked for, and which images have a similar name."""
     places, near = [], []
     for store in stores:
         try:

@@ -69,7 +69,6 @@ class LockedPackages:
     """The locked packages of an easyblock, and the Python and MPI they are for."""
 
     def __init__(self, easyblock):
-        """Nothing is known yet of the Python and of the files."""
         self.easyblock = easyblock
         self.cfg = easyblock.cfg
         self.python = None

@@ -1,10 +1,10 @@
 """
 ``./eb --new-version VERSION EASYCONFIG``: an easyconfig and its lock files for another version, from those of this one.
-``./eb --renew EASYCONFIG``: the lock files of the same version made anew, with what the indexes have today.
+``./eb --renew EASYCONFIG``: make the lock files of the same version again, with what the indexes have today.
 
-A lock file is made by uv from an .in file of the same name, with the command that the .in file itself tells; so whoever
-reads the collection can do by hand what this does. Easyconfig and locks are written when all of it has worked. Where a
-version stands elsewhere, in the names of wheels, in a git revision or an image, nothing is written.
+A lock file is made by uv from an .in file of the same name, with the command in the .in file itself; so people can do
+by hand what this does. Easyconfig and locks are written when all of it has worked. Where a version stands elsewhere, in
+the names of wheels, in a git revision or an image, nothing is written.
 """
 import argparse
 import ast

@@ -51,7 +51,7 @@ def rocm_of(version):
 
 def describe(rows):
     return '; '.join("PyTorch %s with ROCm %s, Python %s" % (row.pytorch, row.rocm, row.pythons.replace(' ', ', '))
-                     for row in rows) or 'none that is known'
+                     for row in rows) or 'none'
 
 
 def why_none(version, rocm):

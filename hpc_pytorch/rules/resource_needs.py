@@ -93,7 +93,7 @@ def fitted(needs, node):
     if memory is None and node['memory']:
         memory = node['memory'] * cores // (node['cores'] or cores)
     if memory and node['memory']:
-        # ramgate keeps the build within what there is
+        # ramgate keeps the build within the memory
         memory = min(memory, node['memory'])
     minutes = needs.cpu_hours and int(math.ceil(60 * max(LEAST_HOURS, CAUTION * needs.cpu_hours / cores)))
     return cores, memory, minutes

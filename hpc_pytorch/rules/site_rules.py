@@ -169,7 +169,7 @@ def apply(ec):
 
 
 def has(ec, key):
-    """Whether the last rule that says something about it says yes."""
+    """Whether the last rule with this key has yes."""
     said = [getattr(rule, key) for rule in applying(ec, current(ec.path)) if getattr(rule, key) is not None]
     return bool(said and said[-1])
 

@@ -37,7 +37,7 @@ _running = []
 def begin(easyblock):
     """The installation is about to be configured, perhaps not for the first time."""
     cfg = easyblock.cfg
-    # who has a parameter for the memory of its build watches it itself
+    # an easyblock with a parameter for its memory watches that itself
     if _running or easyblock.dry_run or 'max_memory' in cfg or not site_rules.has(cfg, 'ramgate'):
         return
     command = ramgate(cfg, report_directory(easyblock), profile_to_keep(cfg)) + ['--'] + BUILD

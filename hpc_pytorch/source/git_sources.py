@@ -147,7 +147,7 @@ def pack(directory, name, tarball):
 
 
 def checksum(tarball):
-    """The SHA256 that a tarball had when it was packed; None where there is none that was packed here."""
+    """The SHA256 that a tarball had when it was packed here; None for another tarball."""
     if not os.path.isfile(tarball) or not os.path.isfile(tarball + NOTE):
         return None
     with open(tarball + NOTE) as note:

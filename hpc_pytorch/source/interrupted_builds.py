@@ -20,7 +20,7 @@ def leave(builddir, note):
 
 
 def find(builddir):
-    """The note of an interrupted build; None if there is none that can be read."""
+    """The note of an interrupted build; None if none can be read."""
     try:
         with open(os.path.join(builddir, NOTE), encoding='utf-8') as file:
             note = json.load(file)

@@ -28,7 +28,6 @@ class WheelBuild:
     """The build of an easyblock's wheel, for the Python and the system of its locked packages."""
 
     def __init__(self, packages):
-        """Nothing is asked for yet, and CMake has said nothing."""
         self.packages = packages
         self.easyblock = packages.easyblock
         self.cfg = packages.cfg

@@ -328,7 +328,7 @@ def test_in_a_container_with_nothing_but_coreutils(place):
     assert 'nid003\n' in output and '0xfe\n' in output
     assert 'no launcher started this' in output and 'status 1\n' in output
     assert 'python: not found' in output and 'status 127' in output
-    assert 'make-squashfs: this is for outside' in output and 'is for outside: in the container' in output
+    assert 'make-squashfs: run this outside' in output and 'works outside only: in the container' in output
     assert 'shell in ' in output and 'shell from ' in output
     assert not list(place.home.glob('conda-python*'))
 

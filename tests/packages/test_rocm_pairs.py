@@ -22,7 +22,7 @@ def test_what_fits():
 @pytest.mark.parametrize('rocm, python, gpu, says', [
     ('6.0.0', '3.10', 'gfx90a', ['ROCm 5.7', 'the loaded one is 6.0.0', 'PyTorch 2.3 with ROCm 6.0']),
     ('5.6.1', '3.10', 'gfx90a', ['PyTorch 2.1 with ROCm 5.6']),
-    ('7.9.0', '3.10', 'gfx90a', ['none that is known']),
+    ('7.9.0', '3.10', 'gfx90a', ['Python 3.10: none']),
     ('5.7.1', '3.13', 'gfx90a', ['torch 2.2.2+rocm5.7 has no wheel for Python 3.13', '3.8, 3.9, 3.10, 3.11, 3.12']),
     ('5.7.1', '3.10', 'gfx942', ['not compiled for gfx942', 'PyTorch 2.3 with ROCm 6.0']),
 ])

@@ -62,7 +62,7 @@ def _load():
 def register():
     """Make "mpi" a backend of torch.distributed; done once, at import.
 
-    Also the entry point of the group ``torch.backends``. Where the MPI library cannot be used it says so once, and
+    Also the entry point of the group ``torch.backends``. Where the MPI library cannot be used it prints why, once, and
     ``is_mpi_available()`` stays False; as it does for processes that MPI did not start, since programs that choose by
     it would take "mpi" under torchrun.
     """
@@ -168,7 +168,7 @@ def _asked():
 
 
 def _check(asked, rank, size, ranks):
-    """MPI decides on rank and size; whoever says otherwise hears about it."""
+    """MPI decides on rank and size; another number is an error."""
     import torch.distributed as dist
     said = [("rank=%d" % asked["rank"], asked["rank"], rank), ("world_size=%d" % asked["world_size"],
                                                                asked["world_size"], size)]
