@@ -92,7 +92,7 @@ def test_options_that_ended(toy, call):
     output = call('--new-version', '2.0')
     assert 'left out' not in output and '_GLIBCXX' in (toy / 'toy-2.0.eb').read_text()
     output = call('--new-version', '2.8')
-    assert "PyTorch 2.8 has no _GLIBCXX_USE_CXX11_ABI: left out is '_GLIBCXX_USE_CXX11_ABI=0'\n" in output
+    assert "PyTorch 2.8 has no _GLIBCXX_USE_CXX11_ABI: left out '_GLIBCXX_USE_CXX11_ABI=0'\n" in output
     assert output.count('left out ') == 2 and 'description, which are still those of 1.0' in output
     assert (toy / 'toy-2.8.eb').read_text().endswith('custom_opts = [\n%s%s]\n' % (options[0], options[3]))
 
@@ -102,7 +102,7 @@ def test_try_software_version(toy, call):
     before = sorted(toy.iterdir())
     for words in (['--try-software-version=2.0'], ['--try-software-version', '2.0']):
         output = call('-D', *words)
-        assert '(module: toy/2.0)' in output and 'to keep such: ./eb --new-version 2.0' in output, output
+        assert '(module: toy/2.0)' in output and 'to keep them: ./eb --new-version 2.0' in output, output
     assert 'there is no torch 3.0' in call('-D', '--try-software-version=3.0', status=1)
     assert 'jobs need files that stay' in call('--job', *words, status=1)
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
