@@ -79,7 +79,8 @@ class Build(build_ext):
         # Not by torch.utils.cpp_extension: before 2.3 that cannot be imported beside setuptools 70 and newer.
         home = os.path.dirname(torch.__file__)
         ext.extra_compile_args.append(cxx_standard(torch.__version__))
-        ext.include_dirs += [os.path.join(home, "include"), os.path.join(home, "include/torch/csrc/api/include")]
+        ext.include_dirs += [
+            "src/less", os.path.join(home, "include"), os.path.join(home, "include/torch/csrc/api/include")]
         ext.library_dirs.append(os.path.join(home, "lib"))
         ext.define_macros.append(("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI))))
         for name in ["COMPILER_TYPE", "STDLIB", "BUILD_ABI"]:  # how older versions tell pybind11 modules apart
@@ -118,7 +119,8 @@ setup(
         "torch_mpi._c",
         ["src/all.cpp"],
         # The C++ bindings of MPI are not used and long gone from the standard.
-        define_macros=[("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1")],
+        # Of PyTorch's operators only those that are used are read, each from a header of its own.
+        define_macros=[("OMPI_SKIP_MPICXX", "1"), ("MPICH_SKIP_MPICXX", "1"), ("AT_PER_OPERATOR_HEADERS", "1")],
         extra_compile_args=["-O2", "-g0", "-Wall", "-fvisibility=hidden"],
         libraries=["c10", "torch", "torch_cpu", "torch_python"],
         extra_link_args=["-Wl,--as-needed"],

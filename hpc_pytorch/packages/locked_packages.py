@@ -178,7 +178,7 @@ class LockedPackages:
         program = os.path.join(place, 'program')
         with open(program + '.c', 'w') as handle:
             handle.write(PROGRAM)
-        Pip(self.python).install([entry], files, '--only-binary', ':all:', '--target', place)
+        Pip(self.python).install([entry], files, '--only-binary', ':all:', '--no-compile', '--target', place)
         said = [run_shell_cmd(words, use_bash=False, fail_on_error=False, hidden=True) for words in (
             [self.mpi_compilers[0], '-o', program, program + '.c'], ['ldd', program],
             [self.python.path, '-I', '-c', WHEELS_MPI, place])]
@@ -268,7 +268,7 @@ class LockedPackages:
 
     def absent(self, entries, files):
         """The entries that no file here is for; whether that matters depends on their markers, which pip knows."""
-        if not entries or not Pip(self.python).missing(entries, files):
+        if not entries or os.listdir(files) and not Pip(self.python).missing(entries, files):
             return []
         here = {name_and_version(path) for path in os.listdir(files) if not why_not(path, self.python)}
         return [entry for entry in entries if (entry.name, entry.version) not in here] or entries

@@ -4,6 +4,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM
@@ -94,7 +95,7 @@ class PythonEnvironment:
         number = len({entry.name for entry in entries})
         installed = files_with('.dist-info', self.path('lib'), "%%d of %d" % number)
         with telling("installing %d packages" % number, self.easyblock.log, installed):
-            self.pip().install(entries, store, '--only-binary', ':all:', '--no-compile')
+            self.unpack(entries, store)
         for wheel in wheels:
             self.install_wheel(wheel, '--no-compile')
         compiled = files_with('.o', tempfile.gettempdir(), "%d files compiled")
@@ -110,6 +111,15 @@ class PythonEnvironment:
         if self.features:
             # what scripts have to know of the system
             copy_file(os.path.join(self.packages.system.directory, 'system.cfg'), self.path('share', 'system.cfg'))
+
+    def unpack(self, entries, store):
+        """PyTorch, which is as much as all the rest together, beside the rest."""
+        torch = [entry for entry in entries if entry.name == 'torch']
+        rest = [entry for entry in entries if entry not in torch]
+        with ThreadPoolExecutor() as pool:
+            for done in [pool.submit(self.pip().install, some, store, '--only-binary', ':all:', '--no-compile')
+                         for some in (torch, rest) if some]:
+                done.result()
 
     @contextmanager
     def byte_code(self):

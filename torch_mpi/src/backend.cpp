@@ -132,8 +132,8 @@ at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
   c10::NoGradGuard no_grad;
   const auto* supplement = dynamic_cast<PremultiplySupplement*>(op.supplement_.get());
   TORCH_CHECK(supplement, "torch_mpi: ReduceOp.PREMUL_SUM needs its factor");
-  const auto scaled = supplement->tensor_factor.defined() ? tensor * supplement->tensor_factor.to(tensor.device())
-                                                          : tensor * supplement->double_factor;
+  const auto scaled = supplement->tensor_factor.defined() ? tensor.mul(supplement->tensor_factor.to(tensor.device()))
+                                                          : tensor.mul(supplement->double_factor);
   return scaled.to(tensor.scalar_type());
 }
 
