@@ -286,6 +286,22 @@ bool Runtime::others_end(int status) {
   return true;
 }
 
+// MPICH 4.0 with UCX over TCP: a rank that lets go of another waits for its answer, and one that was answered reads no
+// more. So a rank that is answered while its neighbour still leaves the barrier makes it wait for ever. The pause makes
+// that rare; and nothing is lost any more when a process ends without MPI.
+static void finalise(int status) {
+  std::this_thread::sleep_for(10 * kListen);
+  std::thread([status] {
+    std::this_thread::sleep_for(kOthersEnd);
+    int finalised = 0;
+    if (MPI_Finalized(&finalised), finalised)
+      return;
+    std::fflush(nullptr);
+    _exit(status);
+  }).detach();
+  MPI_Finalize();
+}
+
 // After Python, when the C library ends the process and tells with which status.
 void Runtime::finish(int status) {
   int finalised = 0;
@@ -302,7 +318,7 @@ void Runtime::finish(int status) {
     MPI_Recv(words, 2, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, meeting_, MPI_STATUS_IGNORE);
   }
   free_reductions();
-  MPI_Finalize();
+  finalise(status);
 }
 
 }  // namespace torch_mpi
