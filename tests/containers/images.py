@@ -103,8 +103,8 @@ started = [subprocess.Popen([sys.executable] + sys.argv[2:], env=dict(os.environ
 sys.exit(max(process.wait() for process in started))
 """,
 }
-NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', '__pycache__', 'config-*',
-              'dist-packages')
+# Byte code stays: no Python in the container could keep what it compiles, and each would compile all that it imports.
+NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', 'config-*', 'dist-packages')
 
 
 def python_image(cache, kind):

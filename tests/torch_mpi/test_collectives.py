@@ -9,7 +9,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])  # with Open MPI all_gather takes another way above four
 def test_every_collective(installed, ranks):
-    output = installed.run(ranks, "collectives.py")
+    # more than MPICH has communicators, 2,048 a process: only with two ranks is each one in all groups
+    groups = [2500] if ranks == 2 and installed.mpi == "mpich" else []
+    output = installed.run(ranks, "collectives.py", *groups)
     assert output.count("all collectives are right") == ranks
 
 

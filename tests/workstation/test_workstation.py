@@ -57,6 +57,16 @@ def installed(tmp_path_factory):
     return eb, eb(EASYCONFIG, '--robot').stdout
 
 
+@pytest.fixture
+def modules(installed):
+    """The directory of module files of each syntax: the installation's own, and what --module-only makes of it once."""
+    eb, _ = installed
+    tcl = eb.prefix / 'modules-tcl'
+    if not tcl.exists():
+        eb(EASYCONFIG, '--module-only', '--module-syntax=Tcl', '--installpath-modules=%s' % tcl, '--rebuild')
+    return {'Lua': eb.modules, 'Tcl': tcl / 'all'}
+
+
 def test_says_what_to_type(installed, tmp_path):
     """The printed lines, pasted as they are, work."""
     _, output = installed
@@ -71,20 +81,16 @@ def test_says_what_to_type(installed, tmp_path):
 
 
 @pytest.mark.parametrize('name, syntax', [('Lmod', 'Lua'), ('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
-def test_train_on_two_processes(installed, tmp_path, name, syntax):
+def test_train_on_two_processes(modules, tmp_path, name, syntax):
     """A small model, trained by two processes, in each syntax and with each modules tool."""
-    eb, _ = installed
-    tool = ModulesTool(name)
-    modules = tmp_path / 'modules'
-    eb(EASYCONFIG, '--module-only', '--module-syntax=%s' % syntax, '--installpath-modules=%s' % modules, '--rebuild')
     (tmp_path / 'train.py').write_text(TRAIN)
-    output = tool.run("""
-        module use %s/all
+    output = ModulesTool(name).run("""
+        module use %s
         module load PyTorch
         torchrun --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 train.py || exit 1
         module unload PyTorch
         [ -z "$EBROOTPYTORCH" ]
-    """ % modules, cwd=tmp_path)
+    """ % modules[syntax], cwd=tmp_path)
     assert output.count('trained') == 2, output
 
 
@@ -177,16 +183,13 @@ def test_help(installed, lmod):
         assert any(words in line for line in lines), words
 
 
-def test_extended_venv(installed, tmp_path, modules_tool):
+def test_extended_venv(modules, tmp_path, modules_tool):
     """Activating an environment loads the module, deactivating it leaves everything as it was; twice is once."""
-    eb, _ = installed
-    modules = tmp_path / 'modules'
     syntax = 'Lua' if modules_tool.name == 'Lmod' else 'Tcl'
-    eb(EASYCONFIG, '--module-only', '--module-syntax=%s' % syntax, '--installpath-modules=%s' % modules, '--rebuild')
     output = modules_tool.run("""
         set -e
         export PYTHONPATH=/users/own
-        module use %s/all
+        module use %s
         module load PyTorch
         python -m venv --without-pip "my venv"
         "$SCRIPT" "my venv"; cp "my venv/bin/activate" first
@@ -208,6 +211,6 @@ def test_extended_venv(installed, tmp_path, modules_tool):
         [ -n "$EBROOTPYTORCH" ]; [ "$PYTHONPATH" = "$loaded" ]
         module unload PyTorch
         "$SCRIPT" "my venv" || "$SCRIPT" nowhere || echo refused
-    """ % modules, cwd=tmp_path, env={'SCRIPT': str(CHECKOUT / 'scripts/extend-venv-activate')})
+    """ % modules[syntax], cwd=tmp_path, env={'SCRIPT': str(CHECKOUT / 'scripts/extend-venv-activate')})
     assert output.count("inside True %s/my venv" % tmp_path) == 2
     assert "load PyTorch's module first" in output and 'refused' in output
