@@ -1,4 +1,5 @@
 """What is being done, said when it begins and again while it lasts, so that nobody waits without knowing for what."""
+import glob
 import os
 import tempfile
 import threading
@@ -29,11 +30,10 @@ def fetched(*directories):
     return lambda: "%.0f MB so far" % ((bytes_in(*directories) - before) / 1e6)
 
 
-def files_with(suffix, directory, words):
-    """For `telling`: how many files or directories with a suffix are there, in the words that count them."""
+def files_like(pattern, words):
+    """For `telling`: how many files or directories are like this (`**`: at any depth), in the words that count them."""
     def count():
-        found = sum(name.endswith(suffix) for _, directories, files in os.walk(directory)
-                    for name in directories + files)
+        found = len(glob.glob(pattern, recursive=True))
         return words % found if found else ''
     return count
 

@@ -21,7 +21,7 @@ from hpc_pytorch.packages import built_wheels, locked_packages
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.pip_errors import last_words
-from hpc_pytorch.packages.progress import files_with, telling
+from hpc_pytorch.packages.progress import files_like, telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version
 
 # Easyconfig parameters of every easyblock that makes such an environment.
@@ -93,12 +93,12 @@ class PythonEnvironment:
         built = [entry for entry in self.packages.to_build() if self.packages.does_not_fit(entry, store)]
         entries = [entry for entry in self.packages.to_install() if entry not in built]
         number = len({entry.name for entry in entries})
-        installed = files_with('.dist-info', self.path('lib'), "%%d of %d" % number)
+        installed = files_like(os.path.join(glob.escape(self.site_packages()), '*.dist-info'), "%%d of %d" % number)
         with telling("installing %d packages" % number, self.easyblock.log, installed):
             self.unpack(entries, store)
         for wheel in wheels:
             self.install_wheel(wheel, '--no-compile')
-        compiled = files_with('.o', tempfile.gettempdir(), "%d files compiled")
+        compiled = files_like(os.path.join(glob.escape(tempfile.gettempdir()), '**', '*.o'), "%d files compiled")
         with self.byte_code():
             if built:
                 names = ', '.join(sorted({entry.name for entry in built}))
