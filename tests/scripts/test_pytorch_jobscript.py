@@ -16,6 +16,7 @@ def jobscript(tmp_path):
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'share').mkdir()
     shutil.copy(SCRIPT, tmp_path / 'bin')
+    shutil.copy(SCRIPT.with_name('pytorch-stage'), tmp_path / 'bin')
 
     def run(system, *arguments, status=0, **variables):
         shutil.copy(CHECKOUT / 'systems' / system / 'system.cfg', tmp_path / 'share')
@@ -47,6 +48,16 @@ def test_frontier(jobscript):
     assert '#SBATCH -C nvme' not in lines
     staged = jobscript('frontier', '--stage', 'train.py')
     assert '#SBATCH -C nvme' in staged and 'eval "$staged"' in staged
+    # other partitions may share their nodes
+    shared = jobscript('frontier', '--partition', 'extended', 'train.py')
+    assert '#SBATCH --ntasks-per-node=8' in shared and '#SBATCH --cpus-per-task=7' in shared
+    assert not [line for line in lines if line.startswith('#SBATCH --ntasks')]
+
+
+def test_no_stage(jobscript, tmp_path):
+    """A container's module cannot stage: known before the job waits."""
+    (tmp_path / 'bin/pytorch-stage').unlink()
+    assert 'this module has no pytorch-stage' in jobscript('lumi', '--stage', 'train.py', status=1)
 
 
 def test_one_rank_per_node(jobscript):

@@ -109,7 +109,9 @@ def test_dry_run(nowhere):
 
 def test_refused(nowhere):
     """One line: no sbatch, no job to be in, an option that pytorch-jobscript refuses."""
-    for arguments, says, wanted in ((['train.py'], 'sbatch was not found here: submit train-1.job on a', 1),
+    (nowhere.directory / 'train.py').touch()
+    for arguments, says, wanted in ((['tarin.py'], 'there is no tarin.py in ', 1),
+                                    (['train.py'], 'sbatch was not found here: submit train-1.job on a', 1),
                                     (['--interactive', 'train.py'], 'call salloc or qsub -I first', 1),
                                     (['--ranks-per-node', '3', 'train.py'], 'a node has 2 cores', 1)):
         status, output, errors = nowhere(*arguments)
