@@ -78,6 +78,7 @@ class SingularityContainer(EasyBlock):
         # like a conda environment for it would be called
         self.venv = os.path.join('/', USER_SOFTWARE, 'venv', self.name.lower())
         self.scripts = scripts_for(self.cfg['import_name'])
+        self.venv_locks = []
         self.module_load_environment.replace({'PATH': ['bin']})
         self.cfg['usage'] = self.cfg['usage'] or usage(
             self.variable, self.verb, self.system.launcher['command'], self.scripts, self.cfg['wrappers'],
@@ -91,6 +92,8 @@ class SingularityContainer(EasyBlock):
         super().check_readiness_step()
         if not self.image_source:
             raise EasyBuildError("`sources` of %s names no image", self.cfg.path)
+        self.venv_locks = [named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True)
+                           for name in self.cfg['venv_lock_files']]
         for path in self.bind_paths:
             # a comma separates them in $SINGULARITY_BINDPATH, the others mean something in a module file
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
@@ -281,11 +284,6 @@ class SingularityContainer(EasyBlock):
         # a dry run goes on without
         program = [self.runtime or 'singularity', self.verb, '--bind', ','.join(mounts), self.candidates[0]]
         return run_shell_cmd(program + list(command), use_bash=False, **options)
-
-    @property
-    def venv_locks(self):
-        """The paths of the lock files for the virtual environment."""
-        return [named_file(self.cfg.path, name) for name in self.cfg['venv_lock_files']]
 
     def install_venv(self):
         """A virtual environment over the container's Python, in a directory that is bound to the same place inside."""

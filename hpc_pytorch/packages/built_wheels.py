@@ -23,11 +23,13 @@ def identity(facts):
 
 def find(stores, facts):
     """The undamaged wheel with this identity in one of these directories; None if there is none."""
+    # as notes have them: JSON knows no tuples
+    noted = json.loads(json.dumps(facts))
     for store in stores:
         where = os.path.join(store, identity(facts))
         for wheel in glob.glob(os.path.join(glob.escape(where), '*.whl')):
             note = read_note(where)
-            if note and note.get('facts') == facts and note.get('sha256') == sha256_of(wheel):
+            if note and note.get('facts') == noted and note.get('sha256') == sha256_of(wheel):
                 return wheel
     return None
 

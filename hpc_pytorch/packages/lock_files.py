@@ -15,11 +15,11 @@ def normal_name(name):
 
 
 def parse_lock(text):
-    """The entries of a lock file in pip's format, as uv and pip-tools write it; options for pip are left out."""
+    """The entries of a lock file in pip's format, as uv and pip-tools write it, without options for pip."""
     entries = []
     for entry in re.sub(r'\\\n', ' ', text).splitlines():
         entry = re.sub(r'(^|\s)#.*', '', entry).strip()
-        if not entry or entry.startswith('-'):
+        if not entry or re.match(r'-(?!(r|c|e|-requirement|-constraint|-editable)\b)', entry):
             continue
         match = re.match(r'([A-Za-z0-9._-]+)==([^\s;]+)', entry)
         hashes = frozenset(re.findall(r'--hash=sha256:([0-9a-f]{64})(?!\S)', entry))

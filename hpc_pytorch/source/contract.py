@@ -173,10 +173,10 @@ def check(tree, output, asked, named):
     found = glob.glob(os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt'), recursive=True)
     if not found:
         raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
-    wanted = failed_downloads(output)
+    wanted = downloads(output)
     if wanted:
-        raise UsersProblem("CMake wanted to download %s and could not, so nothing was built: name it in `sources` or "
-                           "build_lock_files, which are fetched before" % ', '.join(wanted))
+        raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or build_lock_files, "
+                           "which are fetched and compared before" % ', '.join(wanted))
     decisions = read_cache(min(found, key=len)), read_summary(output)
     differences = compare(asked, *decisions, named=named)
     if differences:
@@ -185,9 +185,12 @@ def check(tree, output, asked, named):
     return unknown(named, *decisions)
 
 
-def failed_downloads(text):
-    """What CMake tried to download and could not; it often goes on without, and the build ends much later."""
-    return sorted(set(re.findall(r"error: downloading '([^']+)' failed", text))) or (
+def downloads(text):
+    """
+    What CMake downloaded, with no checksum, or could not: it often goes on without, and the build ends much later.
+    """
+    return sorted(set(re.findall(r"error: downloading '([^']+)' failed", text))) or sorted(
+        set(re.findall(r'^-- Downloading (\w+) to /', text, re.M))) or (
         ['something'] if 'Each download failed!' in text else [])
 
 

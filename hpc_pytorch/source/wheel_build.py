@@ -58,8 +58,9 @@ class WheelBuild:
             name, equals, value = option.partition('=')
             if not equals:
                 raise EasyBuildError("expected NAME=VALUE in custom_opts, found %r", option)
-            # flags are added to those that the architecture needs; everything else is the easyconfig's
-            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
+            # flags are added to those that the architecture needs, once; everything else is the easyconfig's
+            added = name.endswith('FLAGS') and asked.get(name, '') not in value
+            asked[name] = ' '.join([asked[name], value]) if added else value
         return ['%s=%s' % item for item in asked.items()]
 
     def first_line(self, compiler):

@@ -65,6 +65,7 @@ def test_commit_is_named(bede, torch, checkout, lmod, on_arm, machine):
             assert set(re.findall(r'(?:sm|compute)_\d+', ' '.join(words))) <= {'sm_90', 'compute_90'}
         else:
             assert there == (build_options.ARM_FLAGS.split() if machine == 'aarch64' else []), words
+            assert all(words.count(flag) == 1 for flag in there), words
     torch.server.stop()
     assert 'using the wheel' in bede('--rehearse', '--system=bede', torch.path, '--rebuild', env=env).stdout
 

@@ -127,7 +127,7 @@ def test_download_failed(small):
     cmake = small.tree / 'CMakeLists.txt'
     cmake.write_text(cmake.read_text() + 'message(STATUS "error: downloading \'https://example.org/x\' failed")\n')
     small.write()
-    assert 'CMake wanted to download https://example.org/x and could not, so nothing was built' in small.refused()
+    assert 'CMake downloads https://example.org/x by itself, so nothing was built' in small.refused()
 
 
 def test_without_mkl(small):

@@ -21,6 +21,10 @@ def test_found_by_what_it_was_built_from(tmp_path):
     store, path = kept(tmp_path)
     assert built_wheels.find(['/no/such/store', store], dict(reversed(list(FACTS.items())))) == path
     assert built_wheels.find([store], dict(FACTS, compiler='gcc 13')) is None
+    # checksums may be tuples, which are lists in the note
+    typed = {'sources': [('sha256', '0123')]}
+    store, path = kept(tmp_path, **typed)
+    assert built_wheels.find([store], dict(FACTS, **typed)) == path
 
 
 def test_damaged_one_is_not_used(tmp_path):

@@ -17,7 +17,8 @@ def test_whole():
         entry.hashes for entry in entries)
 
 
-@pytest.mark.parametrize('line', ['toy', 'toy @ https://example.org/toy.whl', 'toy==1.0', 'toy==1.0 --hash=sha256:abc'])
+@pytest.mark.parametrize('line', ['toy', 'toy @ https://example.org/toy.whl', 'toy==1.0', 'toy==1.0 --hash=sha256:abc',
+                                  '-r more.lock', '-e ./toy', '--constraint=more.txt'])
 def test_not_locked(tmp_path, line):
     """A line that locks nothing was passed over once, and the package was not installed."""
     path = tmp_path / 'toy.lock'

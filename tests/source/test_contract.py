@@ -65,12 +65,13 @@ def test_switch_that_no_table_has():
     assert contract.unknown(asked, cache, {}) == ['USE_PRIORITIZED_TEXT_FOR_LD']
 
 
-def test_failed_downloads():
+def test_downloads():
     """In CMake's own words."""
-    assert not contract.failed_downloads("-- Downloading six\n-- done\n")
-    assert contract.failed_downloads("CMake Error: error: downloading 'https://example.org/six' failed\n") == [
+    assert not contract.downloads("-- Downloading six\n-- done\n")
+    assert contract.downloads("CMake Error: error: downloading 'https://example.org/six' failed\n") == [
         'https://example.org/six']
-    assert contract.failed_downloads("  Each download failed!\n") == ['something']
+    assert contract.downloads("-- Downloading six to /build/six\n-- done\n") == ['six']
+    assert contract.downloads("  Each download failed!\n") == ['something']
 
 
 def test_blas_in_cmakes_words():
