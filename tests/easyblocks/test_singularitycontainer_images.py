@@ -149,7 +149,7 @@ def test_environment_of_ones_own(kinds, way, kind):
     found = dict(re.findall('^(outside|inside|module|again) (/.*)', output, re.M))
     assert found['outside'].startswith(own) and found['inside'].startswith(own), output
     assert found['module'].startswith(modules) and found['again'].startswith(modules), output
-    assert 'theirs/bin/python is not this Python of the container' in output and 'refused 1' in output
+    assert 'theirs/bin/python is another Python than the container's' in output and 'refused 1' in output
     assert 'the container does not see %s' % own in output and 'status 1' in output
 
 
@@ -197,8 +197,8 @@ def test_pip_does_not_leave_the_virtual_environment(kinds, way, kind):
 
 
 @pytest.mark.parametrize('more, says', [
-    ("packages = {'torch': '9.8.0'}", 'expected torch 9.8.0, and found 9.9.0+small'),
-    ("packages = {'numpy': '2.0'}", 'there is no numpy'),
+    ("packages = {'torch': '9.8.0'}", 'expected torch 9.8.0, found 9.9.0+small'),
+    ("packages = {'numpy': '2.0'}", 'expected numpy 2.0, found no numpy'),
     ("wrappers = ['accelerate']", 'the image has no accelerate'),
 ])
 def test_what_the_image_has_not(kinds, more, says):
