@@ -14,7 +14,7 @@ from small_software import site
 pytestmark = [pytest.mark.slow,
               pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")]
 REASON = ('No space left on device', 'too little room', 'Read-only file system', 'cannot be written to',
-          'File too large', 'is not writable', 'not be written')
+          'File too large', 'is not writable', 'not be written', 'cannot write to')
 MB = 2 ** 20
 
 
