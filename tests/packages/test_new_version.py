@@ -103,7 +103,7 @@ def test_try_software_version(toy, call):
     for words in (['--try-software-version=2.0'], ['--try-software-version', '2.0']):
         output = call('-D', *words)
         assert '(module: toy/2.0)' in output and 'to keep them: ./eb --new-version 2.0' in output, output
-    assert 'there is no torch 3.0' in call('-D', '--try-software-version=3.0', status=1)
+    assert 'the indexes have no torch 3.0' in call('-D', '--try-software-version=3.0', status=1)
     assert 'jobs need files that stay' in call('--job', *words, status=1)
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
     assert not list(Path(tempfile.gettempdir()).glob('try-version-*'))
@@ -121,7 +121,7 @@ def test_try_software_version_of_others(eb, tmp_path):
 
 
 @pytest.mark.parametrize('version, options, words', [
-    ('3.0', {}, 'there is no torch 3.0 on the indexes that were asked'),
+    ('3.0', {}, 'the indexes have no torch 3.0'),
     ('2.0', {'index': 'https://localhost:9/simple'}, 'could not be reached'),
 ])
 def test_impossible(toy, call, version, options, words):
