@@ -175,8 +175,8 @@ def check(tree, output, asked, named):
         raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
     wanted = downloads(output)
     if wanted:
-        raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or build_lock_files, "
-                           "which are fetched and compared before" % ', '.join(wanted))
+        raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or "
+                           "build_lock_files, which are fetched and compared before" % ', '.join(wanted))
     decisions = read_cache(min(found, key=len)), read_summary(output)
     differences = compare(asked, *decisions, named=named)
     if differences:

@@ -211,7 +211,8 @@ def test_failures(toys, pbs):
     assert '  failed (exit status -27' in text and 'more memory than the job had (400 MiB)' in text
     assert 'job killed: mem' in text and '--job-target-resource=memory=' in text
     assert Path(re.search(r'log: (\S+)', text).group(1)).exists()
-    assert '  cancelled' in found['top/1.0-Derecho'] and 'large/1.0-Derecho was not installed' in found['top/1.0-Derecho']
+    text = found['top/1.0-Derecho']
+    assert '  cancelled' in text and 'large/1.0-Derecho was not installed' in text
     assert '  failed' in found['broken/1.0-Derecho'] and 'the disk is full' in found['broken/1.0-Derecho']
     # PBS has forgotten them: their own files still tell
     pbs.forget()

@@ -119,7 +119,8 @@ def test_killed_for_memory(toys, slurm):
     assert '  failed (OUT_OF_MEMORY' in text and 'more memory than the job had (400 MiB)' in text
     assert '--job-target-resource=memory=' in text and 'log: ' in text
     assert Path(re.search(r'log: (\S+)', text).group(1)).exists()
-    assert '  cancelled' in ended['top/1.0-ARCHER2'] and 'large/1.0-ARCHER2 was not installed' in ended['top/1.0-ARCHER2']
+    text = ended['top/1.0-ARCHER2']
+    assert '  cancelled' in text and 'large/1.0-ARCHER2 was not installed' in text
     # and again, with what was advised
     toys.write('large', commands=[OCCUPY.format(megabytes=800, seconds=0)])
     assert len(toys.submit(top, '--job-target-resource=memory=2G', '--job-cores=1')) == 2

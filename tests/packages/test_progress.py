@@ -53,7 +53,8 @@ with progress.telling("fetching 2 packages", None, progress.fetched(store)):
     open(os.path.join(store, 'one.whl'), 'wb').write(bytes(2000000))
     open(os.path.join(tempfile.gettempdir(), 'part'), 'wb').write(bytes(1000000))
     until(": 3 MB so far")
-with progress.telling("installing 2 packages", None, progress.files_like(os.path.join(store, '*.dist-info'), "%d of 2")):
+installed = progress.files_like(os.path.join(store, '*.dist-info'), "%d of 2")
+with progress.telling("installing 2 packages", None, installed):
     # what a package brings along for itself is no package
     os.makedirs(os.path.join(store, 'one', '_vendor', 'two-1.0.dist-info'))
     os.mkdir(os.path.join(store, 'one-1.0.dist-info'))

@@ -28,11 +28,12 @@ MPIS = {
 def environment(**more):
     """A clean one: nobody's PYTHONPATH, one thread a rank, root may start Open MPI.
 
-    UCX opens every network interface that it sees, and ends where one goes meanwhile, as those of other tests' nodes do.
+    UCX opens every network interface that it sees, and ends where one goes meanwhile, as those of other tests do.
     """
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("PYTHON", "OMPI_", "PMI_", "TORCH", "MPI"))}
-    kept.update(OMP_NUM_THREADS="1", OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", UCX_NET_DEVICES="lo")
+    kept.update(OMP_NUM_THREADS="1", UCX_NET_DEVICES="lo", OMPI_ALLOW_RUN_AS_ROOT="1",
+                OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
     kept.update(more)
     return kept
 
