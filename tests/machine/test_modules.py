@@ -42,3 +42,20 @@ def test_first_that_is_missing(shell):
     shell.load(NAMES[:2])
     shell.beginning = dict(shell.environ)
     assert first_that_fails(shell, NAMES[2:4]) is None
+
+
+def test_environment_of_the_login(tmp_path, lmod):
+    """What only a default module opens goes with it, when one that is asked for takes its place."""
+    for compiler in ('gcc', 'intel'):
+        for name, text in (('login/%s/1.0' % compiler, 'family compiler\nmodule use %s\n' % (tmp_path / compiler)),
+                           ('%s/mpi/1.0' % compiler, ''), ('%s/only-%s/1.0' % (compiler, compiler), '')):
+            (tmp_path / name).parent.mkdir(parents=True)
+            (tmp_path / name).write_text('#%Module1.0\n' + text)
+    shell = ModulesShell('/usr/share/lmod/lmod/libexec/lmod', {'PATH': os.environ['PATH'], 'HOME': str(tmp_path),
+                                                               'MODULEPATH': str(tmp_path / 'login')})
+    shell.load(['intel', 'mpi'])
+    shell.beginning = dict(shell.environ)
+    assert shell.versions('only-intel') == ['only-intel/1.0']
+    assert first_that_fails(shell, ['gcc', 'mpi', 'only-gcc']) is None
+    assert first_that_fails(shell, ['gcc', 'mpi', 'only-intel'])[0] == 'only-intel'
+    assert shell.loaded == ['gcc/1.0', 'mpi/1.0']
