@@ -215,7 +215,7 @@ class EB_PyTorchHPC(EB_PyTorch):
                 self.building.make_gpu_aware()
         own += [option for option in build_options.dependency_options(get_software_root)
                 if option.split('=')[0] not in build_options.as_dict(own)]
-        self.cfg['custom_opts'] = own
+        given, self.cfg['custom_opts'] = self.cfg['custom_opts'], own
         roots = self.building.roots(own)
         for name, root in roots.items():
             env.setvar(name, root)
@@ -224,9 +224,10 @@ class EB_PyTorchHPC(EB_PyTorch):
             try:
                 super().configure_step()
             finally:
+                self.cfg['custom_opts'] = given
                 self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
                 env.unset_env_vars(list(roots), verbose=False)
-        self.building.asked = self.building.all_options(own)
+        self.building.ask(own)
         for name, value in sorted(self.building.asked.items()):
             env.setvar(name, value)
         if not self.dry_run:

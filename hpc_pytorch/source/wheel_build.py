@@ -31,7 +31,8 @@ class WheelBuild:
         self.packages = packages
         self.easyblock = packages.easyblock
         self.cfg = packages.cfg
-        self.asked = {}
+        # all of it, and what the easyconfig, the tables or the user named
+        self.asked, self.named = {}, {}
         self.output = ''
         # of a source from git
         self.commit = None
@@ -58,9 +59,8 @@ class WheelBuild:
             name, equals, value = option.partition('=')
             if not equals:
                 raise EasyBuildError("expected NAME=VALUE in custom_opts, found %r", option)
-            # flags are added to those that the architecture needs, once; everything else is the easyconfig's
-            added = name.endswith('FLAGS') and asked.get(name, '') not in value
-            asked[name] = ' '.join([asked[name], value]) if added else value
+            # flags are added to those that the architecture needs; everything else is the easyconfig's
+            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
         return ['%s=%s' % item for item in asked.items()]
 
     def first_line(self, compiler):
@@ -94,17 +94,18 @@ class WheelBuild:
             found['EBROOTCUDA'] = os.path.dirname(os.path.dirname(nvcc))
         return found
 
-    def all_options(self, own):
+    def ask(self, own):
         """
-        What the build is asked for, as a dictionary. Upstream leaves its own options in front of the build command
+        What the build is asked for, by name and by upstream, which leaves its options in front of the build command
         only; some of their values are shell variables.
         """
+        self.named = build_options.as_dict(own)
         upstream = [word for word in self.cfg['prebuildopts'].split() if '=' in word]
-        asked = dict(build_options.as_dict(upstream), **build_options.as_dict(own))
+        asked = dict(build_options.as_dict(upstream), **self.named)
         asked = {name: os.path.expandvars(value) for name, value in asked.items()}
         if asked.get('USE_CUDA') == '1':
             asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
-        return asked
+        self.asked = asked
 
     def identity(self):
         """
@@ -226,7 +227,7 @@ class WheelBuild:
     def check_contract(self):
         """Stop when CMake decided otherwise than was asked for."""
         try:
-            silent = contract.check(self.tree, self.output, self.asked, build_options.as_dict(self.own_options()))
+            silent = contract.check(self.tree, self.output, self.asked, self.named)
         except UsersProblem as problem:
             raise EasyBuildError("%s", problem)
         for name in silent:
