@@ -36,6 +36,17 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, lambda *_: None)
 
 
+# Without root there is no mounting, no cgroup, no other user and no daemon of Slurm's. CI leaves nothing out.
+NOT_ROOT = os.geteuid() != 0 and not os.environ.get('CI')
+FOR_ROOT = pytest.mark.skipif(NOT_ROOT, reason='needs root')
+
+
+def needs_root():
+    """The same for what a test needs in its midst, and for fixtures."""
+    if NOT_ROOT:
+        pytest.skip('needs root')
+
+
 @contextmanager
 def locked(path):
     """One process at a time, of this run of the tests and of others."""

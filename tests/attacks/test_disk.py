@@ -7,12 +7,12 @@ import subprocess
 import threading
 
 import pytest
+from common import FOR_ROOT
 from attacks.attempts import attack
 from attacks.target import Target
 from small_software import site
 
-pytestmark = [pytest.mark.slow,
-              pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")]
+pytestmark = [pytest.mark.slow, FOR_ROOT]
 REASON = ('No space left on device', 'too little room', 'Read-only file system', 'cannot be written to',
           'File too large', 'is not writable', 'not be written', 'cannot write to')
 MB = 2 ** 20

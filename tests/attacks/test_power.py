@@ -7,14 +7,14 @@ import subprocess
 import time
 
 import pytest
+from common import FOR_ROOT
 from attacks.attempts import attack
 from attacks.target import Target
 from small_software import site
 
 from hpc_pytorch import settle
 
-pytestmark = [pytest.mark.slow,
-              pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")]
+pytestmark = [pytest.mark.slow, FOR_ROOT]
 # linux/fs.h: nothing that is only in memory is written any more, not even the journal
 SHUTDOWN, WITHOUT_JOURNAL = 0x8004587d, 2
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT
+from common import CHECKOUT, FOR_ROOT
 
 # as in PyTorch's tree: among many files a directory of heavy ones; seconds and MB, of which the test makes less
 LIGHT, HEAVY = (10, 150), (30, 1200)
@@ -20,7 +20,7 @@ MEMORY = '%dM' % (16 * HEAVY[1] / 4)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason='only root may make memory cgroups')
+@FOR_ROOT
 def test_three_times_as_fast_as_the_page(tmp_path):
     """Nothing fails, nobody has to be there, and it is done in less than a third of the time."""
     rows = ['%d,0,%d,%s' % ((HEAVY if 'kernels' in name else LIGHT) + (name,)) for name in FILES]

@@ -3,8 +3,7 @@ import re
 
 import pytest
 from batch_systems.real_slurm import Slurm
-from common import CHECKOUT
-from lumi.lumi_site import needs_root
+from common import CHECKOUT, needs_root
 
 from hpc_pytorch.machine import systems
 

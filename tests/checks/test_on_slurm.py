@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from common import needs_root
 from batch_systems.real_slurm import Slurm, wait_for
-from lumi.lumi_site import needs_root
 from torch_mpi.mpi_installation import build, kept_venv
 
 from checks.small_module import small_module

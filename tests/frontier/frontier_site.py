@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, ModulesTool
-from lumi.lumi_site import needs_root
+from common import CHECKOUT, EB, ModulesTool, needs_root
 from batch_systems.real_slurm import Slurm
 
 EASYCONFIG = CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-2.2.2-Frontier.eb'

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, clean_environment
+from common import CHECKOUT, EB, FOR_ROOT, clean_environment
 from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 
@@ -178,7 +178,7 @@ def test_ten_comes_after_nine(toys, pbs):
     assert list(toys.wait_for_end()) == ['base/1.0-Derecho', 'top/1.0-Derecho']
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+@FOR_ROOT
 def test_disk_is_full(toys, pbs):
     """No room for the files of jobs: the reason, and neither a job nor half a file is left."""
     place = toys.directory / 'disk'

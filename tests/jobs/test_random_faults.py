@@ -13,11 +13,12 @@ import subprocess
 import time
 
 import pytest
+from common import FOR_ROOT
 from attacks.test_disk import Disk
 from batch_systems.pbs_stand_in import Failed, Pbs
 from small_software import Toys, site
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")]
+pytestmark = [pytest.mark.slow, FOR_ROOT]
 SECONDS = float(os.environ.get('HPC_FAULTS_SECONDS', '0'))
 SEED = int(os.environ.get('HPC_FAULTS_SEED', '0')) or random.randrange(1, 10 ** 6)
 # what is installed is small, too

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 from easyblocks.small_builds import Small
-from common import CHECKOUT, EB
+from common import CHECKOUT, EB, needs_root
 from small_software import OCCUPY, WAIT, Toys
-from lumi.lumi_site import needs_root
 from batch_systems.real_slurm import Slurm, wait_for
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
-from common import CACHE, CHECKOUT, EB, clean_environment, locked
-from lumi.lumi_site import needs_root
+from common import CACHE, CHECKOUT, EB, clean_environment, locked, needs_root
 from small_software import WAIT, Toys
 
 pytestmark = pytest.mark.slow

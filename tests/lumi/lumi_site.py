@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from common import CACHE, EB, ModulesTool
+from common import CACHE, EB, ModulesTool, needs_root
 from containers import images as containers
 
 EASYCONFIG = """easyblock = 'SingularityContainer'
@@ -23,12 +23,6 @@ moduleclass = 'tools'
 """
 # for runs of ./eb that say which modules tool they want
 LMOD = '/usr/share/lmod/lmod/libexec/lmod'
-
-
-def needs_root():
-    """Nothing is installed, no user is made and no Slurm runs without being root."""
-    if os.geteuid():
-        pytest.skip("needs root: for Slurm's daemons, for a user other than one's own, to install Apptainer")
 
 
 @pytest.fixture(scope='session')

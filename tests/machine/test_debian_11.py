@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from common import CACHE, CHECKOUT, clean_environment
+from common import CACHE, CHECKOUT, clean_environment, needs_root
 from torch_mpi.mpi_installation import kept_venv
 
 pytestmark = pytest.mark.slow
@@ -31,8 +31,7 @@ REHEARSED = {
 @pytest.fixture(scope='module')
 def root():
     """A Debian 11, made once, with a copy of the collection that has never been called."""
-    if os.geteuid():
-        pytest.skip('needs root, to make the root of another Debian')
+    needs_root()
     place = CACHE / 'debian-11-mpich'
     place.parent.mkdir(parents=True, exist_ok=True)
     with open(str(place) + '.lock', 'w') as lock:

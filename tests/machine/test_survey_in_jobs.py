@@ -12,9 +12,8 @@ import pytest
 
 from batch_systems.pbs_stand_in import Pbs
 from batch_systems.real_slurm import Slurm, wait_for
-from common import CHECKOUT, clean_environment
+from common import CHECKOUT, clean_environment, needs_root
 from hpc_pytorch.machine import new_system, survey, systems
-from lumi.lumi_site import needs_root
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from common import EB
+from common import EB, FOR_ROOT
 from small_software import make_wheel, sha256
 
 pytestmark = pytest.mark.slow
@@ -107,7 +107,7 @@ def disk(tmp_path):
     subprocess.run(['umount', str(place)], check=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+@FOR_ROOT
 def test_read_only_source_path(eb, toy, disk):
     """What it has is used, what is missing is fetched to a path in front of it; too little room there is said."""
     writable = eb.sources

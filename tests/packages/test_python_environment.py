@@ -1,9 +1,8 @@
 """The module of an installed environment (hpc_pytorch/packages/python_environment.py), as users handle it."""
-import os
 import re
 
 import pytest
-from common import CHECKOUT, EB
+from common import CHECKOUT, EB, FOR_ROOT
 from small_software import Toy
 
 pytestmark = pytest.mark.slow
@@ -30,7 +29,7 @@ def modules(installed, modules_tool):
     return installed.modules if modules_tool.name == 'Lmod' else installed.prefix.parent / 'Tcl' / 'all'
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="what others install stays as private as their umask says")
+@FOR_ROOT
 def test_umask(installed):
     """Directories were open and the module was not, which Lmod then did not find."""
     paths = [path for path in installed.prefix.glob('**/*') if not path.is_symlink() and '.locks' not in str(path)]

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from common import FOR_ROOT
 
 from ramgate.broker import Broker, listen
 from ramgate.estimates import Knowledge
@@ -85,7 +86,7 @@ except ConnectionError:
 '''
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason='only root may be somebody else')
+@FOR_ROOT
 @pytest.mark.parametrize('user, word', [(0, b'g'), (65534, b'')])
 def test_another_user_s_job_is_not_taken(broker, user, word):
     broker.chmod(0o755)

@@ -7,10 +7,11 @@ import sys
 import time
 
 import pytest
+from common import FOR_ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason='only root may make memory cgroups')
+@FOR_ROOT
 def test_where_the_kernel_kills_nothing_fails(build, tmp_path):
     """A replay in a real cgroup: 16 jobs at a time would need three times the memory there is."""
     rows = ['user_s,sys_s,peak_mb,file']
@@ -27,7 +28,7 @@ def test_where_the_kernel_kills_nothing_fails(build, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason='only root may make memory cgroups')
+@FOR_ROOT
 @pytest.mark.parametrize('policy', ['fixed', 'ramgate'])
 def test_replay_that_is_ended_leaves_nothing(build, tmp_path, policy):
     """SIGTERM: the jobs, the cgroup and the directory go, which once stayed."""

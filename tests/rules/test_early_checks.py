@@ -3,7 +3,7 @@ import os
 import subprocess
 
 import pytest
-from lumi.lumi_site import needs_root
+from common import needs_root
 from small_software import site
 
 pytestmark = pytest.mark.slow

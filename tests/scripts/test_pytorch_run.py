@@ -10,8 +10,7 @@ import sys
 import pytest
 from batch_systems.pbs_stand_in import Pbs, patiently
 from batch_systems.real_slurm import Slurm
-from common import CHECKOUT, clean_environment
-from lumi.lumi_site import needs_root
+from common import CHECKOUT, clean_environment, needs_root
 
 SYSTEM = """[system]
 title = Here

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT
-from lumi.lumi_site import needs_root
+from common import CHECKOUT, needs_root
 from containers import images as containers
 
 STAGE = CHECKOUT / 'scripts/pytorch-stage'

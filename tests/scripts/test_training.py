@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
-from common import CHECKOUT, clean_environment
-from lumi.lumi_site import needs_root
+from common import CHECKOUT, clean_environment, needs_root
 from torch_mpi.mpi_installation import kept_venv, make_venv_of_trainers
 
 pytestmark = pytest.mark.slow

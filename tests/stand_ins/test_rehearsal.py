@@ -1,8 +1,7 @@
 """--rehearse: a system's easyconfig on that system's stand-in, on a machine that is not the system."""
 import pytest
 from batch_systems.compute_node import other_home
-from common import CHECKOUT, EB
-from lumi.lumi_site import needs_root
+from common import CHECKOUT, EB, needs_root
 
 pytestmark = pytest.mark.slow
 
