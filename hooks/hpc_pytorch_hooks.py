@@ -20,8 +20,8 @@ except ImportError:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import UsersProblem, settle  # noqa: E402
 from hpc_pytorch.machine.systems import nearest  # noqa: E402
-from hpc_pytorch.rules import early_checks, installation_locks, provenance, site_rules, vulnerabilities  # noqa: E402
-from hpc_pytorch.rules import what_to_type, within_memory  # noqa: E402
+from hpc_pytorch.rules import early_checks, installation_locks, known_pairs, provenance, site_rules  # noqa: E402
+from hpc_pytorch.rules import vulnerabilities, what_to_type, within_memory  # noqa: E402
 from hpc_pytorch.rules.early_checks import existing  # noqa: E402
 
 SITE_HOOKS = 'HPC_SITE_HOOKS'
@@ -44,6 +44,7 @@ RULES = {
     'pre_build_and_install_loop_hook': (
         ('no builds on login nodes', early_checks.check_host),
         ('known vulnerabilities', vulnerabilities.check),
+        ('versions that fail together', known_pairs.check),
     ),
     # one installation is about to begin
     'pre_easyblock_hook': (

@@ -6,11 +6,12 @@ import from EasyBuild they need the standard library only.
 """
 import glob
 import os
-import re
 import shutil
 import socket
 import tempfile
 import time
+
+from hpc_pytorch.machine.pairs import version_key  # noqa: F401
 
 VERSION = '2.0.0'
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -45,11 +46,3 @@ def part_directory(place):
                 time.time() - os.path.getmtime(left) > 86400):
             shutil.rmtree(left, ignore_errors=True)
     return tempfile.TemporaryDirectory(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=place)
-
-
-def version_key(version):
-    """What versions are compared by: their numbers, so that 2.0 is 2.0.0."""
-    numbers = [int(part) for part in re.findall(r'\d+', version)]
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return numbers

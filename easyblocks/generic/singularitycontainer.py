@@ -24,7 +24,7 @@ from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.config import build_option, source_paths
-from easybuild.tools.filetools import compute_checksum, convert_name, copy_file, mkdir, remove_dir
+from easybuild.tools.filetools import compute_checksum, convert_name, copy, copy_file, mkdir, remove_dir
 from easybuild.tools.filetools import remove_file, symlink, write_file
 from easybuild.tools.run import run_shell_cmd
 
@@ -242,9 +242,7 @@ class SingularityContainer(EasyBlock):
         # for the wrappers: where they find the image, how it is started, and what to load when it is not there
         write_file(os.path.join(self.installdir, 'share', 'container'), 'SIF%s %s %s\n' % (
             self.variable, self.verb, self.short_mod_name))
-        # for pytorch-jobscript
-        copy_file(os.path.join(self.system.directory, 'system.cfg'),
-                  os.path.join(self.installdir, 'share', 'system.cfg'))
+        copy(self.system.for_scripts, os.path.join(self.installdir, 'share'))
         if self.cfg['venv']:
             self.install_venv()
         if self.runtime and not self.dry_run:

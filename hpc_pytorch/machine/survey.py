@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, VERSION, collection_path, version_key
-from hpc_pytorch.machine import batch_systems, systems
+from hpc_pytorch.machine import batch_systems, pairs, systems
 from hpc_pytorch.machine.batch_systems import seconds_of
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, program_of_modules_tool
 
@@ -344,9 +344,24 @@ def external_modules(path):
     return [name for part in parts for name in re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", part)]
 
 
+def versions_of(machine, path):
+    """{software: version} that come together: what an easyconfig names, libfabric and the driver of this machine."""
+    found = re.findall(r"^ *\('([\w-]+)(?:', '|/)(\d[\w.-]*)'", Path(path).read_text(encoding='utf-8'), re.M)
+    found += re.findall(r'(.+?)-(\d[\d.]*)', os.path.basename(path))[:1]
+    with contextlib.suppress(NotAsked):
+        found.append(('driver', machine.read('/sys/module/nvidia/version').strip()))
+    with contextlib.suppress(NotAsked):
+        found += re.findall(r'^(libfabric): (\S+)', machine.run('fi_info', '--version'), re.M)
+    return {name.lower(): version for name, version in found}
+
+
 def about_each_easyconfig(machine):
     """For each easyconfig whether its modules load in their order, and what newer versions of them there are."""
     for path in easyconfigs_of(machine.system):
+        for row in pairs.known(versions_of(machine, path), machine.system.words):
+            fails = row['result'] == 'fails'
+            yield path, Finding('versions of', DIFFERS if fails else TOLD, pairs.in_words(row),
+                                'versions that go together' if fails else None, 'pairs.cfg')
         names, title = external_modules(path), 'modules of'
         if not names:
             continue

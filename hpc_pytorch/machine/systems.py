@@ -15,12 +15,13 @@ import collections
 import configparser
 import difflib
 import fnmatch
-import operator
 import os
 import re
 import socket
 
-from hpc_pytorch import UsersProblem, collection_path, version_key
+from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch.machine import pairs
+from hpc_pytorch.machine.pairs import CONDITION, RELATIONS, holds  # noqa: F401
 
 DEFAULT = 'workstation'
 # The format of system.cfg. 1: files that do not name theirs; 2: [system] has `format`, everything else is as in 1.
@@ -109,8 +110,6 @@ def conditions(value):
     return [(match.group('name'), match.group('relation'), match.group('version')) for match in found]
 
 
-CONDITION = re.compile(r'(?P<name>[A-Za-z][\w.+-]*?)(?:(?P<relation>>=|<)(?P<version>\d[\w.]*))?$')
-RELATIONS = {'>=': operator.ge, '<': operator.lt}
 LISTS = (words, core_lists, conditions)
 
 # What a module or a job can be, for `when` of a setting.
@@ -223,6 +222,17 @@ class System(object):
         self.advice = advice
 
     @property
+    def words(self):
+        """What it is, for pairs.cfg."""
+        slingshot = any(name.startswith('hsn') for name in self.network['interfaces'])
+        return {self.system['architecture'], self.node['gpu_architecture']} | ({'slingshot'} if slingshot else set())
+
+    @property
+    def for_scripts(self):
+        """Files that modules have in share/: what scripts have to know where the collection is not."""
+        return [os.path.join(self.directory, 'system.cfg'), pairs.PATH, pairs.__file__]
+
+    @property
     def usable_cores(self):
         """Of a node; cores that are named beside no GPU are the operating system's."""
         return sum(map(len, self.node['gpu_cores'])) or self.node['cores']
@@ -236,13 +246,6 @@ class System(object):
         """
         variables = self.settings if variables is None else variables
         return [one for one in variables if holds(one.when, features, versions or {})]
-
-
-def holds(when, features, versions):
-    """Whether all conditions hold; a version that nobody knows satisfies none."""
-    return all(name in features if relation is None else
-               name in versions and RELATIONS[relation](version_key(versions[name]), version_key(version))
-               for name, relation, version in when)
 
 
 # -- where the systems are

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import adjust_permissions, convert_name, copy_dir, copy_file
+from easybuild.tools.filetools import adjust_permissions, convert_name, copy, copy_dir, copy_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
@@ -110,7 +110,7 @@ class PythonEnvironment:
         self.install_files('example_files', 'examples', 0o644)
         if self.features:
             # what scripts have to know of the system
-            copy_file(os.path.join(self.packages.system.directory, 'system.cfg'), self.path('share', 'system.cfg'))
+            copy(self.packages.system.for_scripts, self.path('share'))
 
     def unpack(self, entries, store):
         """PyTorch, which is as much as all the rest together, beside the rest."""

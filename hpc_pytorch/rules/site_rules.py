@@ -54,6 +54,7 @@ POLICY = collections.OrderedDict([
     ('free_space', (decision, "what to do when a file system, or a quota, has less room than is needed")),
     ('install_path', (decision, "what to do about a prefix that system.cfg calls unfit")),
     ('vulnerable', (decision, "what to do about packages with known vulnerabilities (hooks/advisories.cfg)")),
+    ('pairs', (decision, "what to do about versions that are known to fail together (hpc_pytorch/machine/pairs.cfg)")),
 ])
 RULE = collections.OrderedDict([
     ('software', (words, "patterns of names of software")),

@@ -211,6 +211,19 @@ def test_same_difference_in_two_easyconfigs(place, monkeypatch):
     assert place.survey(False, monkeypatch, 'modules of both')[0] == ['modules of ' + both]
 
 
+def test_versions_that_fail_together(place, monkeypatch):
+    """What an easyconfig names, and what this machine has."""
+    place.write('easyconfigs/a/aws-ofi-nccl/aws-ofi-nccl-1.19.2-Surveyed.eb', "# ('aws-ofi-nccl', '1.6.0')\n")
+    place.write('easyconfigs/t/Test/Test-2.0-Surveyed.eb', "dependencies = [\n    ('cuda/13.0.1', EXTERNAL_MODULE),\n]")
+    path = place.root / 'sys/module/nvidia/version'
+    path.parent.mkdir(parents=True)
+    path.write_text('570.86.10\n')
+    found = {one.name: one.found for one in place.survey(False, monkeypatch, 'modules of both')[1]
+             if one.name.startswith('versions of') and one.result == survey.DIFFERS}
+    assert sorted(found) == ['versions of Test-2.0-Surveyed.eb', 'versions of aws-ofi-nccl-1.19.2-Surveyed.eb']
+    assert 'CUDA 13 wants driver 580' in found['versions of Test-2.0-Surveyed.eb']
+
+
 def test_planted_differences(place, monkeypatch, tmp_path):
     """Each is found by its name, and nothing else is; one that spoils the GPUs' number spoils their cores, too."""
     for number, (job, name, plant) in enumerate(DIFFERENCES):

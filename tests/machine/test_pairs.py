@@ -1,0 +1,50 @@
+"""Which versions are known to go together, or to fail."""
+import configparser
+import datetime
+
+import pytest
+
+from hpc_pytorch.machine import pairs, systems
+
+
+def test_table():
+    """Each row has all keys, conditions that can hold, a result that is known, and the date of its source."""
+    table = configparser.ConfigParser(interpolation=None, delimiters=('=',))
+    table.read(pairs.PATH)
+    assert len(table.sections()) > 10
+    for section in table.sections():
+        row = table[section]
+        assert list(row) == ['when', 'result', 'why', 'source', 'date'] and row['result'] in pairs.RESULTS
+        assert all(map(pairs.CONDITION.match, row['when'].split())), section
+        assert datetime.date(2023, 1, 1) < datetime.date.fromisoformat(row['date']) < datetime.date(2026, 11, 23)
+
+
+@pytest.mark.parametrize('words, versions, results', [
+    ('slingshot', {'aws-ofi-nccl': '1.19.2'}, ['fails']),
+    ('slingshot', {'aws-ofi-nccl': '1.21.1', 'nccl': '2.26.6-1'}, []),
+    ('slingshot aarch64', {'aws-ofi-nccl': '1.20.0', 'nccl': '2.27.7', 'libfabric': '1.22'},
+     ['fails', 'slow', 'works']),
+    ('aarch64', {'nccl': '2.30.7+cuda13'}, []),
+    ('', {'aws-ofi-rccl': '1.4.0', 'libfabric': '1.22.0'}, ['fails']),
+    ('', {'aws-ofi-rccl': '1.4.0', 'libfabric': '1.15.2.0', 'rocm': '6.4.1'}, []),
+    ('', {'cuda': '13.0', 'driver': '575.57.08'}, ['fails']),
+    ('', {'cuda': '13.0', 'driver': '580.65.06'}, []),
+    # what nobody knows fits nothing
+    ('slingshot aarch64 gfx942', {}, []),
+])
+def test_known(words, versions, results):
+    """The worst comes first."""
+    assert [row['result'] for row in pairs.known(versions, words.split())] == results
+
+
+def test_words():
+    """What a system is, by its system.cfg."""
+    assert {'slingshot', 'gfx90a', 'x86_64'} <= systems.load('frontier').words
+    assert 'slingshot' not in systems.load('bede').words
+
+
+def test_in_words():
+    """With its source and date."""
+    row, = pairs.known({'aws-ofi-nccl': '1.21.1', 'nccl': '2.16.2'}, [])
+    assert pairs.in_words(row) == ("known: fails: the plugin is for NCCL 2.17.1 and newer (aws-ofi-nccl's release "
+                                   "notes since 1.14.0, 2026-08-19)")
