@@ -1,7 +1,9 @@
 """pytorch-run: from a login node to the end of a training, on real Slurm and on the PBS stand-in."""
 import os
+import pickle
 import pty
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -118,6 +120,40 @@ def test_refused(nowhere):
     assert 'pytorch-run --nodes 2' in nowhere('--help')[1] and '--ranks-per-node' in nowhere('--help')[1]
 
 
+class Evil:
+    """What a pickle can do."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, 'w'))
+
+
+def test_recorded(tmp_path):
+    """
+    Of flight recorders' dumps: what each group waited for, and where. A dump that is no plain value is not loaded.
+    (Those of a real recorder are in test_training.py.)
+    """
+    def dump(rank, **numbers):
+        frames = [{'filename': '/x/site-packages/torch/x.py', 'line': 1}, {'filename': 'mine.py', 'line': 7}]
+        entries = [{'process_group': [group, 'of ' + group], 'collective_seq_id': number + 1, 'is_p2p': False,
+                    'profiling_name': 'nccl:all_reduce', 'frames': frames}
+                   for group, count in numbers.items() for number in range(count)]
+        content = {'entries': entries, 'pg_config': {'part': {'ranks': '[0, 2]'}}}
+        (tmp_path / ('nccl-trace-%d' % rank)).write_bytes(pickle.dumps(content))
+    recorded = runpy.run_path(str(CHECKOUT / 'scripts/pytorch-run'))['recorded']
+    assert list(recorded(tmp_path)) == []
+    dump(0, all=3, part=2)
+    dump(1, all=2)
+    dump(2, all=3, part=2)
+    (tmp_path / 'nccl-trace-3').write_bytes(pickle.dumps(Evil(str(tmp_path / 'done'))))
+    (tmp_path / 'nccl-trace-4').write_bytes((tmp_path / 'nccl-trace-0').read_bytes()[:99])
+    assert list(recorded(tmp_path)) == [
+        'rank 1 did not reach collective 3 of of all, all_reduce; rank 0, 2 waited in it, at mine.py, line 7']
+    assert not (tmp_path / 'done').exists()
+
+
 @pytest.mark.slow
 def test_two_nodes(slurm):
     """Shows what all ranks print and ends as the job does; scripts and output stay, each under a name of its own."""
@@ -126,6 +162,9 @@ def test_two_nodes(slurm):
     assert {'rank 0 of 2', 'rank 1 of 2'} <= set(output.splitlines())
     number = errors.split()[2].rstrip(',')
     assert (slurm.directory / ('train-%s.out' % number)).read_text() == output
+    for rank in range(2):
+        kept = slurm.directory / ('train-%s/rank-%d.out' % (number, rank))
+        assert kept.read_text() == 'rank %d of 2\n' % rank
     status, output, errors = slurm('--time', '5', 'train.py', 'status', '3')
     assert status == 3 and 'rank 0 of 1 status 3' in output and 'ended with status 3' in errors, output + errors
     assert (slurm.directory / 'train-1.job').exists() and (slurm.directory / 'train-2.job').exists()
@@ -141,13 +180,18 @@ def test_two_nodes(slurm):
 ])
 def test_why_it_failed(slurm, end, status, says):
     """The last lines: the rank that ended first, whichever was killed for that, and why."""
+    # what the others print is not the reason
     (slurm.directory / 'fail.py').write_text(
-        "import os, signal, time\nrank = int(os.environ['RANK'])\n"
-        "if rank == 1:\n    %s\nprint('rank 0 waits', flush=True)\ntime.sleep(600)\n" % end)
+        "import os, signal, time\nrank = int(os.environ['RANK'])\nwaits = 'rank-0-waits-%d'\n"
+        "while rank == 1 and not os.path.exists(waits):\n    time.sleep(0.1)\nif rank == 1:\n    %s\n"
+        "print('DUE TO NODE FAILURE', flush=True)\nopen(waits, 'w').close()\ntime.sleep(600)\n" % (os.getpid(), end))
+    (slurm.directory / ('rank-0-waits-%d' % os.getpid())).unlink(missing_ok=True)
     _, output, errors = slurm('--nodes', '2', '--time', '5', 'fail.py')
-    last = errors.splitlines()[-2:] if says else errors.splitlines()[-1:]
+    last = errors.splitlines()[-3:]
     assert re.fullmatch(r'pytorch-run: rank 1 on \S+ ended first, with status %d' % status, last[0]), output + errors
-    assert not says or says in last[1]
+    # where its own output tells nothing, the job's may
+    assert (says or 'a node was lost') in last[1]
+    assert re.fullmatch(r'pytorch-run: what each rank printed: fail-\d+/rank-\*\.out', last[2])
 
 
 @pytest.mark.slow
@@ -218,6 +262,8 @@ def test_pbs(pbs, tmp_path):
     """The same on PBS, whose own output comes when a job has ended: this one's is shown while it runs."""
     status, output, errors = pbs('--time', '5', 'train.py')
     assert status == 0 and 'rank 0 of 1' in output, output + errors
+    kept, = pbs.directory.glob('train-*/rank-0.out')
+    assert kept.read_text() == 'rank 0 of 1\n'
     assert pbs('--time', '5', 'train.py', 'status', '3')[0] == 3
     status, output, errors = interrupted(pbs, tmp_path / 'never', b'y\n')
     assert status not in (0, 130) and 'ended before its program did' in errors, errors
@@ -231,6 +277,9 @@ def test_requeued(slurm, tmp_path):
     # it has begun twice, in one job with one output, and has ended once
     assert status == 85 and output.count('rank 0 of 2') == 2, output + errors
     assert output.count('the program ended with status') == 1 and errors.count(', written to') == 1, output + errors
+    number = errors.split()[2].rstrip(',')
+    assert all((slurm.directory / ('train-%s.%d/rank-1.out' % (number, turn))).exists() for turn in range(2))
+    assert 'what each rank printed: train-%s.1/' % number in errors
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -63,6 +64,44 @@ def test_network_of_nccl(script):
     assert run(script, '-c', show, **OPEN_MPI)[0].split() == ['None']
     # who knows that it is slow
     assert run(script, '-c', show, HPC_NCCL_NET='OFI', HPC_ALLOW_SOCKETS='1', **OPEN_MPI)[0].split() == ['None']
+
+
+def test_output_is_kept(script, tmp_path):
+    """All that a rank prints, to its last line, is in its file, and goes where it went; also when Python is killed."""
+    kept = tmp_path / 'outputs'
+    kept.mkdir()
+    told = dict(SRUN, HPC_RANK_OUTPUTS=str(kept))
+    printed = run(script, '-c', 'import sys; print("out"); print("err", file=sys.stderr)', **told)[0]
+    assert sorted(printed.split()) == ['err', 'out'] and (kept / 'rank-5.out').read_text() == printed
+    kill = 'import os; print("x" * 100000, flush=True); os.kill(os.getpid(), 9)'
+    printed = run(script, '-c', kill, status=-9, **told)[0]
+    assert 'rank 5 on ' in printed.splitlines()[-1] and (kept / 'rank-5.out').read_text() == printed
+    # what it leaves behind may keep the file open
+    leave = 'import subprocess; print(subprocess.Popen(["sleep", "600"]).pid)'
+    with open(tmp_path / 'printed', 'w') as printed:
+        subprocess.run([script, '-c', leave], env=dict(told, PATH='%s:/usr/bin:/bin' % tmp_path), stdout=printed,
+                       check=True, timeout=60)
+    left = (tmp_path / 'printed').read_text()
+    os.kill(int(left), signal.SIGKILL)
+    assert (kept / 'rank-5.out').read_text() == left
+    # a directory that is not there is no reason to stop
+    assert run(script, '-c', 'print(1)', **dict(told, HPC_RANK_OUTPUTS=str(tmp_path / 'none')))[0] == '1\n'
+
+
+@pytest.mark.parametrize('version, names', [
+    ({}, ('TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')),
+    ({'EBVERSIONPYTORCH': '2.8.1'}, ('TORCH_NCCL_TRACE_BUFFER_SIZE', 'TORCH_NCCL_DEBUG_INFO_TEMP_FILE')),
+    ({'EBVERSIONPYTORCH': '2.10.0'}, ('TORCH_FR_BUFFER_SIZE', 'TORCH_FR_DUMP_TEMP_FILE')),
+])
+def test_flight_recorder(script, tmp_path, version, names):
+    """Is switched on where outputs are kept, by the names of this PyTorch; what the user has set stays."""
+    show = 'import os; print(*(name + "=" + os.environ[name] for name in os.environ if name.startswith(("TORCH_NCCL_' \
+           'T", "TORCH_NCCL_D", "TORCH_FR"))))'
+    told = dict(SRUN, HPC_RANK_OUTPUTS=str(tmp_path), **version)
+    found = dict(word.split('=') for word in run(script, '-c', show, **told)[0].split())
+    assert found == {names[0]: '2000', names[1]: '%s/nccl-trace-' % tmp_path, 'TORCH_NCCL_DUMP_ON_TIMEOUT': '1'}
+    assert names[0] + '=7' in run(script, '-c', show, **dict(told, **{names[0]: '7'}))[0]
+    assert run(script, '-c', show, **dict(SRUN, **version))[0].split() == []
 
 
 @pytest.mark.parametrize('launcher', LAUNCHERS.values(), ids=LAUNCHERS)

@@ -36,6 +36,13 @@ def test_help(script):
                            [:said.count('\n')]) and 'set -' not in said
 
 
+def test_what_to_type_for_a_container_venv():
+    """Without a directory it says what to type."""
+    for words, status in (([], 1), (['--help'], 0)):
+        said, errors = run('make-container-venv', *words, status=status)
+        assert said.startswith('make-container-venv DIRECTORY [PLACE]: ') and not errors
+
+
 def test_every_script_is_installed():
     """Every script is named by an easyconfig, the easyblock for containers or the checks; all that are named exist."""
     from hpc_pytorch.packages.container_scripts import scripts_for

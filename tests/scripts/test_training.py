@@ -1,6 +1,7 @@
 """What users train with, on two nodes of a real Slurm: what it takes the ranks for, and the examples."""
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -104,6 +105,39 @@ def test_identity(cluster):
         for words in expected:
             words[2] = words[2] if known == 6 else 'None'
         assert found == [' '.join(words) for words in expected], output
+
+
+# Rank 1 leaves out the third of its collectives. NCCL's watchdog, which would write what the recorder knows when time
+# is up, needs GPUs: the ranks write it themselves, where it would.
+LEFT_OUT = """
+import datetime, os
+import torch, torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=5))
+rank = dist.get_rank()
+for number in range(3):
+    if (rank, number) != (1, 2):
+        try:
+            dist.all_reduce(torch.ones(4))
+        except RuntimeError:
+            print('waited in vain')
+with open(os.environ['TORCH_FR_DUMP_TEMP_FILE'] + str(rank), 'wb') as dump:
+    dump.write(_dump_fr_trace())
+os._exit(1)
+"""
+
+
+def test_flight_recorder(cluster):
+    """pytorch-srun switches PyTorch's own recorder on, and pytorch-run says what it knows."""
+    (cluster.directory / 'left_out.py').write_text(LEFT_OUT)
+    outputs = cluster.directory / 'outputs'
+    outputs.mkdir()
+    told = 'HPC_RANK_OUTPUTS=%s,EBVERSIONPYTORCH=2.13.0' % outputs
+    cluster.run('-N2 -n2 --export=ALL,' + told, 'left_out.py', status=1)
+    assert sorted(os.listdir(outputs)) == ['nccl-trace-0', 'nccl-trace-1', 'rank-0.out', 'rank-1.out']
+    told = runpy.run_path(str(CHECKOUT / 'scripts/pytorch-run'))['recorded'](str(outputs))
+    assert list(told) == ["rank 1 did not reach collective 3 of default_pg, all_reduce; rank 0 waited in it, at %s, "
+                          "line 10" % (cluster.directory / 'left_out.py')]
 
 
 def losses(output):
