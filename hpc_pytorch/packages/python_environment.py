@@ -37,7 +37,9 @@ PARAMETERS = dict(locked_packages.PARAMETERS, **{
 USAGE = (
     ('pytorch-check', "See whether it works here:", "pytorch-check"),
     ('train.py', "Train on this machine:", "torchrun --nproc-per-node 2 $EBROOT{name}/examples/train.py"),
+    ('train.py', "Copy the examples:", "cp $EBROOT{name}/examples/*.py ."),
     ('pytorch-run', "Train on two nodes:", "pytorch-run --nodes 2 --time 10 train.py"),
+    ('train_fsdp.py', "Go on when time is up:", "pytorch-run --nodes 2 --time 10 --requeue 5 train_fsdp.py"),
     ('pytorch-jobscript', "Write the job script alone:", "pytorch-jobscript --nodes 2 --time 10 train.py > job"),
     ('pytorch-srun', "Train within a job:", "{launcher} ... pytorch-srun train.py"),
     ('extend-venv-activate', "Add packages of your own:", "python -m venv mine; extend-venv-activate mine; "

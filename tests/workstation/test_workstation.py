@@ -179,7 +179,7 @@ def test_help(installed, lmod):
     lines = lmod.run("module use %s; module help PyTorch" % installed[0].modules).splitlines()
     assert len(lines) <= 40
     for words in ("official CPU wheels", "pytorch-check", "pytorch-srun train.py", "extend-venv-activate mine",
-                  "torchrun --nproc-per-node 2 $EBROOTPYTORCH/examples/train.py"):
+                  "torchrun --nproc-per-node 2 $EBROOTPYTORCH/examples/train.py", "cp $EBROOTPYTORCH/examples/*.py ."):
         assert any(words in line for line in lines), words
 
 
