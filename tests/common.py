@@ -67,6 +67,13 @@ def kept(place, make):
     return place
 
 
+def stand_in(name):
+    """The modules of a stand-in, made if need be, which takes pip's index: before tests that take that away."""
+    made = subprocess.run([CHECKOUT / 'tests' / 'stand_ins' / 'make', name], env=clean_environment(), check=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    return made.stdout.strip()
+
+
 def unpack_package(name, directory):
     """The files of one of Debian's packages, which is not installed."""
     directory.mkdir(parents=True)

@@ -3,7 +3,7 @@ import re
 import sys
 
 import pytest
-from common import CHECKOUT
+from common import CHECKOUT, stand_in
 
 EASYCONFIG = CHECKOUT / 'easyconfigs' / 'p' / 'PyTorch' / 'PyTorch-2.6.0-Bede-whl.eb'
 
@@ -26,6 +26,7 @@ def edited(directory, *pairs):
 def test_refused_here(eb, tmp_path):
     """The only wheel is for Arm and Python 3.12: what there is none for is told, and nothing is installed."""
     eb.sources = tmp_path / 'sources'
+    stand_in('bede')
     done = eb(edited(tmp_path), '--rehearse', '--system=bede', status=None, env={'PIP_NO_INDEX': '1'})
     assert done.returncode
     assert 'No index has torch 2.6.0+cu126 for Python %d.%d on x86_64' % sys.version_info[:2] in done.stdout

@@ -2,7 +2,7 @@
 import re
 
 import pytest
-from common import CHECKOUT
+from common import stand_in
 from small_software import make_wheel, sha256
 
 from hpc_pytorch.machine import systems
@@ -48,11 +48,11 @@ def test_module(eb, tmp_path, lmod):
     (tmp_path / 'toy.lock').write_text('toy==1.0 --hash=sha256:%s\n' % sha256(make_wheel(tmp_path, 'toy')))
     easyconfig = tmp_path / 'toy-1.0-Frontier.eb'
     said = {}
-    for stand_in, versions in (('frontier', ('8.5.0', '5.7.1')), ('frontier-2026', ('8.7.0', '7.1.1'))):
+    for state, versions in (('frontier', ('8.5.0', '5.7.1')), ('frontier-2026', ('8.7.0', '7.1.1'))):
         easyconfig.write_text(EASYCONFIG % versions)
+        modules = stand_in(state)
         eb(easyconfig, '--rehearse', '--rebuild', env={'PIP_FIND_LINKS': str(tmp_path), 'PIP_NO_INDEX': '1'})
-        said[stand_in] = lmod.run("""module use %s/.local/stand_ins/%s/modules %s
-            module load toy; env; module help toy 2>&1""" % (CHECKOUT, stand_in, eb.modules))
+        said[state] = lmod.run('module use %s %s; module load toy; env; module help toy 2>&1' % (modules, eb.modules))
     share = eb.prefix / 'software/toy/1.0-Frontier/share'
     assert {'system.cfg', 'pairs.cfg', 'pairs.py'} == {path.name for path in share.iterdir()}
     now = dict(re.findall(r'^(\w+)=(.*)$', said['frontier-2026'], re.M))

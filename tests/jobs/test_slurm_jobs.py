@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from easyblocks.small_builds import Small
-from common import CHECKOUT, EB, needs_root
+from common import CHECKOUT, EB, needs_root, stand_in
 from small_software import OCCUPY, WAIT, Toys
 from batch_systems.real_slurm import Slurm, wait_for
 
@@ -29,7 +29,7 @@ def slurm(tmp_path_factory):
     needs_root()
     # in jobs pip has no index
     for state in ('archer2', 'archer2-2026'):
-        subprocess.run([CHECKOUT / 'tests/stand_ins/make', state], stdout=subprocess.DEVNULL, check=True)
+        stand_in(state)
     with Slurm(tmp_path_factory.mktemp('slurm') / 's', nodes=3, cpus=128, memory=524288, gpus=8,
                partitions=('standard', 'small', 'batch', 'gh'), exclusive=('standard', 'batch')) as running:
         yield running
@@ -91,8 +91,8 @@ def test_chain(toys, slurm, lmod, checkout):
     socket.create_connection(('127.0.0.1', port)).close()
     # and steps get the job's
     assert 'MINE=seen' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/step').read_text()
-    stand_in = checkout / '.local/stand_ins/archer2/modules'
-    assert '(2, 3)' in lmod.run('module use %s %s; module load top/1.0-ARCHER2\n' % (stand_in, toys.eb.modules)
+    modules = checkout / '.local/stand_ins/archer2/modules'
+    assert '(2, 3)' in lmod.run('module use %s %s; module load top/1.0-ARCHER2\n' % (modules, toys.eb.modules)
                                 + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'")
     # ramgate's profile was kept, so that the next job asks for what this one needed
     profile = json.loads((small.sources / 'PyTorch-1.13.1-small-ARCHER2-ramgate.json').read_text())

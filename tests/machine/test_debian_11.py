@@ -5,11 +5,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 
-from common import CACHE, CHECKOUT, clean_environment, needs_root
+from common import CACHE, CHECKOUT, clean_environment, needs_root, stand_in
 from torch_mpi.mpi_installation import kept_venv
 
 pytestmark = pytest.mark.slow
@@ -77,15 +76,14 @@ def test_first_call(root):
     assert 'unpacking' not in run(root, '/collection/eb', '--version')
 
 
-def bring_parts(root, stand_in):
+def bring_parts(root, state):
     """
     The parts of this machine's stand-in, which are gigabytes to fetch. Links in them lead to programs of that Debian,
     where it has them; a dry run starts none of them but Python, which is that Debian's own.
     """
-    make = [sys.executable, '-I', CHECKOUT / 'tests/stand_ins/make', stand_in]
-    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
-    for part in (CHECKOUT / STAND_INS / stand_in / 'parts').iterdir():
-        place = root / 'collection' / STAND_INS / stand_in / 'parts' / part.name
+    stand_in(state)
+    for part in (CHECKOUT / STAND_INS / state / 'parts').iterdir():
+        place = root / 'collection' / STAND_INS / state / 'parts' / part.name
         if part.name == 'python':
             run(root, 'python3', '-m', 'venv', '--without-pip', '/%s' % place.relative_to(root))
         else:
@@ -95,17 +93,17 @@ def bring_parts(root, stand_in):
         (place / '.complete').write_text(json.dumps(dict(mark, links=[])))
 
 
-@pytest.mark.parametrize('stand_in', sorted(REHEARSED))
-def test_rehearsal(root, stand_in):
+@pytest.mark.parametrize('state', sorted(REHEARSED))
+def test_rehearsal(root, state):
     """Its modules load in their order with the newer Lmod, and the easyblock has looked at all of them."""
-    if stand_in != 'lumi':
+    if state != 'lumi':
         # LUMI's needs nothing that a Debian 11 would not have
-        bring_parts(root, stand_in)
-    said = run(root, '/collection/eb', '--rehearse', REHEARSED[stand_in], '-x')
-    system = stand_in.split('-')[0]
-    assert 'rehearsing on the stand-in of %s: /collection/%s/%s/modules' % (system, STAND_INS, stand_in) in said
+        bring_parts(root, state)
+    said = run(root, '/collection/eb', '--rehearse', REHEARSED[state], '-x')
+    system = state.split('-')[0]
+    assert 'rehearsing on the stand-in of %s: /collection/%s/%s/modules' % (system, STAND_INS, state) in said
     assert 'DRY RUN' in said and 'Build succeeded' in said and 'ignoring error' not in said
-    easyconfig = (CHECKOUT / 'easyconfigs/p/PyTorch' / REHEARSED[stand_in]).read_text()
+    easyconfig = (CHECKOUT / 'easyconfigs/p/PyTorch' / REHEARSED[state]).read_text()
     for module in re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", easyconfig):
         assert re.search('^module load %s$' % re.escape(module), said, re.M), module
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from stand_ins import test_rehearsal
-from common import CHECKOUT, EB, clean_environment
+from common import CHECKOUT, EB, clean_environment, stand_in
 
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
 
@@ -244,9 +244,7 @@ def test_installed_with_pip(tmp_path):
     # a system's own modules, here those of its stand-in, are found by plain eb, too
     toy = tmp_path / 'toy-1.0-ARCHER2.eb'
     toy.write_text(test_rehearsal.EASYCONFIG)
-    made = subprocess.run([str(CHECKOUT / 'tests/stand_ins/make'), 'archer2'], stdout=subprocess.PIPE,
-                          text=True, check=True, env=clean_environment())
-    plain['MODULEPATH'] = made.stdout.strip()
+    plain['MODULEPATH'] = stand_in('archer2')
     assert '(module: toy/1.0-ARCHER2)' in run(command, str(toy), '-D', '--robot').replace('\n', ' ')
     run(python, '-c', 'from easybuild.easyblocks.generic.configuremake import ConfigureMake;'
                       'from easybuild.easyblocks.pytorch import EB_PyTorch;'
