@@ -99,17 +99,19 @@ class LockedPackages:
                 restore_env(environment)
 
     def look_around(self):
-        """Find Python and MPI, and install the headers that building needs where that is allowed."""
+        """Find Python and MPI, and install what building needs where that is allowed."""
         if self.python:
             return
         self.python = self.find_python()
         self.mpi_compilers = self.find_mpi_compilers()
-        if self.cfg['build_from_source'] and not self.python.headers:
+        names = {'g++': any(map(shutil.which, (self.system.compilers['cxx'] or 'c++', 'c++'))),
+                 'python%s-dev' % self.python.version: self.python.headers}
+        if self.cfg['build_from_source'] and not all(names.values()):
             try:
-                distribution_packages.install(['python%s-dev' % self.python.version])
+                distribution_packages.install([name for name, there in names.items() if not there])
             except UsersProblem as problem:
-                raise EasyBuildError("%s has no Python.h, which building %s needs: %s", self.python.path,
-                                     ', '.join(self.cfg['build_from_source']), problem)
+                raise EasyBuildError("Building %s needs a C++ compiler and the Python.h of %s: %s",
+                                     ', '.join(self.cfg['build_from_source']), self.python.path, problem)
         mpi = self.mpi_compilers[0] if self.mpi_compilers else 'none here, so the locked one'
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.easyblock.log)
 

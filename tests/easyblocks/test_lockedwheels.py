@@ -163,6 +163,18 @@ def of_another_version(tmp_path, name, old, new):
     return path
 
 
+def test_no_compiler(eb, toy, tmp_path):
+    """Said before anything is fetched, with the package to install."""
+    others = ('g++', 'c++', 'apt-get', 'dpkg-query', 'dnf', 'zypper')
+    (tmp_path / 'bin').mkdir()
+    for name in set(os.listdir('/usr/bin')) - set(others):
+        (tmp_path / 'bin' / name).symlink_to('/usr/bin/' + name)
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "build_from_source = ['toy']\n")
+    output = eb(toy.easyconfig, '--fetch', env=dict(toy.online, PATH=str(tmp_path / 'bin')), status=1).stdout
+    assert 'Building toy needs a C++ compiler' in output and 'Install by hand: g++' in output
+    assert 'fetching 1' not in output
+
+
 def test_lock_of_another_version(eb, tmp_path):
     """The old version is not installed under a new name."""
     output = eb(of_another_version(tmp_path, 'PyTorch-2.13.0-workstation.eb', '2.13.0', '2.14.0'), status=None)
