@@ -24,8 +24,8 @@ MANAGERS = (
     # Lmod is in EPEL, and what it needs in the repository that is called crb, in version 8 powertools
     ('dnf', ('dnf', '-q', '-y', 'install'), {'lmod': 'Lmod', 'python3-venv': 'python3-pip', 'g++': 'gcc-c++'},
      (('dnf', '-q', '-y', 'install', 'epel-release'), ('crb', 'enable'))),
-    ('zypper', ('zypper', '-n', '-q', 'install'), {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip',
-                                                    'g++': 'gcc-c++'}, ()),
+    ('zypper', ('zypper', '-n', '-q', 'install'),
+     {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip', 'g++': 'gcc-c++'}, ()),
 )
 # Distributions whose package of a modules tool is too old -> the next release of theirs whose package will do.
 NEXT_RELEASES = {'bullseye': 'bookworm', 'focal': 'noble', 'jammy': 'noble'}

@@ -129,7 +129,7 @@ class Change:
                                    % (found, self.system.name, self.cuda_limit()))
 
     def renamed(self, text):
-        """A text with the new version in the place of the old, and the new build, such as rocm7.1, in that of its own."""
+        """A text with the new version, and the new build, such as rocm7.1, in the place of the old."""
         text = replaced(text, self.old, self.version)
         return text if self.build == self.old_build else text.replace(self.old_build[1:], self.build[1:])
 
