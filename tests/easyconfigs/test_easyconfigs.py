@@ -80,8 +80,10 @@ def test_only_what_easybuild_knows(easyconfig):
 
 
 def test_checksums(easyconfig):
-    """Every source and patch has a SHA256."""
+    """Every source and patch has a SHA256, and what git fetches a commit."""
     found = {key: plain(node) for key, node in values(easyconfig).items()}
+    git = found.get('git_source', {})
+    assert not git or re.match('[0-9a-f]{40}$', git.get('commit', git['revision'])), git
     files = sum(len(values(easyconfig)[key].elts) for key in ('sources', 'patches') if key in values(easyconfig))
     if not files:
         return
