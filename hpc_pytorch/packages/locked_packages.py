@@ -60,6 +60,7 @@ PARAMETERS = {
     'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
     'package_urls': [{}, "Addresses of sources that no index has, by package", CUSTOM],
     'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
+    'lock_files_instead': [[], "Lock files to take where extra_index_urls cannot be reached", CUSTOM],
 }
 # The collection's easyconfig of a Python that needs nothing of the machine, as a dependency.
 OWN_PYTHON = ('Python', '3.12.14', '-standalone')
@@ -192,7 +193,7 @@ class LockedPackages:
     def check_locks(self):
         """All lock files are there, and are the locks of this version (of a copied easyconfig they may not be)."""
         name, version = self.cfg.name, self.cfg.version
-        for lock in self.cfg['lock_files'] + self.cfg['build_lock_files']:
+        for lock in self.cfg['lock_files'] + self.cfg['build_lock_files'] + self.cfg['lock_files_instead']:
             try:
                 self.named_file(lock)
             except EasyBuildError:
@@ -218,10 +219,22 @@ class LockedPackages:
             return None
         with self.modules():
             self.look_around()
-            files = tempfile.mkdtemp(prefix='wheels-')
-            for store in self.stores():
-                self.link(store, files)
-            self.complete(files)
+            try:
+                return self.gathered()
+            except EasyBuildError as problem:
+                if not self.cfg['lock_files_instead'] or 'could be reached' not in str(problem):
+                    raise
+            print_msg("%s: not reached; taking wheels of your own index instead, which may be larger",
+                      ' '.join(self.cfg['extra_index_urls']), log=self.easyblock.log)
+            self.cfg['lock_files'] = self.cfg['lock_files_instead']
+            return self.gathered()
+
+    def gathered(self):
+        """Links to all files, of which those that are not here are fetched."""
+        files = tempfile.mkdtemp(prefix='wheels-')
+        for store in self.stores():
+            self.link(store, files)
+        self.complete(files)
         return files
 
     def stores(self):

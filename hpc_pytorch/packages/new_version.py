@@ -24,7 +24,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
 from hpc_pytorch.packages import rocm_pairs
 
-LOCK_PARAMETERS = ('lock_files', 'build_lock_files', 'mpi_lock_files')
+LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
 # What PyTorch itself asks for, in one version; its name changed with 2.10.
