@@ -226,7 +226,9 @@ class LockedPackages:
                     raise
             print_msg("%s: not reached; taking wheels of your own index instead, which may be larger",
                       ' '.join(self.cfg['extra_index_urls']), log=self.easyblock.log)
-            self.cfg['lock_files'] = self.cfg['lock_files_instead']
+            # both stay named, as the provenance keeps all lock files
+            locks = self.cfg['lock_files'], self.cfg['lock_files_instead']
+            self.cfg['lock_files_instead'], self.cfg['lock_files'] = locks
             return self.gathered()
 
     def gathered(self):

@@ -63,7 +63,8 @@ def test_locks_instead(eb, toy):
     for options in (['--fetch'], []):
         output = eb(toy.easyconfig, *options, env=env).stdout
         assert 'http://127.0.0.1:9/simple: not reached; taking wheels of your own index instead' in output
-    assert (eb.prefix / 'software/toy/1.0/bin/python').exists()
+    kept = {path.name for path in (eb.prefix / 'software/toy/1.0/easybuild/provenance').glob('*.lock')}
+    assert kept == {'gone.lock', 'toy.lock'}
 
 
 class Index(BaseHTTPRequestHandler):
