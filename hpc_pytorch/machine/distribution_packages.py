@@ -22,9 +22,10 @@ MANAGERS = (
     ('apt-get', ('apt-get', '-qq', '-y', '-o', 'DPkg::Lock::Timeout=600', '--no-install-recommends', 'install'), {},
      (('dpkg', '--configure', '-a'), ('apt-get', '-qq', '-o', 'DPkg::Lock::Timeout=600', 'update'))),
     # Lmod is in EPEL, and what it needs in the repository that is called crb, in version 8 powertools
-    ('dnf', ('dnf', '-q', '-y', 'install'), {'lmod': 'Lmod', 'python3-venv': 'python3-pip'},
+    ('dnf', ('dnf', '-q', '-y', 'install'), {'lmod': 'Lmod', 'python3-venv': 'python3-pip', 'g++': 'gcc-c++'},
      (('dnf', '-q', '-y', 'install', 'epel-release'), ('crb', 'enable'))),
-    ('zypper', ('zypper', '-n', '-q', 'install'), {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip'}, ()),
+    ('zypper', ('zypper', '-n', '-q', 'install'),
+     {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip', 'g++': 'gcc-c++'}, ()),
 )
 # Distributions whose package of a modules tool is too old -> the next release of theirs whose package will do.
 NEXT_RELEASES = {'bullseye': 'bookworm', 'focal': 'noble', 'jammy': 'noble'}

@@ -10,7 +10,7 @@ import shutil
 import socket
 
 from hpc_pytorch import UsersProblem, collection_path
-from hpc_pytorch.machine import survey
+from hpc_pytorch.machine import survey, systems
 from hpc_pytorch.machine.survey import GIB, NotAsked
 
 # Modules that a PyTorch may need, as machines call them: pattern; EasyBuild's name; part of stand-ins in its place.
@@ -32,12 +32,13 @@ external-modules-metadata = %(COLLECTION)s/systems/{name}/external_modules.cfg
 BACKENDS = {'slurm': '\n[config]\njob-backend = HPCSlurm\n', 'pbs': '\n[config]\njob-backend = PbsPro\n'}
 
 
-def asked(question, *arguments):
-    """An answer, or None where this machine cannot be asked."""
+def asked(question, machine, reasons=None):
+    """An answer, or None where this machine cannot be asked; why not is added to the reasons."""
     try:
-        return question(*arguments)
-    except (NotAsked, OSError, ValueError):
-        return None
+        return question(machine)
+    except (NotAsked, OSError, ValueError) as problem:
+        if reasons is not None:
+            reasons[question] = "could not be asked: %s" % problem
 
 
 def chosen_modules(machine):
@@ -57,51 +58,58 @@ def chosen_modules(machine):
     return found
 
 
-def system_text(name, machine):
-    host = socket.gethostname().split('.')[0]
+def drafted(name, machine):
+    """What the machine says of itself: {section: {key: (value or None, where it comes from or why there is none)}}."""
+    host, why = socket.gethostname().split('.')[0], {}
     kind = asked(survey.scheduler_kind, machine)
     machine.system.scheduler['kind'] = kind
-    queues = asked(survey.partitions, machine) or {}
+    queues = asked(survey.partitions, machine, why) or {}
     queue = next(iter(sorted(queues, key=lambda one: -(queues[one].get('gpus') or 0))), None)
     facts = queues.get(queue, {})
     threads = asked(survey.topology, machine) or []
     of_core = len(threads) // len(set(threads)) if threads else 1
     near = asked(survey.cores_near_gpus, machine)
+    cuda = asked(survey.cuda_of_driver, machine, why)
     interfaces = [one for one in machine.names('/sys/class/net/*') if re.match('hsn|ib', one)]
     mpi = ['mpicc', 'mpicxx'] if kind != 'slurm' or shutil.which('mpicc') else ['cc', 'CC']
     launcher = 'srun' if kind == 'slurm' else 'mpiexec'
-    rows = [
-        ('system', [('format', '2', ''), ('title', name, 'to be filled in'), ('easyconfig_suffix', name, ''),
-                    ('host_names', ' '.join(sorted({re.sub(r'\d', '[0-9]', host), host})), 'hostname'),
-                    ('login_hosts', None, 'the names of login nodes, where a build of hours is refused'),
-                    ('architecture', os.uname().machine, 'uname -m')]),
-        ('compilers', [('c', 'gcc', 'which'), ('cxx', 'g++', 'which'), ('mpi_c', mpi[0], 'which'),
-                       ('mpi_cxx', mpi[1], 'which')]),
-        ('launcher', [('command', launcher, 'the batch system'),
-                      ('two_processes', launcher + (' --nodes=1 --ntasks=2' if kind == 'slurm' else ' -n 2'), '')]),
-        ('scheduler', [('kind', kind, 'sinfo; qstat -Q'),
-                       ('account_variable', {'slurm': 'SBATCH_ACCOUNT', 'pbs': 'PBS_ACCOUNT'}.get(kind), ''),
-                       ('partition', queue, 'sinfo; qstat -Q'),
-                       ('nodes_exclusive', 'yes' if facts.get('exclusive') else None, 'sinfo')]),
-        ('node', [('cores', facts['cores'] // of_core if facts.get('cores') else len(set(threads)) or None,
-                   'sinfo, /sys/devices/system/cpu (of this host)'),
-                  ('threads_per_core', of_core, '/sys/devices/system/cpu (of this host)'),
-                  ('memory', '%d GiB' % ((facts.get('memory') or asked(survey.memory, machine) or GIB) // GIB),
-                   'sinfo, /proc/meminfo'),
-                  ('gpus', facts.get('gpus') or len(near or []), 'sinfo, nvidia-smi topo -m, rocm-smi'),
-                  ('temporary_directory', '/tmp', '')]),
-        ('installation', [('prefix', None, 'a place that users can write to and compute nodes see')]),
-        ('network', [('interfaces', ' '.join(interfaces) or None, '/sys/class/net')]),
-    ]
-    lines = ["# Draft of ./eb --survey --new-system %s: read it, and correct it. In brackets: where a value comes from."
-             % name]
-    for section, values in rows:
+    said = why.get(survey.partitions, 'sinfo; qstat -Q')
+    return {
+        'system': {'format': ('2', ''), 'title': (name, 'to be filled in'), 'easyconfig_suffix': (name, ''),
+                   'host_names': (' '.join(sorted({re.sub(r'\d', '[0-9]', host), host})), 'hostname'),
+                   'architecture': (os.uname().machine, 'uname -m')},
+        'compilers': {'c': ('gcc', 'which'), 'cxx': ('g++', 'which'), 'mpi_c': (mpi[0], 'which'),
+                      'mpi_cxx': (mpi[1], 'which')},
+        'launcher': {'command': (launcher, 'the batch system'), 'two_processes': (
+            launcher + (' --nodes=1 --ntasks=2' if kind == 'slurm' else ' -n 2'), '')},
+        'scheduler': {'kind': (kind, said), 'partition': (queue, said),
+                      'account_variable': ({'slurm': 'SBATCH_ACCOUNT', 'pbs': 'PBS_ACCOUNT'}.get(kind), ''),
+                      'nodes_exclusive': ('yes' if facts.get('exclusive') else None, said)},
+        'node': {'cores': (facts['cores'] // of_core if facts.get('cores') else len(set(threads)) or None,
+                           'sinfo, /sys/devices/system/cpu (of this host)'),
+                 'threads_per_core': (of_core, '/sys/devices/system/cpu (of this host)'),
+                 'memory': ('%d GiB' % ((facts.get('memory') or asked(survey.memory, machine) or GIB) // GIB),
+                            'sinfo, /proc/meminfo'),
+                 'gpus': (facts.get('gpus') or len(near or []), 'sinfo, nvidia-smi topo -m, rocm-smi'),
+                 'cuda': (cuda and cuda.split('.')[0], why.get(survey.cuda_of_driver, 'nvidia-smi (of this host)')),
+                 'temporary_directory': ('/tmp', '')},
+        'network': {'interfaces': (' '.join(interfaces) or None, '/sys/class/net')},
+    }
+
+
+def system_text(name, machine):
+    """A system.cfg with every key that there is: those that the machine does not know are comments."""
+    lines = ["# Draft of ./eb --survey --new-system %s: read it, and correct it." % name,
+             "# In brackets: where a value comes from, or what a key is for."]
+    values = drafted(name, machine)
+    for section, keys in systems.SCHEMA.items():
         lines += ['', '[%s]' % section]
-        for key, value, how in values:
-            if value is not None:
-                lines += (['# (%s)' % how] if how else []) + ['%s = %s' % (key, value)]
+        for key, (_, meaning) in keys.items():
+            value, how = values.get(section, {}).get(key, (None, ''))
+            if value is None:
+                lines.append('# %s = (%s)%s' % (key, meaning, how and '; ' + how))
             else:
-                lines.append('# %s: could not be asked (%s)' % (key, how))
+                lines += (['# (%s)' % how] if how else []) + ['%s = %s' % (key, value)]
     return '\n'.join(lines) + '\n'
 
 
@@ -116,6 +124,7 @@ def texts(name, machine):
     with open(os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG), encoding='utf-8') as handle:
         easyconfig = handle.read()
     easyconfig = easyconfig.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % name)
+    easyconfig = re.sub(r'this machine\'s MPI\..*?"""', 'the MPI of %s."""' % name, easyconfig, flags=re.S)
     if modules:
         listed = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
         easyconfig = easyconfig.replace("toolchain = SYSTEM\n",

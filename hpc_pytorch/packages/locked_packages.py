@@ -60,6 +60,7 @@ PARAMETERS = {
     'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
     'package_urls': [{}, "Addresses of sources that no index has, by package", CUSTOM],
     'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
+    'lock_files_instead': [[], "Lock files to take where extra_index_urls cannot be reached", CUSTOM],
 }
 # The collection's easyconfig of a Python that needs nothing of the machine, as a dependency.
 OWN_PYTHON = ('Python', '3.12.14', '-standalone')
@@ -99,17 +100,19 @@ class LockedPackages:
                 restore_env(environment)
 
     def look_around(self):
-        """Find Python and MPI, and install the headers that building needs where that is allowed."""
+        """Find Python and MPI, and install what building needs where that is allowed."""
         if self.python:
             return
         self.python = self.find_python()
         self.mpi_compilers = self.find_mpi_compilers()
-        if self.cfg['build_from_source'] and not self.python.headers:
+        names = {'g++': any(map(shutil.which, (self.system.compilers['cxx'] or 'c++', 'c++'))),
+                 'python%s-dev' % self.python.version: self.python.headers}
+        if self.cfg['build_from_source'] and not all(names.values()):
             try:
-                distribution_packages.install(['python%s-dev' % self.python.version])
+                distribution_packages.install([name for name, there in names.items() if not there])
             except UsersProblem as problem:
-                raise EasyBuildError("%s has no Python.h, which building %s needs: %s", self.python.path,
-                                     ', '.join(self.cfg['build_from_source']), problem)
+                raise EasyBuildError("Building %s needs a C++ compiler and the Python.h of %s: %s",
+                                     ', '.join(self.cfg['build_from_source']), self.python.path, problem)
         mpi = self.mpi_compilers[0] if self.mpi_compilers else 'none here, so the locked one'
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.easyblock.log)
 
@@ -190,7 +193,7 @@ class LockedPackages:
     def check_locks(self):
         """All lock files are there, and are the locks of this version (of a copied easyconfig they may not be)."""
         name, version = self.cfg.name, self.cfg.version
-        for lock in self.cfg['lock_files'] + self.cfg['build_lock_files']:
+        for lock in self.cfg['lock_files'] + self.cfg['build_lock_files'] + self.cfg['lock_files_instead']:
             try:
                 self.named_file(lock)
             except EasyBuildError:
@@ -216,10 +219,24 @@ class LockedPackages:
             return None
         with self.modules():
             self.look_around()
-            files = tempfile.mkdtemp(prefix='wheels-')
-            for store in self.stores():
-                self.link(store, files)
-            self.complete(files)
+            try:
+                return self.gathered()
+            except EasyBuildError as problem:
+                if not self.cfg['lock_files_instead'] or 'could be reached' not in str(problem):
+                    raise
+            print_msg("%s: not reached; taking wheels of your own index instead, which may be larger",
+                      ' '.join(self.cfg['extra_index_urls']), log=self.easyblock.log)
+            # both stay named, as the provenance keeps all lock files
+            locks = self.cfg['lock_files'], self.cfg['lock_files_instead']
+            self.cfg['lock_files_instead'], self.cfg['lock_files'] = locks
+            return self.gathered()
+
+    def gathered(self):
+        """Links to all files, of which those that are not here are fetched."""
+        files = tempfile.mkdtemp(prefix='wheels-')
+        for store in self.stores():
+            self.link(store, files)
+        self.complete(files)
         return files
 
     def stores(self):

@@ -24,11 +24,11 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
 from hpc_pytorch.packages import rocm_pairs
 
-LOCK_PARAMETERS = ('lock_files', 'build_lock_files', 'mpi_lock_files')
+LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
-# Packages that PyTorch itself asks for, in one version.
-BROUGHT = ('triton-rocm',)
+# What PyTorch itself asks for, in one version; its name changed with 2.10.
+BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
 # EasyBuild's options that may stand on the command line out of habit; nothing of theirs is used.
 NOT_OURS = ('--allow-use-as-root', '--prefix=', '--sourcepath=', '--tmpdir=', '--robot')
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
@@ -102,27 +102,41 @@ class Change:
         values = plain_values(self.text)
         self.old = values['version']
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
-        self.check_target(version)
+        self.version, _, build = version.partition('+')
+        self.check_target()
         self.pythons = values.get('python_versions', [])
         names = [name % {'version': self.old} for key in LOCK_PARAMETERS for name in values.get(key, [])]
         # others belong to several versions, such as those of the build tools
-        self.inputs = [self.input_of(name) for name in names if version == self.old or self.old in name]
+        self.inputs = [self.input_of(name) for name in names if self.version == self.old or self.old in name]
         if not self.inputs or BY_HAND.search(self.text):
             raise UsersProblem("it names wheels, an image, a git revision or addresses of packages, which only "
                                "you can change: copy it, and edit the copy")
         self.least = option(command_of(self.inputs[0]), '--python-version', '3.9')
-        self.version = self.newest() if version == 'latest' else version
-        self.check_target(self.version)
-        if version not in ('latest', self.old):
-            found = self.cuda_of(self.for_a_python(['torch==' + version + self.local()]))
+        texts = ''.join(Path(path).read_text(encoding='utf-8') for path in self.inputs)
+        # what follows the version of PyTorch in the .in files, such as +rocm7.1
+        self.old_build = (re.findall(r'^torch==[^\s;+]+(\+\S+)', texts, re.M) or [''])[0]
+        if build and not self.old_build:
+            raise UsersProblem("its wheels are those of PyPI, which has none of +%s" % build)
+        self.build = '+' + build if build else self.old_build
+        self.check_pairs()
+        if self.version == 'latest':
+            self.version = self.newest()
+            self.check_target()
+        elif self.version != self.old:
+            found = self.cuda_of(self.for_a_python(['torch==' + self.version + self.build]))
             if self.cuda_limit() and found > self.cuda_limit():
                 raise UsersProblem("its wheels bring CUDA %d, and the driver of %s takes %d (cuda in system.cfg)"
                                    % (found, self.system.name, self.cuda_limit()))
 
-    def check_target(self, version):
+    def renamed(self, text):
+        """A text with the new version, and the new build, such as rocm7.1, in the place of the old."""
+        text = replaced(text, self.old, self.version)
+        return text if self.build == self.old_build else text.replace(self.old_build[1:], self.build[1:])
+
+    def check_target(self):
         """Stop where the new easyconfig would take the place of one that somebody has made."""
-        target = replaced(self.easyconfig, self.old, version)
-        if version != self.old and os.path.exists(target):
+        target = replaced(self.easyconfig, self.old, self.version)
+        if self.version != self.old and os.path.exists(target):
             raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
                                % (target, shlex.quote(os.path.basename(target))))
 
@@ -157,11 +171,6 @@ class Change:
         names = [found[name] for name in sorted(found) if name.startswith('nvidia-cuda-runtime')]
         return int((local.group(1) if local else (names or ['0'])[0]).split('.')[0])
 
-    def local(self):
-        """What follows the version of PyTorch in the .in files, such as +rocm7.1."""
-        texts = ''.join(open(path, encoding='utf-8').read() for path in self.inputs)
-        return (re.findall(r'^torch==[^\s;+]+(\+\S+)', texts, re.M) or [''])[0]
-
     def newest(self):
         """The newest version that the indexes have for this Python, and that the system's driver takes."""
         wanted = 'torch'
@@ -178,31 +187,38 @@ class Change:
         words = [word for path in self.inputs for word in command_of(path)]
         index = option(words, '--extra-index-url', None)
         words = ['--universal', '--fork-strategy', 'fewest', '--python-version', self.least]
-        words += ['--extra-index-url', index] if index else []
+        words += ['--extra-index-url', self.renamed(index)] if index else []
         said = uv(['pip', 'compile', '--quiet', 'question.in'] + words, self.work)
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', said, re.M))
 
-    def check_pairs(self, text):
+    def check_pairs(self):
         """Stop where PyTorch has no wheels of this version for the ROCm that the lock names, or for its Python."""
-        found = re.search(r'^torch==\S+\+rocm([\d.]+)', text, re.M)
-        if found:
-            problem = rocm_pairs.why_none(self.version, found.group(1)) or rocm_pairs.why_not(
-                '%s+rocm%s' % (self.version, found.group(1)), None, self.least, None)
-            if problem:
-                raise UsersProblem(problem)
+        rocm = rocm_pairs.rocm_of(self.build)
+        problem = rocm and (rocm_pairs.why_none(self.version, rocm)
+                            or rocm_pairs.why_not(self.version + self.build, None, self.least, None))
+        if problem:
+            raise UsersProblem(problem)
 
     def new_input(self, text):
         """An .in file for the new version; companions are those that say that they are made for it."""
-        text = replaced(text, self.old, self.version)
+        text = self.renamed(text)
         text = re.sub(r'(--python-version )\S+', lambda found: found.group(1) + max(
             self.least, found.group().split()[1], key=version_key), text)
-        self.check_pairs(text)
-        pinned = [name for name in COMPANIONS + BROUGHT if re.search(r'^%s==' % name, text, re.M)]
-        if pinned and self.version != self.old:
-            pairs = self.resolved(['torch==' + self.version + self.local()] + [
-                name for name in pinned if name in COMPANIONS])
-            for name in pinned:
-                text = re.sub(r'^(%s==)[^\s;]+' % name, r'\g<1>' + pairs[name], text, flags=re.M)
+        pinned = [name for name in COMPANIONS if re.search(r'^%s==' % name, text, re.M)]
+        if self.version == self.old or not (pinned or BROUGHT.search(text)):
+            return text
+        torch = 'torch==' + self.version + self.build
+        pairs = self.resolved([torch])
+        brought = ['%s==%s' % pair for pair in pairs.items() if BROUGHT.match('%s==%s' % pair)]
+        text = BROUGHT.sub(''.join(brought), text)
+        for name in pinned:
+            try:
+                text = re.sub(r'^(%s==)[^\s;]+' % name, r'\g<1>' + self.resolved([torch, name])[name], text, flags=re.M)
+            except UsersProblem as problem:
+                if 'could not be reached' in str(problem):
+                    raise
+                print("the indexes have no %s that goes with %s: left out" % (name, torch))
+                text = re.sub(r'^%s==.*\n' % name, '', text, flags=re.M)
         return text
 
     def make_locks(self):
@@ -210,7 +226,7 @@ class Change:
         made = {}
         for path in self.inputs:
             text = self.new_input(Path(path).read_text(encoding='utf-8'))
-            name = replaced(os.path.basename(path), self.old, self.version)
+            name = self.renamed(os.path.basename(path))
             names = (name, os.path.splitext(name)[0] + '.lock')
             # another easyconfig of the new version has the same build tools
             there = [os.path.join(os.path.dirname(path), file) for file in names]
@@ -230,7 +246,7 @@ class Change:
         """Everything; a source whose checksum nobody knows has none yet."""
         made = self.make_locks()
         if self.version != self.old:
-            text = replaced(self.text, self.old, self.version)
+            text = self.renamed(self.text)
             fitting = [name for name in self.pythons if version_key(name) >= version_key(self.least)]
             text = re.sub(r'^(python_versions = )\[[^]]*\]', r'\g<1>%r' % fitting, text, flags=re.M)
             text = self.without_ended(text)
@@ -291,7 +307,7 @@ def try_version(easyconfig, version, directory):
 def main(arguments):
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, or latest")
+    what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, 2.9.1+rocm6.4, or latest")
     what.add_argument('--renew', action='store_true', help="the same version, as the indexes are today")
     parser.add_argument('easyconfig', metavar='EASYCONFIG')
     given = parser.parse_args([word for word in arguments if not word.startswith(NOT_OURS)])

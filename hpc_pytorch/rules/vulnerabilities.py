@@ -15,12 +15,12 @@ def packages_of(ec):
     """(name, version) of what an easyconfig installs, on whichever Python; of images PyTorch alone."""
     found = [('torch', ec['version'])] if ec['name'] == 'PyTorch' else []
     # of 2.2.2+rocm5.7 only what upstream calls it
-    return {(name, version.split('+')[0]) for name, version in found + locked(ec)}
+    return {(name, version.split('+')[0]) for name, version in found + locked(ec) + locked(ec, 'lock_files_instead')}
 
 
-def locked(ec):
+def locked(ec, key='lock_files'):
     """(name, version) of what its lock files name; one that is not there is an error of another rule."""
-    locks = [named_file(ec.path, name) for name in (ec['lock_files'] or [] if 'lock_files' in ec else [])]
+    locks = [named_file(ec.path, name) for name in (ec[key] or [] if key in ec else [])]
     return [(entry.name, entry.version) for lock in locks if lock for entry in read_lock(lock)]
 
 

@@ -163,6 +163,18 @@ def of_another_version(tmp_path, name, old, new):
     return path
 
 
+def test_no_compiler(eb, toy, tmp_path):
+    """Said before anything is fetched, with the package to install."""
+    others = ('g++', 'c++', 'apt-get', 'dpkg-query', 'dnf', 'zypper')
+    (tmp_path / 'bin').mkdir()
+    for name in set(os.listdir('/usr/bin')) - set(others):
+        (tmp_path / 'bin' / name).symlink_to('/usr/bin/' + name)
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "build_from_source = ['toy']\n")
+    output = eb(toy.easyconfig, '--fetch', env=dict(toy.online, PATH=str(tmp_path / 'bin')), status=1).stdout
+    assert 'Building toy needs a C++ compiler' in output and 'Install by hand: g++' in output
+    assert 'fetching 1' not in output
+
+
 def test_lock_of_another_version(eb, tmp_path):
     """The old version is not installed under a new name."""
     output = eb(of_another_version(tmp_path, 'PyTorch-2.13.0-workstation.eb', '2.13.0', '2.14.0'), status=None)
@@ -176,7 +188,7 @@ def test_no_lock_for_another_version(eb, tmp_path):
     easyconfig = of_another_version(tmp_path, 'PyTorch-1.13.1-ARCHER2.eb', '1.13.1', '2.6.0')
     output = eb('--rehearse', easyconfig, '--fetch', status=None)
     assert output.returncode != 0
-    assert 'The lock file torch-2.6.0-cpu.lock' in output.stdout
+    assert 'The lock file torch-2.6.0-vision.lock' in output.stdout
     assert "Couldn't find file" not in output.stdout
 
 

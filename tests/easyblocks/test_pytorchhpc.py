@@ -8,6 +8,7 @@ import subprocess
 import time
 
 import pytest
+from common import CHECKOUT
 from easyblocks.small_builds import OPTIONS, Small
 
 pytestmark = pytest.mark.slow
@@ -95,9 +96,11 @@ def wait_for(condition, process):
         time.sleep(0.05)
 
 
-def test_rehearsed(eb):
-    """-x shows the real easyconfig's steps without one error that EasyBuild had to ignore."""
-    output = eb('--rehearse', 'PyTorch-1.13.1-ARCHER2.eb', '-x').stdout
+def test_rehearsed(eb, tmp_path):
+    """-x shows a real easyconfig's steps, its source without a checksum, and no error that EasyBuild had to ignore."""
+    text = (CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-1.13.1-ARCHER2.eb').read_text()
+    (tmp_path / 'PyTorch-1.13.1-ARCHER2.eb').write_text(re.sub('^checksums = .*', '', text, flags=re.M))
+    output = eb('--rehearse', tmp_path / 'PyTorch-1.13.1-ARCHER2.eb', '-x').stdout
     assert 'setup.py build --cmake-only' in output and 'setup.py bdist_wheel' in output
     assert 'ignoring error' not in output, output
 

@@ -80,8 +80,10 @@ def test_only_what_easybuild_knows(easyconfig):
 
 
 def test_checksums(easyconfig):
-    """Every source and patch has a SHA256."""
+    """Every source and patch has a SHA256, and what git fetches a commit."""
     found = {key: plain(node) for key, node in values(easyconfig).items()}
+    git = found.get('git_source', {})
+    assert not git or re.match('[0-9a-f]{40}$', git.get('commit', git['revision'])), git
     files = sum(len(values(easyconfig)[key].elts) for key in ('sources', 'patches') if key in values(easyconfig))
     if not files:
         return
@@ -108,7 +110,7 @@ def test_locked_packages_have_checksums(easyconfig):
     """Every entry of every lock file has a SHA256."""
     from hpc_pytorch.packages.lock_files import parse_lock
     for key, node in values(easyconfig).items():
-        if not key.endswith('lock_files'):
+        if 'lock_files' not in key:
             continue
         for name in plain(node):
             text = (CHECKOUT / 'locks' / with_version(name, easyconfig)).read_text()

@@ -12,14 +12,14 @@ from hpc_pytorch.machine import distribution_packages, launcher, modules
 
 
 @pytest.mark.parametrize('manager, command', [
-    ('apt-get', 'install lmod python3-venv'), ('dnf', 'install Lmod python3-pip'),
-    ('zypper', 'install lua-lmod python3-pip')])
+    ('apt-get', 'install lmod python3-venv g++'), ('dnf', 'install Lmod python3-pip gcc-c++'),
+    ('zypper', 'install lua-lmod python3-pip gcc-c++')])
 def test_command_of_each_manager(tmp_path, monkeypatch, manager, command):
     """The names are the distribution's own."""
     (tmp_path / manager).write_text('#!/bin/sh\n')
     (tmp_path / manager).chmod(0o755)
     monkeypatch.setenv('PATH', str(tmp_path))
-    words = distribution_packages.command_for(['lmod', 'python3-venv'])
+    words = distribution_packages.command_for(['lmod', 'python3-venv', 'g++'])
     assert words[0] == manager and ' '.join(words).endswith(command)
 
 

@@ -5,6 +5,7 @@ Of machine/new_system.py, too.
 """
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -321,7 +322,12 @@ def test_draft_of_a_seventh_system(tmp_path):
     text = (copy / 'systems' / 'seventh' / 'system.cfg').read_text()
     loaded = systems.load_file(str(copy / 'systems' / 'seventh' / 'system.cfg'))
     assert loaded.node['cores'] and loaded.node['memory'] and text.count('# (') > 5
+    # every key is there to be filled in, and what could not be asked says why
+    keys = {key for section in systems.SCHEMA.values() for key in section}
+    assert keys == set(re.findall(r'^(?:# )?(\w+) = ', text, re.M))
+    assert re.search(r'^# cuda = \(newest CUDA .*\); could not be asked: there is no nvidia-smi$', text, re.M)
     easyconfig = (copy / 'easyconfigs/p/PyTorch/PyTorch-2.13.0-seventh.eb').read_text()
+    assert 'for the MPI of seventh."""' in easyconfig
     assert easyconfig.index('gcc/12.9') < easyconfig.index('openmpi/4.1.8')
     assert 'module load openmpi/4.1.8' in eb('--rehearse', 'PyTorch-2.13.0-seventh.eb', '-x',
                                              '--prefix=%s' % (tmp_path / 'prefix'))

@@ -53,6 +53,20 @@ def test_variants_count_once(eb, toy):
     assert lines == ['  * other 1.9 or 2.0']
 
 
+def test_locks_instead(eb, toy):
+    """Where the easyconfig's own index is not reached, the other locks are taken, with a word; also the second time."""
+    env = dict(toy.offline, PIP_FIND_LINKS=str(toy.index))
+    (toy.folder / 'gone.lock').write_text('toy==1.0+cpu --hash=sha256:%s\n' % ('0' * 64))
+    text = toy.easyconfig.read_text().replace("['toy.lock']", "['gone.lock']")
+    toy.easyconfig.write_text(
+        text + "extra_index_urls = ['http://127.0.0.1:9/simple']\nlock_files_instead = ['toy.lock']\n")
+    for options in (['--fetch'], []):
+        output = eb(toy.easyconfig, *options, env=env).stdout
+        assert 'http://127.0.0.1:9/simple: not reached; taking wheels of your own index instead' in output
+    kept = {path.name for path in (eb.prefix / 'software/toy/1.0/easybuild/provenance').glob('*.lock')}
+    assert kept == {'gone.lock', 'toy.lock'}
+
+
 class Index(BaseHTTPRequestHandler):
     """An index whose first file is not sent before the test says so."""
 

@@ -1,4 +1,5 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
+import re
 import subprocess
 import sys
 import tempfile
@@ -132,13 +133,13 @@ def test_impossible(toy, call, version, options, words):
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
 
 
-def for_system(toy, suffix, *lines):
+def for_system(toy, suffix, *lines, index='index'):
     """The toy for a system; its .in file asks an index of its own, as PyTorch's are, for what these lines say."""
     (toy / ('toy-1.0-%s.eb' % suffix)).write_text(EASYCONFIG.replace("'1.0'", "'1.0'\nversionsuffix = '-%s'" % suffix))
-    command = COMMAND + '--extra-index-url file://%s ' % (toy / 'more' / 'index')
+    command = COMMAND + '--extra-index-url file://%s ' % (toy / 'more' / index)
     (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\n%s\n' % (command, '\n'.join(lines)))
-    (toy / 'more' / 'index').mkdir(parents=True)
-    return 'toy-1.0-%s.eb' % suffix, toy / 'more' / 'index'
+    (toy / 'more' / index).mkdir(parents=True)
+    return 'toy-1.0-%s.eb' % suffix, toy / 'more' / index
 
 
 def test_newest_that_fits(toy, call):
@@ -161,6 +162,32 @@ def test_driver_is_too_old(toy, call):
     add(toy / 'index', 'nvidia_cuda_runtime_cu13', '13.0.48')
     output = call('--new-version', '2.5', easyconfig=name, status=1)
     assert 'its wheels bring CUDA 13, and the driver of bede takes 12' in output
+
+
+def test_companion_that_ended(toy, call):
+    """It is left out with a word; the others follow."""
+    add(toy / 'index', 'torchaudio', '0.1', 'torch==1.0')
+    (toy / 'toy-1.0.in').write_text((toy / 'toy-1.0.in').read_text() + 'torchaudio==0.1\n')
+    assert 'the indexes have no torchaudio that goes with torch==2.0: left out\n' in call('--new-version', 'latest')
+    made = (toy / 'toy-2.0.lock').read_text()
+    assert 'torchvision==0.2.0' in made and 'torchaudio' not in made
+
+
+def test_other_rocm(toy, call):
+    """A version that has no wheels for this ROCm, without asking; then for another ROCm, from the index of that one."""
+    name, index = for_system(toy, 'Frontier', 'torch==1.0+rocm7.1', 'triton-rocm==3.6', index='rocm7.1')
+    output = call('--new-version', '2.9.1', easyconfig=name, index='https://localhost:9/simple', status=1)
+    assert 'PyTorch 2.9.1 has no wheels for ROCm 7.1; it has them for: 6.3, 6.4; nothing was written' in output
+    other = index.with_name('rocm6.4')
+    other.mkdir()
+    add(other, 'torch', '2.9.1+rocm6.4', 'pytorch-triton-rocm==3.5.1')
+    add(other, 'pytorch_triton_rocm', '3.5.1')
+    call('--new-version', '2.9.1+rocm6.4', easyconfig=name)
+    assert re.findall('^(?:torch|py).*==.*', (toy / 'toy-2.9.1.in').read_text(), re.M) == [
+        'torch==2.9.1+rocm6.4', 'pytorch-triton-rocm==3.5.1']
+    assert str(other) in (toy / 'toy-2.9.1.in').read_text() and (toy / name.replace('1.0', '2.9.1')).exists()
+    (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\ntorch==1.0\n' % COMMAND)
+    assert 'PyPI, which has none of +rocm6.4' in call('--new-version', '2.0+rocm6.4', easyconfig=name, status=1)
 
 
 def test_one_version_for_all_pythons(toy, call):
@@ -196,6 +223,15 @@ def test_by_hand(tmp_path, name):
     """Wheels, a git revision, addresses and images of the old version would be in a new one: it is refused."""
     with pytest.raises(UsersProblem, match='edit the copy'):
         new_version.Change(new_version.find(name), '9.9.9', str(tmp_path))
+
+
+def test_names_of_locks():
+    """Two that differ by their version only are made alike, as a new version's are taken if they are there already."""
+    kinds = {}
+    for path in (CHECKOUT / 'locks').glob('*.in'):
+        has = frozenset(re.findall('^(torch(?:vision|audio)?)==', path.read_text(), re.M))
+        kinds.setdefault(re.sub(r'[\d.]+', '', path.stem), {}).setdefault(has, []).append(path.name)
+    assert not [names for names in kinds.values() if len(names) > 1]
 
 
 def test_every_lock_can_be_made_anew():
