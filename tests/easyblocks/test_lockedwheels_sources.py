@@ -150,7 +150,7 @@ build_lock_files = ['toy.lock', 'on-top-build.lock']
 build_environment = {'WITH_C': 'yes', 'CC': 'gcc'}
 ramgate = True
 """).stdout
-    assert 'building toy, which takes minutes' in output 
+    assert 'building toy, which takes minutes' in output
     assert 'ramgate ran 2 jobs' in output, output
     assert list(toy.eb.prefix.glob('software/toy/1.0/lib/python*/site-packages/toy.cpython-*.so'))
 

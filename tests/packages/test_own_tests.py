@@ -1,4 +1,4 @@
-"""PyTorch's own tests: how each ended, whatever ends it, and what that comes to."""
+"""PyTorch's own tests: how each ended, whatever ends it (packages/record_tests.py), and what that comes to."""
 import sys
 
 import pytest
@@ -93,7 +93,7 @@ def test_files(tmp_path):
 
 @pytest.mark.slow
 def test_a_real_wheel(tmp_path):
-    """PyTorch's own test of a collective, on two processes."""
+    """Two of PyTorch's own, each on two processes: packages/wheel_distributed.py."""
     (name, path), = own_tests.files('distributed')
     chosen = ['-k', 'test_all_gather_into_cat_tensor_cuda', '-k', 'test_get_rank_size_full_group']
     found = own_tests.run(kept_venv(), '', str(tmp_path / 'place'), name, path, chosen)
