@@ -48,7 +48,9 @@ def environment(packages, place):
     """What a test's process sees: PyTorch from there, and what PyTorch's run_test.py says of processes and files."""
     for directory in ('barrier', 'test_dir', 'init_dir'):
         os.makedirs(os.path.join(place, directory), exist_ok=True)
-    return dict(os.environ, PYTHONPATH=packages, PYTHONNOUSERSITE='1', BACKEND='gloo', WORLD_SIZE='2', TEMP_DIR=place)
+    return dict(os.environ, PYTHONPATH=packages, PYTHONNOUSERSITE='1', BACKEND='gloo', WORLD_SIZE='2', TEMP_DIR=place,
+                # else the last line of each failure is about this variable
+                PYTORCH_PRINT_REPRO_ON_FAILURE='0')
 
 
 def run(python, packages, place, name, path, arguments=(), minutes=MINUTES):
