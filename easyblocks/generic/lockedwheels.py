@@ -22,6 +22,7 @@ without PyTorch.
 import zipfile
 
 from easybuild.framework.easyblock import EasyBlock
+from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 
 from hpc_pytorch.packages import rocm_pairs
@@ -35,7 +36,8 @@ class LockedWheels(EasyBlock):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        return EasyBlock.extra_options(dict(PARAMETERS, **extra_vars or {}))
+        ramgate = [False, "What is compiled stays within the memory, and is not for login nodes", CUSTOM]
+        return EasyBlock.extra_options(dict(PARAMETERS, ramgate=ramgate, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -33,7 +33,6 @@ PARAMETERS = dict(locked_packages.PARAMETERS, **{
     'features': [[], "Those of %s that it uses; they decide which settings of the system apply"
                  % ', '.join(sorted(FEATURES)), CUSTOM],
     'max_failed_tests': [0, "Tests of `pytorch_tests` that may fail, besides those that are known to", CUSTOM],
-    'ramgate': [False, "What is compiled stays within the memory", CUSTOM],
 })
 # For `module help`: what to type, with each script and example that an easyconfig installs.
 USAGE = (
