@@ -58,6 +58,8 @@ def run(python, packages, place, name, path, arguments=(), minutes=MINUTES):
     results = os.path.join(place, name.replace('/', '-'))
     variables = environment(packages, place)
     command = [python, '-s', os.path.join(HERE, 'record_tests.py'), results, path] + list(arguments)
+    # not those of a build that was interrupted
+    open(results, 'w').close()
     with open(results + '.txt', 'wb') as output:
         process = subprocess.Popen(command, env=variables, cwd=os.path.dirname(path), stdin=subprocess.DEVNULL,
                                    stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -72,14 +74,16 @@ def run(python, packages, place, name, path, arguments=(), minutes=MINUTES):
             except OSError:
                 pass
             process.wait()
-    with open(results, 'a+', encoding='utf-8') as lines:
-        lines.seek(0)
-        found = {test: (how, why) for test, how, why in map(json.loads, lines)}
-    if ended and 'failed' not in [how for how, _ in found.values()]:
+    with open(results, encoding='utf-8') as lines:
+        lines = [json.loads(line) for line in lines]
+    last = {test: how for test, how, _ in lines}
+    found = {test: known(test, 'failed' if how == 'begun' else how, why) for test, how, why in lines}
+    if 'begun' in last.values() or isinstance(ended, str) or ended and 'failed' not in last.values():
+        # whatever comes after it did not run: a failure of the file
         found[name] = ('failed', ended if isinstance(ended, str) else "its exit status is %s" % ended)
     elif not found:
         found[name] = ('not counted', "it has no tests for this machine")
-    return {test: known(test, *outcome) for test, outcome in found.items()}
+    return found
 
 
 def known(test, how, why):
@@ -101,6 +105,7 @@ def table(found):
 def verdict(found, allowed):
     """What is wrong with these outcomes; None if nothing is."""
     count = Counter(how for tests in found.values() for how, _ in tests.values())
-    if not count['passed']:
-        return "none passed"
+    cut = [name for name, tests in found.items() if tests.get(name, ('',))[0] == 'failed']
+    if cut or not count['passed']:
+        return "%s did not run to the end" % ', '.join(cut) if cut else "none passed"
     return "%d failed, and max_failed_tests is %d" % (count['failed'], allowed) if count['failed'] > allowed else None

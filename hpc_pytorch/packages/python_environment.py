@@ -173,7 +173,7 @@ class PythonEnvironment:
         if not tests or self.easyblock.dry_run:
             return
         packages = os.path.join(place, 'packages')
-        arguments = ('--only-binary', ':all:', '--no-compile', '--target', packages)
+        arguments = ('--only-binary', ':all:', '--no-compile', '--upgrade', '--target', packages)
         pip = Pip(self.packages.python)
         with telling("unpacking PyTorch for its tests", self.easyblock.log):
             pip.install(self.packages.to_install() + self.packages.for_tests(), store, *arguments)

@@ -18,7 +18,7 @@ class Recorded(unittest.TextTestResult):
 
     def startTest(self, test):
         super().startTest(test)
-        self.note(test, 'failed', "the process ended while it ran")
+        self.note(test, 'begun', "the process ended while it ran")
 
     def addSuccess(self, test):
         super().addSuccess(test)

@@ -55,19 +55,30 @@ def test_how_each_ended(tmp_path):
     assert 'failed: test_b_fails: AssertionError: 1 != 2' in lines
     assert own_tests.verdict({'test_some.py': found}, 1) == '2 failed, and max_failed_tests is 1'
     assert own_tests.verdict({'test_some.py': found}, 2) is None
+    found = run(tmp_path, TESTS % 'pass', '-k', 'test_a', '-k', '2gb')
+    assert own_tests.verdict({'test_some.py': found}, 0) is None, found
 
 
 def test_process_that_ends(tmp_path):
-    """The test that it ended in has failed; what passed before has passed."""
+    """The test that it ended in has failed, and so has the file, however many tests may fail: others did not run."""
     found = run(tmp_path, TESTS % 'os.abort()', '-k', 'test_a', '-k', 'test_z')
-    assert found == {'test_a_passes': ('passed', ''),
+    assert found == {'test_a_passes': ('passed', ''), 'test_some.py': ('failed', 'its exit status is -6'),
                      'test_z_ends_the_process': ('failed', 'the process ended while it ran')}
+    assert own_tests.verdict({'test_some.py': found}, 10) == 'test_some.py did not run to the end'
+
+
+def test_known_failure_that_ends_the_process(tmp_path):
+    """That it is known does not hide what did not run."""
+    found = run(tmp_path, TESTS.replace("raise OSError('full')", 'os._exit(0)') % 'pass')
+    assert found['test_serialization_2gb_file'][0] == 'not counted'
+    assert own_tests.verdict({'test_some.py': found}, 10) == 'test_some.py did not run to the end'
 
 
 def test_too_long(tmp_path):
     """It is stopped, with what it has started."""
     found = run(tmp_path, TESTS % "os.system('sleep 1000')", '-k', 'test_z', minutes=0.02)
-    assert found == {'test_z_ends_the_process': ('failed', 'the process ended while it ran')}
+    assert found == {'test_z_ends_the_process': ('failed', 'the process ended while it ran'),
+                     'test_some.py': ('failed', 'it was stopped after 0.02 minutes')}
 
 
 @pytest.mark.parametrize('text, outcome', [
@@ -78,7 +89,7 @@ def test_no_test_ran(tmp_path, text, outcome):
     """Never a pass."""
     found = run(tmp_path, text)
     assert found == {'test_some.py': outcome}
-    assert own_tests.verdict({'test_some.py': found}, 10) == 'none passed'
+    assert own_tests.verdict({'test_some.py': found}, 10) in ('none passed', 'test_some.py did not run to the end')
 
 
 def test_files(tmp_path):
