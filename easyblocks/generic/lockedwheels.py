@@ -14,13 +14,15 @@ a virtual environment, and pip's own mirrors, proxies and caches for fetching.
 Can go when: PythonBundle reads lock files.
 
 Wheels can also be sources, fetched and checked as EasyBuild does it: for those whose checksum is nowhere to be found,
-as --inject-checksums works for them.
+as --inject-checksums works for them. So can sources of packages, which are built here: for those that pip cannot fetch
+without PyTorch.
 
 @author: the hpc-pytorch team
 """
 import zipfile
 
 from easybuild.framework.easyblock import EasyBlock
+from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 
 from hpc_pytorch.packages import rocm_pairs
@@ -34,7 +36,8 @@ class LockedWheels(EasyBlock):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        return EasyBlock.extra_options(dict(PARAMETERS, **extra_vars or {}))
+        ramgate = [False, "What is compiled stays within the memory, and is not for login nodes", CUSTOM]
+        return EasyBlock.extra_options(dict(PARAMETERS, ramgate=ramgate, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -45,6 +48,7 @@ class LockedWheels(EasyBlock):
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""
         self.packages.check_locks()
+        self.environment.own_tests()
         if self.dry_run:
             # upstream would look for a checksums.json, and stumble over not finding it
             self.json_checksums = {}
@@ -59,10 +63,10 @@ class LockedWheels(EasyBlock):
     def source_wheels(self):
         """The names of the sources, which are wheels."""
         names = [source if isinstance(source, str) else source['filename'] for source in self.cfg['sources']]
-        others = [name for name in names if not name.endswith('.whl')]
+        others = [name for name in names if not name.endswith(('.whl', '.tar.gz'))]
         if others:
-            raise EasyBuildError("expected wheels in `sources`, found %s", others[0])
-        return names
+            raise EasyBuildError("expected wheels, or packages' sources (.tar.gz), in `sources`, found %s", others[0])
+        return [name for name in names if name.endswith('.whl')]
 
     def check_rocm(self):
         """Refuse, before gigabytes are fetched, a PyTorch that was not made for this system's ROCm or GPU."""
@@ -98,7 +102,7 @@ class LockedWheels(EasyBlock):
         """Besides the checksums, which not every wheel has: none may be cut short."""
         super().checksum_step()
         for source in self.src:
-            if not self.dry_run:
+            if not self.dry_run and source['path'].endswith('.whl'):
                 try:
                     zipfile.ZipFile(source['path']).close()
                 except zipfile.BadZipFile:
@@ -122,6 +126,11 @@ class LockedWheels(EasyBlock):
 
     def build_step(self):
         """Everything is built while it is installed."""
+
+    def test_step(self):
+        """PyTorch's own tests, where a list of them is asked for."""
+        super().test_step()
+        self.environment.test(self.wheels, [source['path'] for source in self.src])
 
     def install_step(self):
         """A virtual environment with the wheels, then what is built here."""

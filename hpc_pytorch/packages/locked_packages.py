@@ -26,6 +26,7 @@ from hpc_pytorch import UsersProblem, part_directory, settle
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages import own_tests
 from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.progress import fetched, telling
@@ -57,6 +58,9 @@ PARAMETERS = {
     'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI; mpi4py where its "
                           "wheel does not run with that", CUSTOM],
     'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
+    'test_lock_files': [['pytorch-tests.lock'], "Lock files with what PyTorch's own tests need; not installed", CUSTOM],
+    'pytorch_tests': ['', "List of PyTorch's own tests to run before it is installed: %s"
+                      % ' or '.join(sorted(own_tests.LISTS)), CUSTOM],
     'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
     'package_urls': [{}, "Addresses of sources that no index has, by package", CUSTOM],
     'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
@@ -173,6 +177,10 @@ class LockedPackages:
         return [entry for entry in self.locked('lock_files')
                 if self.from_source(entry) and (self.mpi_compilers or not self.may_fit(entry))]
 
+    def for_tests(self):
+        """What PyTorch's own tests need, if they are asked for."""
+        return self.locked('test_lock_files') if self.cfg['pytorch_tests'] else []
+
     def does_not_fit(self, entry, files):
         """Whether the wheel of a package that is to be built here runs with another MPI than what is compiled here."""
         if not self.may_fit(entry):
@@ -192,7 +200,9 @@ class LockedPackages:
 
     def check_locks(self):
         """All lock files are there, and are the locks of this version (of a copied easyconfig they may not be)."""
-        name, version = self.cfg.name, self.cfg.version
+        name, version, tests = self.cfg.name, self.cfg.version, self.cfg['pytorch_tests']
+        if tests and tests not in own_tests.LISTS:
+            raise EasyBuildError("pytorch_tests: expected %s, found %r", ' or '.join(sorted(own_tests.LISTS)), tests)
         for lock in self.cfg['lock_files'] + self.cfg['build_lock_files'] + self.cfg['lock_files_instead']:
             try:
                 self.named_file(lock)
@@ -271,7 +281,8 @@ class LockedPackages:
 
     def complete(self, files):
         """Download what is not there."""
-        wheels = [self.absent(entries, files) for entries in (self.to_install(), self.locked('build_lock_files'))]
+        wheels = [self.absent(entries, files) for entries in (
+            self.to_install(), self.locked('build_lock_files'), self.for_tests())]
         sources = [entry for entry in self.to_build() if not self.source_file(entry, files)]
         absent = sum(wheels, []) + sources
         if not absent:

@@ -14,10 +14,10 @@ from easybuild.tools.filetools import adjust_permissions, convert_name, copy, co
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch import collection_path
+from hpc_pytorch import UsersProblem, collection_path
 from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES
-from hpc_pytorch.packages import built_wheels, locked_packages
+from hpc_pytorch.packages import built_wheels, locked_packages, own_tests
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.pip_errors import last_words
@@ -32,6 +32,7 @@ PARAMETERS = dict(locked_packages.PARAMETERS, **{
     'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
     'features': [[], "Those of %s that it uses; they decide which settings of the system apply"
                  % ', '.join(sorted(FEATURES)), CUSTOM],
+    'max_failed_tests': [0, "Tests of `pytorch_tests` that may fail, besides those that are known to", CUSTOM],
 })
 # For `module help`: what to type, with each script and example that an easyconfig installs.
 USAGE = (
@@ -46,6 +47,13 @@ USAGE = (
                                                           "source mine/bin/activate; pip install ..."),
     (None, "How it was installed:", "ls $EBROOT{name}/easybuild"),
 )
+
+
+def entry_of(path):
+    """What a lock file would say of this wheel or source."""
+    name, version = name_and_version(path)
+    digest = sha256_of(path)
+    return Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
 
 
 class PythonEnvironment:
@@ -82,7 +90,7 @@ class PythonEnvironment:
     # --- installing -------------------------------------------------------------------------------------------------
 
     def install(self, store, wheels):
-        """A virtual environment with the locked wheels and these, then what is built here, scripts and examples."""
+        """A virtual environment with the locked wheels and these, or their sources, what is built here, and scripts."""
         if self.easyblock.dry_run:
             self.easyblock.dry_run_msg("virtual environment with %d packages, %s built here",
                                        len({entry.name for entry in self.packages.locked('lock_files')}),
@@ -92,18 +100,20 @@ class PythonEnvironment:
                              use_bash=False, fail_on_error=False, hidden=True)
         if made.exit_code:
             raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
-        built = [entry for entry in self.packages.to_build() if self.packages.does_not_fit(entry, store)]
-        entries = [entry for entry in self.packages.to_install() if entry not in built]
+        built = [(entry, store) for entry in self.packages.to_build() if self.packages.does_not_fit(entry, store)]
+        entries = [entry for entry in self.packages.to_install() if (entry, store) not in built]
         number = len({entry.name for entry in entries})
         installed = files_like(os.path.join(glob.escape(self.site_packages()), '*.dist-info'), "%%d of %d" % number)
         with telling("installing %d packages" % number, self.easyblock.log, installed):
             self.unpack(entries, store)
         for wheel in wheels:
-            self.install_wheel(wheel, '--no-compile')
+            if wheel.endswith('.whl'):
+                self.install_wheel(wheel, '--no-compile')
         compiled = files_like(os.path.join(glob.escape(tempfile.gettempdir()), '**', '*.o'), "%d files compiled")
         with self.byte_code():
+            built += [(entry_of(path), os.path.dirname(path)) for path in wheels if not path.endswith('.whl')]
             if built:
-                names = ', '.join(sorted({entry.name for entry in built}))
+                names = ', '.join(sorted({entry.name for entry, _ in built}))
                 with telling("building %s, which takes minutes" % names, self.easyblock.log, compiled):
                     self.build_here(built, store)
             for package in self.cfg['collection_packages']:
@@ -139,17 +149,47 @@ class PythonEnvironment:
 
     def install_wheel(self, path, *arguments):
         """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
-        name, version = name_and_version(path)
-        digest = sha256_of(path)
-        entry = Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
-        self.pip().install([entry], os.path.dirname(path), '--only-binary', ':all:', *arguments)
+        self.pip().install([entry_of(path)], os.path.dirname(path), '--only-binary', ':all:', *arguments)
 
-    def build_here(self, entries, store):
-        """Build these with the system's MPI, or with the one just installed."""
+    def build_here(self, built, store):
+        """Build these, each from its store, with the system's MPI, or with the one just installed."""
         tools = os.path.join(self.easyblock.builddir, 'tools')
         self.pip().install(self.packages.locked('build_lock_files'), store, '--target', tools, '--no-compile')
-        self.pip().install(entries, store, '--no-build-isolation', '--no-binary', ':all:',
-                           environment=dict(self.build_environment(), PYTHONPATH=tools))
+        path = os.pathsep.join([tools] + self.packages_below())
+        for entry, place in built:
+            self.pip().install([entry], place, '--no-build-isolation', '--no-binary', ':all:',
+                               environment=dict(self.build_environment(), PYTHONPATH=path))
+
+    def own_tests(self, tree=None):
+        """The files of PyTorch's own tests that are asked for."""
+        try:
+            return self.cfg['pytorch_tests'] and own_tests.files(self.cfg['pytorch_tests'], tree)
+        except UsersProblem as problem:
+            raise EasyBuildError("%s", problem)
+
+    def test(self, store, wheels, tree=None):
+        """Run the list of PyTorch's own tests that is asked for, with what is going to be installed."""
+        tests, place = self.own_tests(tree), os.path.join(self.easyblock.builddir, 'pytorch-tests')
+        if not tests or self.easyblock.dry_run:
+            return
+        packages = os.path.join(place, 'packages')
+        arguments = ('--only-binary', ':all:', '--no-compile', '--upgrade', '--target', packages)
+        pip = Pip(self.packages.python)
+        with telling("unpacking PyTorch for its tests", self.easyblock.log):
+            pip.install(self.packages.to_install() + self.packages.for_tests(), store, *arguments)
+            for wheel in [path for path in wheels if path.endswith('.whl')]:
+                pip.install([entry_of(wheel)], os.path.dirname(wheel), *arguments)
+        found = {}
+        for name, path in tests:
+            with telling("running PyTorch's own %s" % name, self.easyblock.log):
+                found[name] = own_tests.run(self.packages.python.path, packages, place, name, path)
+        lines = own_tests.table(found)
+        self.easyblock.log.info("PyTorch's own tests:\n%s", '\n'.join(lines))
+        print_msg("PyTorch's own tests:\n%s", '\n'.join(lines[:len(found) + 1]), log=self.easyblock.log)
+        problem = own_tests.verdict(found, self.cfg['max_failed_tests'])
+        if problem:
+            raise EasyBuildError("PyTorch's own tests: %s. What they printed is in %s:\n%s", problem, place,
+                                 '\n'.join(line for line in lines if line.startswith('failed:')))
 
     def build_environment(self):
         own = self.path('bin')

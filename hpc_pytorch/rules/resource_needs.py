@@ -27,6 +27,8 @@ NEEDS = {
     'EB_PyTorchHPC': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
     'EB_PyTorch': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
     'LockedWheels': Needs(False, 4, 8 * GIB, 0, 2.0, 0, 1, 4, 1),
+    # with `ramgate`: flash-attn's kernels take minutes and 3 GB each, and are 40 times as large as their source
+    'LockedWheels, ramgate': Needs(True, None, None, 4 * GIB, 12.0, 0, 60, 60, 1),
     # it looks for room itself, as it knows whether the image is copied at all
     'SingularityContainer': Needs(False, 2, 4 * GIB, 0, 1.0, 0, 0, 0, 0),
 }
@@ -43,7 +45,8 @@ BESIDE = 2 * GIB
 
 def needs_of(ec):
     from ramgate.limits import size
-    needs = NEEDS.get(ec['easyblock'] or 'EB_%s' % ec['name'], OTHERS)
+    watched = ', ramgate' if 'ramgate' in ec and ec['ramgate'] else ''
+    needs = NEEDS.get((ec['easyblock'] or 'EB_%s' % ec['name']) + watched, OTHERS)
     profile = read_profile(profile_path(ec))
     if profile:
         needs = measured(needs, profile, needs.cores or ec['max_parallel'])

@@ -1,5 +1,5 @@
 """
-``ramgate = yes`` in a site's rule: what any easyblock compiles stays within the memory.
+``ramgate = yes`` in a site's rule, or ``ramgate = True`` in an easyconfig: what is compiled stays within the memory.
 
 Programs with the names of the compilers come first in $PATH from configuring on, as with EasyBuild's own --use-ccache,
 and ask a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
@@ -38,14 +38,15 @@ def begin(easyblock):
     """The installation is about to be configured, perhaps not for the first time."""
     cfg = easyblock.cfg
     # an easyblock with a parameter for its memory watches that itself
-    if _running or easyblock.dry_run or 'max_memory' in cfg or not site_rules.has(cfg, 'ramgate'):
+    asked = 'ramgate' in cfg and cfg['ramgate'] or site_rules.has(cfg, 'ramgate')
+    if _running or easyblock.dry_run or 'max_memory' in cfg or not asked:
         return
     command = ramgate(cfg, report_directory(easyblock), profile_to_keep(cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     socket = os.fsdecode(process.stdout.readline()).strip()
     if not socket:
-        raise EasyBuildError("ramgate, which a rule of the site asks for, could not start:\n%s",
+        raise EasyBuildError("ramgate, which the easyconfig or a rule of the site asks for, could not start:\n%s",
                              read_file(log.name))
     directory = os.path.dirname(socket)
     for name in COMPILERS:

@@ -40,6 +40,8 @@ TRIED = (
     (r'source /usr/share/lmod/lmod/init/bash', 'tests/workstation/test_workstation.py', 'now and in job scripts'),
     (r'(srun|mpiexec|mpirun) [^|]* (python|pytorch-srun) your_script.py', 'tests/rules/test_what_to_type.py',
      'your_script.py'),
+    (r'pip install setuptools wheel packaging psutil ninja|pip install --no-build-isolation flash-attn',
+     'tests/on_top/test_transformers.py', '--no-build-isolation'),
     (r'python -m venv \S+|extend-venv-activate \S+|source \S+/bin/activate|pip install einops',
      'tests/workstation/test_workstation.py', 'extend-venv-activate'),
     (r'cp \$EBROOTPYTORCH/examples/train.py \.', 'tests/frontier/test_frontier.py', '$EBROOTPYTORCH/examples/train.py'),

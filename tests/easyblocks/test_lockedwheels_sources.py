@@ -1,5 +1,7 @@
 """Wheels as sources of an easyconfig: installed, and refused where something is wrong with them."""
+import re
 import sys
+import tarfile
 
 import pytest
 from common import EB
@@ -21,6 +23,40 @@ python_versions = ['%d.%d']
 sanity_check_commands = ['python -c "import toy, other"']
 moduleclass = 'ai'
 """
+# a package of C that is built with what the lock file for building has, and with a variable of the easyconfig
+SETUP = """import os
+import other
+from setuptools import Extension, setup
+setup(name='toy', version='1.0', ext_modules=[Extension('toy', ['toy.c'])] if os.environ['WITH_C'] == 'yes' else [])
+"""
+MODULE = """#include <Python.h>
+static struct PyModuleDef toy = {PyModuleDef_HEAD_INIT, "toy"};
+PyMODINIT_FUNC PyInit_toy(void) { return PyModule_Create(&toy); }
+"""
+# what of PyTorch its tests import, and three of them
+TORCH = """import sys, types, unittest
+def put(name, **names):
+    sys.modules['torch.' + name] = types.ModuleType(name)
+    vars(sys.modules['torch.' + name]).update(names)
+class TestDistBackend(unittest.TestCase):
+    def _spawn_processes(self):
+        import expecttest
+class DistributedTest:
+    class _DistTestBase:
+        def test_one(self):
+            pass
+        def test_two(self):
+            self.skipTest('no GPU')
+        def test_three(self):
+            self.assertEqual(3, 4)
+put('testing')
+put('testing._internal')
+put('testing._internal.common_utils', run_tests=unittest.main)
+put('testing._internal.distributed')
+put('testing._internal.distributed.distributed_test', **globals())
+sys.modules['torch.testing._internal.distributed'].distributed_test = sys.modules[
+    'torch.testing._internal.distributed.distributed_test']
+"""
 
 
 class Toy:
@@ -34,14 +70,15 @@ class Toy:
         self.place.mkdir(parents=True)
         (folder / 'index').mkdir()
         self.wheel = make_wheel(self.place, 'toy', '1.0+rocm5.7')
-        locked = make_wheel(folder / 'index', 'other', '2.0')
-        (folder / 'toy.lock').write_text('# made by the test\nother==2.0 --hash=sha256:%s\n' % sha256(locked))
+        locked = make_wheel(folder / 'index', 'other', '2.0+here')
+        (folder / 'toy.lock').write_text('# made by the test\nother==2.0+here --hash=sha256:%s\n' % sha256(locked))
 
-    def install(self, checksum=None, **options):
-        """Install it with this checksum in the easyconfig."""
+    def install(self, checksum=None, *arguments, more='', **options):
+        """Install it with this checksum, and more lines, in the easyconfig."""
         easyconfig = self.folder / 'toy-1.0.eb'
-        easyconfig.write_text(EASYCONFIG % (self.wheel.name, checksum, *sys.version_info[:2]))
-        return self.eb(easyconfig, env={'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(self.folder / 'index')}, **options)
+        easyconfig.write_text(EASYCONFIG % (self.wheel.name, checksum, *sys.version_info[:2]) + more)
+        env = dict({'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(self.folder / 'index')}, **dict(options.pop('env', ())))
+        return self.eb(easyconfig, *arguments, env=env, **options)
 
     def refused(self, says, checksum=None):
         """It is refused with these words, and nothing is installed."""
@@ -82,8 +119,8 @@ def test_cut_short(toy):
 
 def test_no_wheel(toy):
     """A source of another kind was once left out without a word."""
-    toy.wheel = toy.wheel.rename(toy.wheel.with_name('toy-1.0.tar.gz'))
-    toy.refused('expected wheels in `sources`, found toy-1.0.tar.gz')
+    toy.wheel = toy.wheel.rename(toy.wheel.with_name('toy-1.0.zip'))
+    toy.refused("expected wheels, or packages' sources (.tar.gz), in `sources`, found toy-1.0.zip")
 
 
 def test_not_there(toy):
@@ -97,3 +134,47 @@ def test_dry_run(toy):
     (toy.folder / 'toy-1.0.eb').write_text(EASYCONFIG % (toy.wheel.name, None, *sys.version_info[:2]))
     output = toy.eb(toy.folder / 'toy-1.0.eb', '-x').stdout
     assert 'checksums.json' not in output and 'ignoring error' not in output
+
+
+def test_package_built_here(toy):
+    """The source of a package, with the easyconfig's variables, and within the memory."""
+    top = toy.folder / 'toy-1.0'
+    top.mkdir()
+    (top / 'setup.py').write_text(SETUP)
+    (top / 'toy.c').write_text(MODULE)
+    toy.wheel = toy.wheel.with_name('toy-1.0.tar.gz')
+    with tarfile.open(toy.wheel, 'w:gz') as packed:
+        packed.add(top, top.name)
+    output = toy.install(sha256(toy.wheel), env={'PIP_NO_INDEX': '0'}, more="""
+build_lock_files = ['toy.lock', 'on-top-build.lock']
+build_environment = {'WITH_C': 'yes', 'CC': 'gcc'}
+ramgate = True
+""").stdout
+    assert 'building toy, which takes minutes' in output
+    assert 'ramgate ran 2 jobs' in output, output
+    assert list(toy.eb.prefix.glob('software/toy/1.0/lib/python*/site-packages/toy.cpython-*.so'))
+
+
+def test_pytorchs_own_tests(toy):
+    """Those that a wheel has run before it is installed; how many may fail is the easyconfig's word."""
+    digest = sha256(make_wheel(toy.folder / 'index', 'expecttest'))
+    (toy.folder / 'tests.lock').write_text('# made by the test\nexpecttest==1.0 --hash=sha256:%s\n' % digest)
+    asked = "pytorch_tests = 'distributed'\ntest_lock_files = ['tests.lock']\n"
+
+    def install(*arguments, more='', status=0):
+        torch = make_wheel(toy.folder / 'index', 'torch', text=TORCH)
+        (toy.folder / 'toy.lock').write_text('# made by the test\n' + ''.join(
+            '%s==%s --hash=sha256:%s\n' % (*path.name.split('-')[:2], sha256(path))
+            for path in (torch, toy.folder / 'index' / 'other-2.0+here-py3-none-any.whl')))
+        return toy.install(None, '--rebuild', *arguments, more=asked + more, status=status).stdout
+
+    output = install(status=1)
+    assert "1 failed, and max_failed_tests is 0" in output
+    assert 'test_three: AssertionError: 3 != 4' in output
+    assert not (toy.eb.prefix / 'software/toy/1.0/bin').exists()
+    assert "own tests" not in install('--skip-test-step')
+    output = install(more='max_failed_tests = 1\n')
+    assert re.search(r'distributed/test_distributed_spawn.py +1 +1 +1\n', output)
+    assert "a wheel has none of the list 'core'" in install(more="pytorch_tests = 'core'\n", status=1)
+    assert "pytorch_tests: expected core or distributed, found 'all'" in install(
+        more="pytorch_tests = 'all'\n", status=1)

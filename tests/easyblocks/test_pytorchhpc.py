@@ -41,12 +41,25 @@ def test_built_and_used(small, lmod, checkout):
     again = small('--rebuild')
     assert 'using the wheel that was built earlier' in again and "CMake's decisions" not in again
 
-    # built from something else: not picked up
-    small.write(options=OPTIONS + ['USE_GLOO=0'])
+    # built from something else: not picked up; PyTorch's own tests run before it is installed
+    (small.tree / 'test').mkdir()
+    (small.tree / 'test' / 'test_nn.py').write_text(TEST)
+    small.write(options=OPTIONS + ['USE_GLOO=0'],
+                edit=lambda text: text + "pytorch_tests = 'core'\ntest_lock_files = []\n")
     other = small('--rebuild')
     assert 'using the wheel' not in other and "CMake's decisions" in other
+    assert re.search(r'test_nn.py +1 +0 +0\n', other), other
+    assert "a wheel has none of the list 'core'" in small('--rebuild', status=None)
 
 
+TEST = """import unittest
+import torch
+class Small(unittest.TestCase):
+    def test_mpi(self):
+        self.assertTrue(torch.mpi_available())
+if __name__ == '__main__':
+    unittest.main()
+"""
 FILL = """
 add_custom_target(fill ALL COMMAND dd if=/dev/zero of=filled bs=1M count=400)
 """

@@ -65,6 +65,8 @@ def test_trains(installed, lmod, tmp_path):
     packages = next(eb.prefix.glob('software/Transformers/*/lib/python3.*/site-packages'))
     assert (packages / 'transformers').exists() and not (packages / 'torch').exists()
     assert not (packages / 'numpy').exists()
+    # built from its source, beside the PyTorch below; its operations are compiled when they are used
+    assert "'version': '2.13'" in (packages / 'deepspeed' / 'git_version_info_installed.py').read_text()
     (tmp_path / 'train.py').write_text(TRAIN)
     output = lmod.run("""
         module use %s; module load Transformers
@@ -88,3 +90,18 @@ def test_broken_for_this_pytorch(installed, lmod, tmp_path):
     output = lmod.run("module use %s; module load Transformers; PYTHONPATH=%s:$PYTHONPATH python %s packages" % (
         eb.modules, site, SCRIPTS / 'pytorch-check'), status=1)
     assert 'flash.so was compiled for another PyTorch' in output
+
+
+def test_package_that_is_built_with_pytorch(installed, lmod, tmp_path):
+    """As flash-attn is, in a user's environment on top: pip's isolation hides PyTorch from it."""
+    eb, root = installed
+    (tmp_path / 'toy').mkdir()
+    (tmp_path / 'toy' / 'setup.py').write_text(
+        "import torch\nfrom setuptools import setup\nsetup(name='toy', version=torch.__version__.split('+')[0])\n")
+    output = lmod.run("""
+        module use %s; module load PyTorch
+        python -m venv mine && %s mine && source mine/bin/activate || exit 1
+        pip install --no-deps --use-pep517 ./toy 2>&1 | grep -o "No module named 'torch'" | uniq
+        pip install --no-deps --no-build-isolation --use-pep517 ./toy || exit 1
+        """ % (eb.modules, SCRIPTS / 'extend-venv-activate'), cwd=tmp_path)
+    assert "No module named 'torch'" in output and 'Successfully installed toy-2.13.0' in output

@@ -58,6 +58,12 @@ def test_login_node_is_for_the_rest(toys, source_build):
     assert 'module load toy' in toys.run(toys.write('toy'))
     assert 'login node' not in toys.run(source_build, '--fetch')
     assert 'login node' not in toys.run(source_build, '--stop=ready', env={'SLURM_JOB_ID': '1'})
+    # wheels are, unless something is compiled for long
+    wheels = source_build.read_text().replace('EB_PyTorchHPC', 'LockedWheels')
+    source_build.write_text(wheels)
+    assert 'login node' not in toys.run(source_build, '--stop=ready')
+    source_build.write_text(wheels + 'ramgate = True\n')
+    assert 'ln01 is a login node of ARCHER2' in toys.run(source_build, '--stop=ready', status=None)
     wheel = toys.eb.sources / 'p/PyTorch/PyTorch-1.13.1-ARCHER2-built/0123/torch.whl'
     wheel.parent.mkdir(parents=True)
     wheel.touch()
