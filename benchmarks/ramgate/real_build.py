@@ -4,7 +4,7 @@ real_build.py BUILD DIRECTORY [POLICY ...]: compiles a part of software that nob
 holds a quarter of what plain ninja took without one (or 1.25 times the largest compiler), under each policy; prints a
 line for each. As root.
 
-Debian's sources come from where its packages come from, and are kept in the directory.
+Sources come from where apt's and pip's packages come from, and are kept in the directory.
 """
 import argparse
 import contextlib
@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -23,8 +24,16 @@ from ramgate.processes import own_memory  # noqa: E402
 from ramgate.replay import Room  # noqa: E402
 from ramgate.run import make_launcher  # noqa: E402
 
-# name: of Debian's source; objects: which of the build's are compiled, of those every `of`-th
+# name: of Debian's source, or NAME==VERSION of a wheel; objects: which are compiled, of those every `of`-th
 Build = namedtuple('Build', 'name archive sha256 options objects of')
+# for a source without one
+CMAKE_LISTS = '''cmake_minimum_required(VERSION 3.18)
+project(examples CXX CUDA)
+file(GLOB files examples/*/*.cu)
+add_library(kernels OBJECT ${files})
+target_include_directories(kernels PRIVATE include tools/util/include examples/common)
+target_compile_options(kernels PRIVATE --expt-relaxed-constexpr)
+'''
 BUILDS = {
     # C++ with templates: the tests of Eigen's linear algebra (not yet measured)
     'eigen': Build('eigen3', 'eigen3_3.4.0.orig.tar.bz2',
@@ -34,17 +43,29 @@ BUILDS = {
     'libxc': Build('libxc', 'libxc_5.2.3.orig.tar.gz',
                    '38b60ed552b46367175b370e1ad5409fcf45c49b71ed13706a65b485f06a5417',
                    ['-DBUILD_TESTING=OFF'], r'^CMakeFiles/xc\.dir/.*\.o$', 16),
+    # Fortran and C: tests of LAPACK's eigenvalue routines and of CBLAS
+    'lapack': Build('lapack', 'lapack_3.11.0.orig.tar.gz',
+                    '4b9ba79bfd4921ca820e83979db76ab3363155709444a787979e81c22285ffa9',
+                    ['-DBUILD_TESTING=ON', '-DCBLAS=ON', '-DUSE_OPTIMIZED_BLAS=ON', '-DUSE_OPTIMIZED_LAPACK=ON'],
+                    r'^TESTING/EIG/.*/[sdcz]drvs[gt]\w*\.f\.o$|^CBLAS/testing/.*/c_[sdcz]blas3\.c\.o$', 1),
+    # CUDA with templates: CUTLASS's examples of matrix products
+    'cutlass': Build('nvidia-cutlass==4.2.0.0', 'nvidia_cutlass-4.2.0.0-py3-none-any.whl',
+                     'f9599ada45c7bcb6bf53f7d3f0a7d154183e53451c01bfa59eecd37dd4a693f6',
+                     ['-DCMAKE_CUDA_ARCHITECTURES=80', '-DCMAKE_CUDA_STANDARD=17'],
+                     r'examples/0[02-8]_.*\.o$', 1),
 }
-LANGUAGES = ('C', 'CXX', 'Fortran')
-# jobs at a time, as on a machine with so many cores; those that a crash is worth are stopped after so many seconds
-JOBS, PATIENCE = 8, 1500
-SHARE, LARGEST = 0.25, 1.25
+LANGUAGES = ('C', 'CXX', 'CUDA', 'Fortran')
+# what crashes again and again is stopped after so many seconds
+PATIENCE, SHARE, LARGEST = 1500, 0.25, 1.25
 
 
 def fetch(build, directory):
     """The path of the archive, once its checksum fits."""
     path = directory / build.archive
-    if not path.exists():
+    if not path.exists() and '==' in build.name:
+        pip = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps']
+        subprocess.run(pip + [build.name], cwd=directory, check=True)
+    elif not path.exists():
         sources = directory / 'sources'
         (sources / 'lists' / 'partial').mkdir(parents=True, exist_ok=True)
         text = Path('/etc/apt/sources.list.d/debian.sources').read_text()
@@ -63,13 +84,14 @@ def configure(name, directory, more):
     """The build's directory; its objects."""
     build, place = BUILDS[name], directory / name
     if not (place / 'build' / 'build.ninja').exists():
-        (place / 'source').mkdir(parents=True, exist_ok=True)
-        subprocess.run(['tar', '-xf', fetch(build, directory), '--strip-components=1', '-C', place / 'source'],
-                       check=True)
+        archive = fetch(build, directory)
+        shutil.unpack_archive(archive, place / 'unpacked', 'zip' if archive.suffix == '.whl' else None)
+        source = next((place / 'unpacked').rglob('examples' if archive.suffix == '.whl' else 'CMakeLists.txt')).parent
+        if not (source / 'CMakeLists.txt').exists():
+            (source / 'CMakeLists.txt').write_text(CMAKE_LISTS)
         launchers = ['-DCMAKE_%s_COMPILER_LAUNCHER=ramgate-cc' % language for language in LANGUAGES]
-        subprocess.run(['cmake', '-G', 'Ninja', '-S', place / 'source', '-B', place / 'build',
-                        '-DCMAKE_BUILD_TYPE=Release'] + launchers + build.options + more, check=True,
-                       stdout=subprocess.DEVNULL)
+        subprocess.run(['cmake', '-G', 'Ninja', '-S', source, '-B', place / 'build', '-DCMAKE_BUILD_TYPE=Release']
+                       + launchers + build.options + more, check=True, stdout=subprocess.DEVNULL)
     targets = subprocess.run(['ninja', '-t', 'targets', 'all'], cwd=place / 'build', check=True, text=True,
                              stdout=subprocess.PIPE).stdout
     names = [line.partition(': ')[0] for line in targets.splitlines()]
@@ -112,16 +134,16 @@ class Run:
         return all((self.place / name).exists() for name in self.objects)
 
 
-def policies(limit, largest, profile):
+def policies(limit, largest, profile, most):
     """{name: commands, one for each attempt, the last for ever}."""
     def ninja(jobs, *more):
         return ['ninja', '-j%d' % max(1, jobs), *more]
 
     load = '%.0f' % (os.getloadavg()[0] + len(os.sched_getaffinity(0)))
-    ramgate = [sys.executable, '-m', 'ramgate', 'run', '--jobs', str(JOBS), '--profile', str(profile), '--', 'ninja',
-               '-j%d' % (4 * JOBS)]
-    return {'one': [ninja(JOBS), ninja(1)], 'halving': [ninja(JOBS >> attempt) for attempt in range(5)],
-            'load': [ninja(JOBS, '-l', load)], 'fixed': [ninja(int(limit / largest))], 'ramgate': [ramgate],
+    ramgate = [sys.executable, '-m', 'ramgate', 'run', '--jobs', str(most), '--profile', str(profile), '--', 'ninja',
+               '-j%d' % (4 * most)]
+    return {'one': [ninja(most), ninja(1)], 'halving': [ninja(most >> attempt) for attempt in range(5)],
+            'load': [ninja(most, '-l', load)], 'fixed': [ninja(int(limit / largest))], 'ramgate': [ramgate],
             'ramgate+profile': [ramgate]}
 
 
@@ -149,6 +171,7 @@ def main():
     parser.add_argument('build', choices=sorted(BUILDS))
     parser.add_argument('directory', type=Path)
     parser.add_argument('policy', nargs='*', help='default: all')
+    parser.add_argument('--jobs', type=int, default=8, metavar='N', help='as on a machine with so many cores')
     parser.add_argument('--cmake', action='append', default=[], metavar='-DNAME=VALUE', help='one more for CMake')
     parser.add_argument('--limit', type=int, metavar='MB', help='as an earlier run found it')
     parser.add_argument('--largest', type=int, metavar='MB', help='the same')
@@ -161,13 +184,13 @@ def main():
     place, objects = configure(options.build, directory, options.cmake)
     limit, largest = (options.limit or 0) * 2 ** 20, (options.largest or 0) * 2 ** 20
     if not limit:
-        plain = measure('without a limit', place, objects, 2 ** 40, [['ninja', '-j%d' % JOBS]])
+        plain = measure('without a limit', place, objects, 2 ** 40, [['ninja', '-j%d' % options.jobs]])
         # nothing at all can be compiled with less than the largest compiler takes
         limit, largest = int(max(plain.most * SHARE, plain.largest * LARGEST)), plain.largest
     print('%s: %d files, %d jobs, %d MB, the largest compiler %d MB' % (
-        options.build, len(objects), JOBS, limit / 2 ** 20, largest / 2 ** 20), flush=True)
+        options.build, len(objects), options.jobs, limit / 2 ** 20, largest / 2 ** 20), flush=True)
     profile = directory / (options.build + '.json')
-    found = policies(limit, largest, profile)
+    found = policies(limit, largest, profile, options.jobs)
     for name in options.policy or found:
         if name == 'ramgate' and profile.exists():
             profile.unlink()

@@ -1,6 +1,7 @@
 """Builds of a few lines for ramgate to run, by a ninja of the tests' own environment."""
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
+from common import CACHE, CHECKOUT, kept
 
 # a compiler: writes its object slowly, does what the source says: `memory MB`, `sleep S`, `die`, `say TEXT`, `fail`
 COMPILER = '''
@@ -124,6 +125,15 @@ def eventually(condition, seconds=60):
 def build(tmp_path):
     """An empty build."""
     return Build(tmp_path / 'build')
+
+
+@pytest.fixture
+def nvcc():
+    """The machine's, or the stand-ins' from PyPI."""
+    def make(partial):
+        subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', str(partial), '-r',
+                        str(CHECKOUT / 'tests' / 'stand_ins' / 'cuda.txt')], check=True)
+    return shutil.which('nvcc') or str(kept(CACHE / 'cuda', make) / 'nvidia' / 'cu13' / 'bin' / 'nvcc')
 
 
 @pytest.fixture(name='eventually')

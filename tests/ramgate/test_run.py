@@ -1,4 +1,5 @@
 """Whole builds under `ramgate run`."""
+import contextlib
 import hashlib
 import json
 import os
@@ -10,6 +11,15 @@ from pathlib import Path
 
 import pytest
 
+# long enough for cicc and ptxas to be seen
+KERNEL = '''template <int N> __global__ void work(float *x) {
+    #pragma unroll
+    for (int i = 0; i < N; i++)
+        for (int j = 0; j < i % 7; j++)
+            x[i] = x[i * j] * x[threadIdx.x + i] + sinf(x[j + N]);
+}
+template __global__ void work<12>(float *);
+'''
 
 def test_real_errors_pass_through_unchanged_and_once(build):
     build.job('wrong', 'memory 10', 'fail wrong.cpp:3:1: error: out of memory allocating, says my program')
@@ -33,6 +43,29 @@ def test_a_compiler_that_ran_out_of_memory_is_run_again(build, how):
     assert made.read_text().startswith('object of')
     assert 'FAILED' not in output and 'Killed' not in output
     assert len(build.report()['jobs'][0]['retries']) == 1
+
+
+def test_the_real_nvcc_is_one_job_with_all_that_it_starts(build, nvcc):
+    """A cicc that is killed lets the whole of nvcc start again; cicc and ptxas of both architectures are in its group."""
+    (build.directory / 'big.cu').write_text(KERNEL)
+    process = build.start('--report', 'report', command=(
+        'ramgate-cc', nvcc, '--threads', '2', '-gencode', 'arch=compute_80,code=sm_80', '-gencode',
+        'arch=compute_90,code=sm_90', '-c', 'big.cu', '-o', 'big.o'))
+    groups = {}
+    while process.poll() is None:
+        for pid in build.processes():
+            with contextlib.suppress(OSError):
+                name = Path('/proc/%d/comm' % pid).read_text().strip()
+                if name in ('cicc', 'ptxas'):
+                    groups.setdefault(os.getpgid(pid), set()).add(pid)
+                    if len(groups) == 1:
+                        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    assert process.wait() == 0, process.stdout.read()
+    assert (build.directory / 'big.o').exists()
+    assert [len(job['retries']) for job in build.report()['jobs']] == [1]
+    assert len(groups) == 2 and len(list(groups.values())[1]) == 4
+    build.clean()
 
 
 def test_a_job_that_cannot_fit_is_named(build):
