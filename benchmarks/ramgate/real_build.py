@@ -13,6 +13,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -35,10 +36,6 @@ target_include_directories(kernels PRIVATE include tools/util/include examples/c
 target_compile_options(kernels PRIVATE --expt-relaxed-constexpr)
 '''
 BUILDS = {
-    # C++ with templates: the tests of Eigen's linear algebra (not yet measured)
-    'eigen': Build('eigen3', 'eigen3_3.4.0.orig.tar.bz2',
-                   'b4c198460eba6f28d34894e3a5710998818515104d6e74e5cc331ce31e46e626', [],
-                   r'^test/CMakeFiles/(lu|qr|cholesky|inverse|householder|determinant)_\d+\.dir/.*\.o$', 4),
     # C that a computer algebra system wrote
     'libxc': Build('libxc', 'libxc_5.2.3.orig.tar.gz',
                    '38b60ed552b46367175b370e1ad5409fcf45c49b71ed13706a65b485f06a5417',
@@ -80,7 +77,7 @@ def fetch(build, directory):
     return path
 
 
-def configure(name, directory, more):
+def configure(name, directory):
     """The build's directory; its objects."""
     build, place = BUILDS[name], directory / name
     if not (place / 'build' / 'build.ninja').exists():
@@ -91,7 +88,7 @@ def configure(name, directory, more):
             (source / 'CMakeLists.txt').write_text(CMAKE_LISTS)
         launchers = ['-DCMAKE_%s_COMPILER_LAUNCHER=ramgate-cc' % language for language in LANGUAGES]
         subprocess.run(['cmake', '-G', 'Ninja', '-S', source, '-B', place / 'build', '-DCMAKE_BUILD_TYPE=Release']
-                       + launchers + build.options + more, check=True, stdout=subprocess.DEVNULL)
+                       + launchers + build.options, check=True, stdout=subprocess.DEVNULL)
     targets = subprocess.run(['ninja', '-t', 'targets', 'all'], cwd=place / 'build', check=True, text=True,
                              stdout=subprocess.PIPE).stdout
     names = [line.partition(': ')[0] for line in targets.splitlines()]
@@ -172,16 +169,17 @@ def main():
     parser.add_argument('directory', type=Path)
     parser.add_argument('policy', nargs='*', help='default: all')
     parser.add_argument('--jobs', type=int, default=8, metavar='N', help='as on a machine with so many cores')
-    parser.add_argument('--cmake', action='append', default=[], metavar='-DNAME=VALUE', help='one more for CMake')
     parser.add_argument('--limit', type=int, metavar='MB', help='as an earlier run found it')
     parser.add_argument('--largest', type=int, metavar='MB', help='the same')
     options = parser.parse_args()
+    # the cgroup and what is in it goes, however this ends
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     directory = options.directory.resolve()
     (directory / 'bin').mkdir(parents=True, exist_ok=True)
     make_launcher(str(directory / 'bin'))
     os.environ['PATH'] = '%s:%s' % (directory / 'bin', os.environ['PATH'])
     os.environ['PYTHONPATH'] = sys.path[0]
-    place, objects = configure(options.build, directory, options.cmake)
+    place, objects = configure(options.build, directory)
     limit, largest = (options.limit or 0) * 2 ** 20, (options.largest or 0) * 2 ** 20
     if not limit:
         plain = measure('without a limit', place, objects, 2 ** 40, [['ninja', '-j%d' % options.jobs]])

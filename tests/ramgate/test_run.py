@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+
 # long enough for cicc and ptxas to be seen
 KERNEL = '''template <int N> __global__ void work(float *x) {
     #pragma unroll
@@ -45,8 +46,9 @@ def test_a_compiler_that_ran_out_of_memory_is_run_again(build, how):
     assert len(build.report()['jobs'][0]['retries']) == 1
 
 
+@pytest.mark.slow
 def test_the_real_nvcc_is_one_job_with_all_that_it_starts(build, nvcc):
-    """A cicc that is killed lets the whole of nvcc start again; cicc and ptxas of both architectures are in its group."""
+    """A killed cicc lets the whole of nvcc start again; cicc and ptxas of both architectures are in its group."""
     (build.directory / 'big.cu').write_text(KERNEL)
     process = build.start('--report', 'report', command=(
         'ramgate-cc', nvcc, '--threads', '2', '-gencode', 'arch=compute_80,code=sm_80', '-gencode',

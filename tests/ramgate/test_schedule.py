@@ -130,8 +130,10 @@ def test_alone_and_too_big_ends_the_build_and_says_why():
     huge, small = node.ask('huge', 'small')
     node.plan()
     node.look(1, {huge: 950})
+    node.schedule.constraint = node.schedule.constraint._replace(free=20 * MB)
     what, _, line = node.end(huge, 137, starved=True, kernel_killed=True)[0]
-    assert what == 'refused' and 'huge does not fit: alone it needs more than 950.0 MB' in line
+    assert what == 'refused' and ('huge does not fit: alone it needs more than 950.0 MB, and the limit is 1000.0 MB '
+                                  '(the node), 970.0 MB of it for jobs.') in line
     assert node.schedule.plan(node.now) == [
         ('refused', small, 'ramgate: small is not started: huge needs more memory than the limit')]
 
