@@ -172,9 +172,10 @@ class Schedule:
     def does_not_fit(self, job):
         """The one line for a job that does not fit even alone."""
         return ('ramgate: %s does not fit: alone it needs more than %s, and the limit is %s (%s), %s of it for jobs. '
-                'Give the build more memory (a larger job or another node), or compile this file with less optimisation '
-                'or debugging.' % (job.name, human(job.recorder.peak), human(self.limit), self.constraint.name,
-                                   human(self.constraint.free + self.own)))
+                'Give the build more memory (a larger job or another node), or compile this file with less '
+                'optimisation or debugging.' % (
+                    job.name, human(job.recorder.peak), human(self.limit), self.constraint.name,
+                    human(self.constraint.free + self.own)))
 
     def not_started(self, job):
         """The line for a job that would have been started, had the build not come to its end."""

@@ -22,6 +22,7 @@ KERNEL = '''template <int N> __global__ void work(float *x) {
 template __global__ void work<12>(float *);
 '''
 
+
 def test_real_errors_pass_through_unchanged_and_once(build):
     build.job('wrong', 'memory 10', 'fail wrong.cpp:3:1: error: out of memory allocating, says my program')
     build.job('right', 'memory 10')
