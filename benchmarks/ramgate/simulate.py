@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """
-simulate.py TRACE[:K] ... CORES PERCENT|SIZE: ramgate's own schedule on a trace in virtual time: cold, with what ramgate
-ships of PyTorch, with the profile of the cold run, and packed by somebody who knows everything before.
+simulate.py [--same] TRACE[:K] ... CORES PERCENT|SIZE: ramgate's own schedule on a trace in virtual time: cold, with
+what ramgate ships of PyTorch, with the profile of the cold run, and packed by somebody who knows everything before.
 
 The build differs from what is shipped, as another version, compiler and machine do: every third file is not in what is
-shipped, and each takes 1.3 times as long and 1.2 times as much memory, give or take 15 %.
+shipped, and each takes 1.3 times as long and 1.2 times as much memory, give or take 15 %; with --same, time and memory
+are the trace's.
 
 No processes, no noise from a busy machine: what is studied is what is decided. `ramgate replay` is the real thing.
 """
@@ -119,7 +120,8 @@ def profile(cold):
 
 
 def main():
-    works, cores = other_build(read_traces(sys.argv[1:-2])), int(sys.argv[-2])
+    same, cores = sys.argv[1] == '--same', int(sys.argv[-2])
+    works = read_traces(sys.argv[2:-2]) if same else other_build(read_traces(sys.argv[1:-2]))
     most, memory = wanted(works, cores), sys.argv[-1]
     megabytes = most * float(memory) / 100 if memory.isdigit() else size(memory) / MB
     least, why = bound(works, cores, megabytes)
