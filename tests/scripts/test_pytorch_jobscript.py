@@ -41,7 +41,7 @@ def test_frontier(jobscript):
     lines = jobscript('frontier', '--nodes', '2', '--time', '10', 'train.py', '--epochs', '3', 'a b')
     for line in ('#SBATCH --nodes=2', '#SBATCH --time=00:10:00', '#SBATCH --account=project1',
                  '#SBATCH --partition=batch', '#SBATCH --gpus-per-node=8', '#SBATCH --export=NONE',
-                 'unset SLURM_EXPORT_ENV', 'module load PyTorch/1.0-here'):
+                 'unset SLURM_EXPORT_ENV', 'module load PyTorch/1.0-here || exit'):
         assert line in lines
     assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpus-per-task=7 "
                          "--gpus-per-node=8 --gpu-bind=none pytorch-srun train.py --epochs 3 'a b'")
@@ -140,6 +140,23 @@ def test_requeue(jobscript):
         assert 'timeout --preserve-status --foreground --signal=USR1 %d mpi' % seconds in text
         assert '-lt 3 ]' in text and '--signal=USR1@' not in text
     assert not any('85' in line for line in jobscript('frontier', 'train.py'))
+
+
+@pytest.mark.parametrize('ended, status, again', [
+    ((), 137, True), ((), 85, True), ((), 1, False),
+    # rank 1 was killed, and rank 0 saw its connection break; rank 1 failed, and rank 0 was killed as it waited
+    ((1, 137), 137, True), ((137, 1), 1, False)])
+def test_queued_again(jobscript, tmp_path, ended, status, again):
+    """What was killed goes on; a program that fails does not, though srun kills the ranks that wait for it."""
+    for rank, its in enumerate(ended):
+        (tmp_path / ('rank-%d.out' % rank)).write_text(
+            'step 1\npytorch-srun: rank %d on n1 ended with status %d at 05:00:%d\n' % (rank, its, 59 - rank))
+    lines = jobscript('frontier', '--requeue', '3', 'train.py')
+    end = '\n'.join(lines[lines.index('status=$?'):])
+    done = subprocess.run(['bash', '-c', 'scontrol() { echo "$@"; }\n(exit %d)\n%s' % (max(ended + (status,)), end)],
+                          env={'HPC_RANK_OUTPUTS': str(tmp_path), 'SLURM_JOB_ID': '7', 'PATH': '/usr/bin:/bin'},
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
 
 @pytest.mark.parametrize('system, arguments, variables, says', [

@@ -272,6 +272,13 @@ def test_pbs(pbs, tmp_path):
 
 
 @pytest.mark.slow
+def test_module_that_does_not_load(slurm, monkeypatch):
+    """In a job, say: nothing is started without it."""
+    monkeypatch.setitem(slurm.environment, 'LOADEDMODULES', 'PyTorch/0.9')
+    status, output, errors = slurm('train.py')
+    assert status and 'pytorch-srun' not in output and 'a module could not be loaded' in errors, output + errors
+
+
 def test_requeued(slurm, tmp_path):
     """Before its time is up Slurm tells the program, which leaves; the job is queued again, once, and followed."""
     done = tmp_path / 'done'
