@@ -58,7 +58,8 @@ PARAMETERS = {
     'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI; mpi4py where its "
                           "wheel does not run with that", CUSTOM],
     'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
-    'test_lock_files': [['pytorch-tests.lock'], "Lock files with what PyTorch's own tests need; not installed", CUSTOM],
+    'test_lock_files': [None, "Lock files with what PyTorch's own tests need, not installed; if none are named: %s"
+                        % own_tests.LOCK, CUSTOM],
     'pytorch_tests': ['', "List of PyTorch's own tests to run before it is installed: %s"
                       % ' or '.join(sorted(own_tests.LISTS)), CUSTOM],
     'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
@@ -156,7 +157,7 @@ class LockedPackages:
     def locked(self, parameter):
         """All entries of the lock files that a parameter names."""
         try:
-            return [entry for name in self.cfg[parameter] for entry in read_lock(self.named_file(name))]
+            return [entry for name in self.cfg[parameter] or [] for entry in read_lock(self.named_file(name))]
         except UsersProblem as problem:
             raise EasyBuildError(str(problem))
 
@@ -203,6 +204,8 @@ class LockedPackages:
         name, version, tests = self.cfg.name, self.cfg.version, self.cfg['pytorch_tests']
         if tests and tests not in own_tests.LISTS:
             raise EasyBuildError("pytorch_tests: expected %s, found %r", ' or '.join(sorted(own_tests.LISTS)), tests)
+        if tests and self.cfg['test_lock_files'] is None:
+            self.cfg['test_lock_files'] = [own_tests.LOCK]
         for lock in self.cfg['lock_files'] + self.cfg['build_lock_files'] + self.cfg['lock_files_instead']:
             try:
                 self.named_file(lock)

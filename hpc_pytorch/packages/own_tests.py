@@ -20,6 +20,7 @@ LISTS = {
     'distributed': ('distributed/test_store.py', 'distributed/test_c10d_common.py', 'distributed/test_c10d_gloo.py',
                     'distributed/test_c10d_nccl.py', 'distributed/test_distributed_spawn.py'),
 }
+LOCK = 'pytorch-tests.lock'
 HERE = os.path.dirname(os.path.abspath(__file__))
 # The files whose tests wheels have in torch.testing -> the file that runs them.
 IN_WHEELS = {'distributed/test_distributed_spawn.py': os.path.join(HERE, 'wheel_distributed.py')}
@@ -50,7 +51,9 @@ def environment(packages, place):
         os.makedirs(os.path.join(place, directory), exist_ok=True)
     return dict(os.environ, PYTHONPATH=packages, PYTHONNOUSERSITE='1', BACKEND='gloo', WORLD_SIZE='2', TEMP_DIR=place,
                 # else the last line of each failure is about this variable
-                PYTORCH_PRINT_REPRO_ON_FAILURE='0')
+                PYTORCH_PRINT_REPRO_ON_FAILURE='0',
+                # with it they want what PyTorch's own CI has installed
+                CI='')
 
 
 def run(python, packages, place, name, path, arguments=(), minutes=MINUTES):
