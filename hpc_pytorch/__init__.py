@@ -11,8 +11,6 @@ import socket
 import tempfile
 import time
 
-from hpc_pytorch.machine.pairs import version_key  # noqa: F401
-
 VERSION = '2.0.0'
 HERE = os.path.dirname(os.path.realpath(__file__))
 

@@ -22,10 +22,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, VERSION, collection_path, version_key
-from hpc_pytorch.machine import batch_systems, pairs, systems
+from hpc_pytorch import UsersProblem, VERSION, collection_path
+from hpc_pytorch.machine import batch_systems, systems
 from hpc_pytorch.machine.batch_systems import seconds_of
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, program_of_modules_tool
+from hpc_pytorch.machine.versions import in_words, known, version_key
 
 GIB = 2 ** 30
 # result is one of these words; `told` is for what systems/ has nothing to compare with
@@ -358,9 +359,9 @@ def versions_of(machine, path):
 def about_each_easyconfig(machine):
     """For each easyconfig whether its modules load in their order, and what newer versions of them there are."""
     for path in easyconfigs_of(machine.system):
-        for row in pairs.known(versions_of(machine, path), machine.system.words):
+        for row in known(versions_of(machine, path), machine.system.words):
             fails = row['result'] == 'fails'
-            yield path, Finding('versions of', DIFFERS if fails else TOLD, pairs.in_words(row),
+            yield path, Finding('versions of', DIFFERS if fails else TOLD, in_words(row),
                                 'versions that go together' if fails else None, 'pairs.cfg')
         names, title = external_modules(path), 'modules of'
         if not names:

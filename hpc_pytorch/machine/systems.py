@@ -20,8 +20,7 @@ import re
 import socket
 
 from hpc_pytorch import UsersProblem, collection_path
-from hpc_pytorch.machine import pairs
-from hpc_pytorch.machine.pairs import CONDITION, RELATIONS, holds  # noqa: F401
+from hpc_pytorch.machine.versions import CONDITION, FILES, holds
 
 DEFAULT = 'workstation'
 # The format of system.cfg. 1: files that do not name theirs; 2: [system] has `format`, everything else is as in 1.
@@ -230,7 +229,7 @@ class System(object):
     @property
     def for_scripts(self):
         """Files that modules have in share/: what scripts have to know where the collection is not."""
-        return [os.path.join(self.directory, 'system.cfg'), pairs.PATH, pairs.__file__]
+        return [os.path.join(self.directory, 'system.cfg')] + FILES
 
     @property
     def usable_cores(self):

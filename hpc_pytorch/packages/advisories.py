@@ -8,7 +8,8 @@ import operator
 import os
 import re
 
-from hpc_pytorch import collection_path, version_key
+from hpc_pytorch import collection_path
+from hpc_pytorch.machine.versions import version_key
 
 PATH = os.path.join(collection_path('hooks'), 'advisories.cfg')
 RELATIONS = {'>=': operator.ge, '<': operator.lt, '<=': operator.le}

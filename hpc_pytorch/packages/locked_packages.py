@@ -52,6 +52,7 @@ print(*{line.split()[-1] for line in open('/proc/self/maps') if os.path.basename
 """
 
 # Easyconfig parameters of every easyblock that has locked packages.
+FOR_TESTS = 'pytorch-tests.lock'
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
     'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
@@ -59,7 +60,7 @@ PARAMETERS = {
                           "wheel does not run with that", CUSTOM],
     'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
     'test_lock_files': [None, "Lock files with what PyTorch's own tests need, not installed; if none are named: %s"
-                        % own_tests.LOCK, CUSTOM],
+                        % FOR_TESTS, CUSTOM],
     'pytorch_tests': ['', "List of PyTorch's own tests to run before it is installed: %s"
                       % ' or '.join(sorted(own_tests.LISTS)), CUSTOM],
     'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
@@ -205,7 +206,7 @@ class LockedPackages:
         if tests and tests not in own_tests.LISTS:
             raise EasyBuildError("pytorch_tests: expected %s, found %r", ' or '.join(sorted(own_tests.LISTS)), tests)
         if tests and self.cfg['test_lock_files'] is None:
-            self.cfg['test_lock_files'] = [own_tests.LOCK]
+            self.cfg['test_lock_files'] = [FOR_TESTS]
         for lock in self.cfg['lock_files'] + self.cfg['build_lock_files'] + self.cfg['lock_files_instead']:
             try:
                 self.named_file(lock)

@@ -19,9 +19,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, collection_path, version_key
+from hpc_pytorch import UsersProblem, collection_path
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
+from hpc_pytorch.machine.versions import version_key
 from hpc_pytorch.packages import rocm_pairs
 
 LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')

@@ -20,7 +20,6 @@ LISTS = {
     'distributed': ('distributed/test_store.py', 'distributed/test_c10d_common.py', 'distributed/test_c10d_gloo.py',
                     'distributed/test_c10d_nccl.py', 'distributed/test_distributed_spawn.py'),
 }
-LOCK = 'pytorch-tests.lock'
 HERE = os.path.dirname(os.path.abspath(__file__))
 # The files whose tests wheels have in torch.testing -> the file that runs them.
 IN_WHEELS = {'distributed/test_distributed_spawn.py': os.path.join(HERE, 'wheel_distributed.py')}

@@ -6,7 +6,7 @@ Python 3.6.
 import os
 import re
 
-from hpc_pytorch.machine import pairs
+from hpc_pytorch.machine import versions
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.early_checks import by_policy, going_to_install
 from hpc_pytorch.rules.vulnerabilities import locked
@@ -28,7 +28,7 @@ def check(ecs):
     if not going_to_install():
         return
     for ec in [entry['ec'] for entry in ecs]:
-        rows = [row for row in pairs.known(versions_of(ec), current(ec.path).words) if row['result'] != 'works']
+        rows = [row for row in versions.known(versions_of(ec), current(ec.path).words) if row['result'] != 'works']
         if rows:
             by_policy('pairs', "%s brings versions together that go wrong:\n  %s" % (
-                os.path.basename(ec.path), '\n  '.join(map(pairs.in_words, rows))), 'warn')
+                os.path.basename(ec.path), '\n  '.join(map(versions.in_words, rows))), 'warn')

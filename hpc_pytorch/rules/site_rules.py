@@ -20,8 +20,9 @@ import sys
 
 from easybuild.base import fancylogger
 
-from hpc_pytorch import UsersProblem, collection_path, version_key
-from hpc_pytorch.machine.systems import RELATIONS, current, decision, nearest, parse, read_section, words, yes_or_no
+from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch.machine.systems import current, decision, nearest, parse, read_section, words, yes_or_no
+from hpc_pytorch.machine.versions import RELATIONS, version_key
 from hpc_pytorch.packages.lock_files import sha256_of
 
 _log = fancylogger.getLogger('site_rules', fname=False)

@@ -11,7 +11,7 @@ import os
 import re
 from collections import namedtuple
 
-from hpc_pytorch import version_key
+from hpc_pytorch.machine.versions import version_key
 
 # How a range of versions is built: the commands after `python`; `configure` only runs CMake, None where there is no
 # such command and CMake's decisions are compared after the build. The first row that is not newer than what is built.

@@ -51,7 +51,7 @@ def record(identity, name, events, **more):
 def test_make_advisories(tmp_path):
     """What the records say is added to what is there; packages that no lock names, and withdrawn records, are not."""
     for name in ('docs/make-advisories', 'hooks/advisories.cfg', 'hpc_pytorch/__init__.py',
-                 'hpc_pytorch/machine/__init__.py', 'hpc_pytorch/machine/pairs.py',
+                 'hpc_pytorch/machine/__init__.py', 'hpc_pytorch/machine/versions.py',
                  'hpc_pytorch/packages/__init__.py', 'hpc_pytorch/packages/advisories.py',
                  'hpc_pytorch/packages/lock_files.py', 'locks/torch-2.13.0-cpu.lock', 'locks/mpich.lock'):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
