@@ -51,8 +51,8 @@ from mpi4py import MPI
 print(*{line.split()[-1] for line in open('/proc/self/maps') if os.path.basename(line.strip()).startswith('libmpi')})
 """
 
-# Easyconfig parameters of every easyblock that has locked packages.
 FOR_TESTS = 'pytorch-tests.lock'
+# Easyconfig parameters of every easyblock that has locked packages.
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
     'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
