@@ -104,9 +104,15 @@ def main():
         save(accelerator, options.checkpoints, epoch + 1)
         leave = accelerator.reduce(torch.tensor(float(bool(told)), device=accelerator.device))
         if leave and epoch + 1 < options.epochs:
-            sys.exit(GO_ON)
-    say(accelerator, "trained on %d ranks" % accelerator.num_processes)
+            break
+    else:
+        leave = False
+        say(accelerator, "trained on %d ranks" % accelerator.num_processes)
+    # DistributedDataParallel is part of a circle of objects; its threads must have ended before the process does
+    del model, optimizer
+    accelerator.free_memory()
     accelerator.end_training()
+    sys.exit(GO_ON if leave else 0)
 
 
 if __name__ == '__main__':

@@ -70,6 +70,8 @@ def main():
     done = trainer.current_epoch >= options.epochs
     if trainer.is_global_zero and done:
         print("trained on %d ranks" % trainer.world_size, flush=True)
+    # its threads must have ended before the process does
+    torch.distributed.destroy_process_group()
     sys.exit(0 if done else GO_ON)
 
 
