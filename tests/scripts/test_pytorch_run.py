@@ -279,6 +279,7 @@ def test_module_that_does_not_load(slurm, monkeypatch):
     assert status and 'pytorch-srun' not in output and 'a module could not be loaded' in errors, output + errors
 
 
+@pytest.mark.slow
 def test_requeued(slurm, tmp_path):
     """Before its time is up Slurm tells the program, which leaves; the job is queued again, once, and followed."""
     done = tmp_path / 'done'
