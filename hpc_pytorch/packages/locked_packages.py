@@ -29,6 +29,7 @@ from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages import own_tests
 from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.pip_errors import REACHED
 from hpc_pytorch.packages.progress import fetched, telling
 from hpc_pytorch.packages.wheel_tags import ask_python, name_and_version, why_not
 
@@ -236,7 +237,7 @@ class LockedPackages:
             try:
                 return self.gathered()
             except EasyBuildError as problem:
-                if not self.cfg['lock_files_instead'] or 'could be reached' not in str(problem):
+                if not self.cfg['lock_files_instead'] or REACHED not in str(problem):
                     raise
             print_msg("%s: not reached; taking wheels of your own index instead, which may be larger",
                       ' '.join(self.cfg['extra_index_urls']), log=self.easyblock.log)

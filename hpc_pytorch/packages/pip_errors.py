@@ -42,6 +42,10 @@ def last_words(output):
     return (errors or lines or ['pip failed without a word'])[-1]
 
 
+# by which it is known that another index may help: pip has to be asked twice to tell
+REACHED = 'could be reached'
+
+
 def unreached(output):
     """The servers that pip could not reach, each with the reason and what to do; '' if it reached all."""
     lines = []
@@ -84,5 +88,5 @@ def explain(output, store, python):
         return "\nA wheel exists, but does not fit:\n" + '\n'.join(lines)
     servers = unreached(output)
     if servers:
-        return "\nNo index with %s %s could be reached:\n%s" % (name, version, servers)
+        return "\nNo index with %s %s %s:\n%s" % (name, version, REACHED, servers)
     return "\nNo index has %s %s for Python %s on %s." % (name, version, python.version, python.machine)
