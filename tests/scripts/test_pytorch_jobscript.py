@@ -30,6 +30,8 @@ def jobscript(tmp_path):
         if status:
             assert 'Traceback' not in done.stderr
             return done.stderr
+        if '--help' in arguments:
+            return ' '.join(done.stdout.split())
         checked = subprocess.run(['shellcheck', '-'], input=done.stdout, stdout=subprocess.PIPE, text=True)
         assert checked.returncode == 0, checked.stdout
         return done.stdout.splitlines()
@@ -52,6 +54,13 @@ def test_frontier(jobscript):
     shared = jobscript('frontier', '--partition', 'extended', 'train.py')
     assert '#SBATCH --ntasks-per-node=8' in shared and '#SBATCH --cpus-per-task=7' in shared
     assert not [line for line in lines if line.startswith('#SBATCH --ntasks')]
+
+
+def test_help_names_the_projects_variable(jobscript):
+    """Under the name that it has on this system."""
+    for system, variable in (('archer2', '$SBATCH_ACCOUNT'), ('derecho', '$PBS_ACCOUNT')):
+        assert variable in jobscript(system, '--help')
+    assert 'the variable in which users' in jobscript('workstation', '--help')
 
 
 def test_no_stage(jobscript, tmp_path):
