@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import time
 
 from ramgate import traces
 from ramgate.curves import age_of, span
@@ -38,6 +39,8 @@ CAUTION = 1.1
 DOUBT, DOUBT_OTHERS, DOUBT_ALIKE = 0.03, 0.05, 0.1
 # so many letters of a file's name, at least, are the same in a like name
 ALIKE = 4
+# seconds after which what ended is written into the profile: a job that a batch system kills gets no word in
+SAVE_EVERY = 60
 SHIPPED = tuple(os.path.join(traces.DATA, name) for name in ('pytorch-1.13.1-cpu.csv', 'pytorch-2.6.0-cuda.csv'))
 
 
@@ -231,6 +234,7 @@ class Knowledge:
 
     def __init__(self, path=None, scale=(1.0, 1.0), others=(), shipped=False):
         self.scale = scale
+        self.path, self.saved = path, time.monotonic()
         # what ended in this build
         self.ended, self.kinds = {}, {}
         self.foreseen, self.earlier = 0, []
@@ -275,6 +279,16 @@ class Knowledge:
         for earlier in self.earlier:
             earlier.saw(name, language, seconds, max(curve))
         self.ended[name] = {'seconds': round(seconds, 2), 'curve': curve, 'language': language}
+        if self.path and time.monotonic() >= self.saved + SAVE_EVERY:
+            self.save_meanwhile()
+
+    def save_meanwhile(self):
+        """The build goes on without; what is wrong with the profile's place is told when it ends."""
+        try:
+            self.save(self.path)
+        except (OSError, Problem):
+            pass
+        self.saved = time.monotonic()
 
     def lived(self, name, language, recorder, shown):
         """Learn from a job that still runs: spans that it has left behind. Returns how many it has shown."""

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from ramgate import estimates
 from ramgate.curves import Recorder
 from ramgate.estimates import MB, Knowledge
 
@@ -37,6 +38,15 @@ def test_two_builds_share_a_profile(tmp_path):
         end(knowledge, 'd/file%d.o' % at, 'CXX', 5.0, 100)
         knowledge.save(path)
     assert Knowledge(path).foreseen == 2
+
+
+def test_a_build_that_is_killed_has_left_a_profile(tmp_path, monkeypatch):
+    """It is written while the build runs; where it cannot be, the build goes on."""
+    monkeypatch.setattr(estimates, 'SAVE_EVERY', 0)
+    knowledge = Knowledge(str(tmp_path / 'profile'))
+    end(knowledge, 'd/file.o', 'CXX', 5.0, 100)
+    assert Knowledge(str(tmp_path / 'profile')).foreseen == 1
+    end(Knowledge(str(tmp_path / 'none' / 'profile')), 'd/file.o', 'CXX', 5.0, 100)
 
 
 def test_what_is_shipped_is_found_below_any_directory():
