@@ -14,7 +14,7 @@ import subprocess
 from collections import namedtuple
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages.known_errors import excerpt
+from hpc_pytorch.packages.known_errors import excerpt, explain
 
 # A switch that can be asked for: the cache variables that tell where CMake looked, and why it usually fails.
 Term = namedtuple('Term', 'option places reason')
@@ -22,6 +22,8 @@ TERMS = (
     Term('USE_MPI', ('MPI_CXX_COMPILER', 'MPI_C_COMPILER', 'MPI_CXX_HEADER_DIR', 'MPI_mpi_LIBRARY'),
          "the MPI's module is not loaded, or the compiler does not find mpi.h by itself (cc and CC do)"),
     Term('USE_DISTRIBUTED', (), "this platform has no support for it"),
+    Term('USE_NUMA', ('NUMA_INCLUDE_DIR', 'NUMA_LIBRARIES'),
+         "libnuma or its header is not there (libnuma-dev, numactl-devel)"),
     Term('USE_GLOO', ('Gloo_INCLUDE_DIR', 'Gloo_LIBRARY'), "third_party/gloo is missing"),
     Term('USE_CUDA', ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
          "the CUDA module is not loaded, or its nvcc does not support this host compiler"),
@@ -35,6 +37,7 @@ TERMS = (
     Term('USE_MKLDNN', ('MKLDNN_INCLUDE_DIR',), "third_party/ideep is missing"),
     Term('BLAS', ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
          "the BLAS's module is not loaded, or its directory has another layout than FindMKL.cmake expects"),
+    Term('USE_MKL', ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR'), "MKL's module is not loaded"),
     Term('MKL_THREADING', ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
          "MKL's library for this kind of threading was not found"),
     Term('CMAKE_BUILD_TYPE', (), "something else set it"),
@@ -77,10 +80,20 @@ def plain(value):
     return 'OFF' if upper in FALSE or upper.endswith('-NOTFOUND') else value
 
 
+def is_switch(name):
+    """Whether a name is one of those that PyTorch's switches have."""
+    return name.startswith(('USE_', 'BUILD_'))
+
+
 def read_cache(path):
-    """CMakeCache.txt as a dictionary."""
+    """
+    CMakeCache.txt as a dictionary. A switch that depends on one that is off stays in it as it was asked for, INTERNAL,
+    and is off; of one that no file declares (UNINITIALIZED) it says nothing.
+    """
     with open(path, encoding='utf-8', errors='replace') as handle:
-        return dict(re.findall(r'^([\w.+-]+):\w+=(.*)$', handle.read(), re.M))
+        entries = re.findall(r'^([\w.+-]+):(\w+)=(.*)$', handle.read(), re.M)
+    return {name: 'OFF' if is_switch(name) and kind == 'INTERNAL' else value for name, kind, value in entries
+            if not (is_switch(name) and kind == 'UNINITIALIZED')}
 
 
 def read_summary(text):
@@ -128,8 +141,8 @@ def other_switches(named):
     """A term for each switch that was asked for by name and is not in the table."""
     known = {term.option for term in TERMS}
     return tuple(Term(name, (), "CMake did not find what it needs, or this platform has no support for it")
-                 for name, value in sorted(named.items()) if name not in known and name.startswith(('USE_', 'BUILD_'))
-                 and plain(value) in ('ON', 'OFF'))
+                 for name, value in sorted(named.items())
+                 if name not in known and is_switch(name) and plain(value) in ('ON', 'OFF'))
 
 
 def unknown(named, cache, summary):
@@ -177,6 +190,11 @@ def check(tree, output, asked, named):
     if wanted:
         raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or "
                            "build_lock_files, which are fetched and compared before" % ', '.join(wanted))
+    # message(FATAL ...) was meant to stop CMake, and does not
+    fatal = re.findall(r'^FATAL([A-Z][a-z].*)', output, re.M)
+    if fatal:
+        raise UsersProblem("CMake went on after an error, so nothing was built: %s\n%s" % (
+            '; '.join(fatal), explain('\n'.join(fatal))))
     decisions = read_cache(min(found, key=len)), read_summary(output)
     differences = compare(asked, *decisions, named=named)
     if differences:
