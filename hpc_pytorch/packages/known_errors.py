@@ -21,7 +21,7 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
      "aarch64: Arm)",
      "load the Python that the wheel was built with, or build a wheel for this one"),
     (r'third_party/\S+.*(does not contain a CMakeLists.txt|does not exist|not found)|Did you run .git submodule|'
-     r'third_party/\S+\s+which is not an\s+existing directory',
+     r"third_party/\S+\s+which is not an\s+existing directory|No module named '(peachpy|opcodes|fp16)\b",
      "submodules are missing in the source tree",
      "use the release tarball, or in the tree: git submodule update --init --recursive --depth 1 --jobs 8"),
     (r'Compatibility with CMake < 3\.5 has been removed', "CMake 4 is too new for this PyTorch",

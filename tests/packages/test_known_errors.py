@@ -22,6 +22,8 @@ MESSAGES = (
     ("  File \"third_party/python-peachpy/peachpy/x.py\"\nModuleNotFoundError: No module named 'six'", "add six"),
     ('  add_subdirectory given source\n\n    "/x/third_party/kineto/libkineto"\n\n  which is not an existing directory.',
      "git submodule update"),
+    ("FAILED: confu-deps/NNPACK/src/x86_64-fma/2d-fourier-8x8.py.o\nModuleNotFoundError: No module named 'peachpy'",
+     "git submodule update"),
     ("CMake Error at cmake/Modules/FindOpenBLAS.cmake:58 (MESSAGE):\n  Could not find OpenBLAS\n", "libopenblas-dev"),
     ("CMake Error at cmake/Dependencies.cmake:1204 (message):\n  Cannot find gloo\n", "without that option"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
