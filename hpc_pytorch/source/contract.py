@@ -14,7 +14,7 @@ import subprocess
 from collections import namedtuple
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages.known_errors import excerpt, explain
+from hpc_pytorch.packages.known_errors import excerpt
 
 # A switch that can be asked for: the cache variables that tell where CMake looked, and why it usually fails.
 Term = namedtuple('Term', 'option places reason')
@@ -191,11 +191,6 @@ def check(tree, output, asked, named):
     if wanted:
         raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or "
                            "build_lock_files, which are fetched and compared before" % ', '.join(wanted))
-    # message(FATAL ...) was meant to stop CMake, and does not
-    fatal = re.findall(r'^FATAL([A-Z][a-z].*)', output, re.M)
-    if fatal:
-        raise UsersProblem("CMake went on after an error, so nothing was built: %s\n%s" % (
-            '; '.join(fatal), explain('\n'.join(fatal))))
     decisions = read_cache(min(found, key=len)), read_summary(output)
     differences = compare(asked, *decisions, named=named)
     if differences:

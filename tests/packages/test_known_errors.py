@@ -25,6 +25,9 @@ MESSAGES = (
     ("FAILED: confu-deps/NNPACK/src/x86_64-fma/2d-fourier-8x8.py.o\nModuleNotFoundError: No module named 'peachpy'",
      "git submodule update"),
     ("CMake Error at cmake/Modules/FindOpenBLAS.cmake:58 (MESSAGE):\n  Could not find OpenBLAS\n", "libopenblas-dev"),
+    # 2.6.0 says FATAL instead of FATAL_ERROR, and CMake ends much later
+    ("FATALCannot find system pybind11\n-- pybind11 include dirs: \nCMake Error in torch/CMakeLists.txt:\n"
+     "  Imported target \"pybind::pybind11\" includes non-existent path\n", "without that option"),
     ("CMake Error at cmake/Dependencies.cmake:1204 (message):\n  Cannot find gloo\n", "without that option"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )

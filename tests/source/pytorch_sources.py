@@ -38,10 +38,6 @@ WITHOUT = ('TENSORPIPE', 'NNPACK', 'PYTORCH_QNNPACK', 'XNNPACK', 'FBGEMM', 'KINE
 # setup.py looks for submodules unless this is in the environment, whatever it says
 OPTIONS = (['USE_SYSTEM_LIBS=0', 'BUILD_CUSTOM_PROTOBUF=OFF']
            + ['USE_SYSTEM_%s=ON' % name for name in SYSTEM] + ['USE_%s=0' % name for name in WITHOUT])
-# Open MPI's compiler prints a warning where not even the loopback interface is up, which CMake takes for a directory
-OFFLINE = ['unshare', '--net', 'sh', '-c', 'ip link set lo up; exec "$@"', 'sh']
-
-
 def mirror():
     """The address of the Debian mirror that this machine uses."""
     found = subprocess.run(['apt-get', 'indextargets', '--format', '$(REPO_URI)', 'Created-By: Packages'],
@@ -80,6 +76,16 @@ def headers():
     return place / 'usr' / 'include'
 
 
+def machine(without=()):
+    """What to put in front of a command: this machine without a network, and without these files below /usr."""
+    # Open MPI's compiler prints a warning where not even the loopback interface is up, which CMake takes for a directory
+    prepare = 'ip link set lo up'
+    if without:
+        prepare += ('; mount -t tmpfs none /mnt; mkdir /mnt/upper /mnt/work; mount -t overlay '
+                    '-o lowerdir=/usr,upperdir=/mnt/upper,workdir=/mnt/work none /usr; rm -r -- ' + ' '.join(without))
+    return ['unshare', '--net', '--mount', 'sh', '-ec', prepare + '; exec "$@"', 'sh']
+
+
 def tarball():
     """The tree of 2.6.0, with what CMake wants of the submodules."""
     def make(partial):
@@ -102,12 +108,12 @@ def tarball():
 
 
 class Configured:
-    """The tree of 2.6.0, configured without a network by ./eb as a workstation's own easyconfig says."""
+    """The tree of 2.6.0, configured on a machine() by ./eb as a workstation's own easyconfig says."""
 
     EASYCONFIG = 'PyTorch-2.9.1-workstation-source.eb'
 
-    def __init__(self, directory, options, more='', status=0):
-        self.eb = EB(directory / 'prefix', OFFLINE + [CHECKOUT / 'eb'])
+    def __init__(self, directory, options, more='', on=None, status=0):
+        self.eb = EB(directory / 'prefix', (on or machine()) + [CHECKOUT / 'eb'])
         link = directory / 'sources' / 'p' / 'PyTorch' / tarball().name
         link.parent.mkdir(parents=True)
         link.symlink_to(tarball())

@@ -1,7 +1,4 @@
 """What the installed PyTorch tells of itself, compared with what was asked for."""
-import pytest
-
-from hpc_pytorch import UsersProblem
 from hpc_pytorch.source import contract
 
 # shortened from what official wheels and a build with MPI print
@@ -80,14 +77,6 @@ def test_switches_in_cache(tmp_path):
     assert [item.option for item in contract.compare(asked, found, {}, named=asked)] == ['USE_MPI',
                                                                                          'USE_FLASH_ATTENTION']
     assert contract.unknown(asked, found, {}) == ['USE_CUPTI_SO']
-
-
-def test_cmake_went_on(tmp_path):
-    """Where a CMake file says FATAL instead of FATAL_ERROR; the words are those of PyTorch 2.6.0's."""
-    (tmp_path / 'build').mkdir()
-    (tmp_path / 'build' / 'CMakeCache.txt').touch()
-    with pytest.raises(UsersProblem, match="(?s)Cannot find system pybind11.*what to do"):
-        contract.check(str(tmp_path), '-- x\nFATALCannot find system pybind11\n-- pybind11 include dirs: \n', {}, {})
 
 
 def test_downloads():

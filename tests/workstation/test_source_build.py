@@ -1,6 +1,7 @@
 """
-The workstation's own build of PyTorch, with the real tree of 2.6.0: configured by the easyblock without a network, and
-twenty of its files compiled as CMake configured them. Compiling all takes hours and is not done here.
+The workstation's own build of PyTorch, with the real tree of 2.6.0: configured by the easyblock without a network,
+twenty of its files compiled as CMake configured them, and each part that it is asked for hidden once. Compiling all
+takes hours and is not done here.
 """
 import os
 import shutil
@@ -11,7 +12,9 @@ import pytest
 from common import CCACHE, CHECKOUT
 from source import pytorch_sources
 
-from hpc_pytorch.source import contract
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.packages import known_errors
+from hpc_pytorch.source import build_options, contract
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +48,14 @@ FILES = {
     # Python
     'torch_python.dir/csrc/utils/tensor_numpy.cpp': '_Py_Dealloc',
 }
+# What a machine lacks that has the programs and not the packages to build with, and what is asked for in vain then.
+LIBRARIES = '/usr/lib/x86_64-linux-gnu/'
+HIDDEN = {
+    'USE_MPI': ['/usr/bin/mpi*', LIBRARIES + 'openmpi/include/mpi.h', LIBRARIES + 'mpich/include/mpi.h'],
+    'USE_NUMA': ['/usr/include/numa.h'],
+    'USE_OPENMP': ['/usr/lib/gcc/x86_64-linux-gnu/*/libgomp.*'],
+    'USE_SYSTEM_EIGEN_INSTALL': ['/usr/share/eigen3'],
+}
 
 
 @pytest.fixture(scope='module')
@@ -53,6 +64,23 @@ def configured(tmp_path_factory):
     directory = tmp_path_factory.mktemp('real')
     yield pytorch_sources.Configured(directory, OPTIONS, 'gpu_aware_mpi = True\n')
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def again(configured, tmp_path):
+    """CMake once more in the same tree: what it says with other options, on a machine without some files."""
+    cache = configured.build / 'CMakeCache.txt'
+    before = cache.read_text()
+    tools = configured.build.parent.parent / 'tools'
+
+    def configure(options, forget=(), without=(), path=()):
+        words = ['-D' + option for option in options] + [word for name in forget for word in ('-U', name)]
+        return subprocess.run(
+            pytorch_sources.machine(without) + [tools / 'bin' / 'cmake', *words, '.'], cwd=configured.build,
+            env=dict(os.environ, PYTHONPATH=os.pathsep.join(map(str, [*path, tools]))), text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    yield configure
+    cache.write_text(before)
 
 
 def test_contract_holds(configured):
@@ -83,3 +111,38 @@ def test_files_compile(configured):
     for name, function in FILES.items():
         wanted = said('nm', '--demangle', '--undefined-only', *objects[name])
         assert (function or '') in wanted, (name, wanted)
+
+
+# --- each part hidden once --------------------------------------------------------------------------------------------
+
+def test_hidden_from_the_easyblock(tmp_path):
+    """What CMake goes on without: it stops after CMake, names every option, where CMake looked, and the reason."""
+    without = [path for paths in HIDDEN.values() for path in paths]
+    output = pytorch_sources.Configured(tmp_path, OPTIONS + ['USE_OPENMP=1'], on=pytorch_sources.machine(without),
+                                        status=None).output
+    shutil.rmtree(tmp_path)
+    assert 'CMake decided otherwise than was asked for (%s), so nothing was built' % ', '.join(HIDDEN) in output
+    assert 'MPI_CXX_COMPILER=MPI_CXX_COMPILER-NOTFOUND' in output
+    assert "the MPI's module is not loaded" in output and 'libnuma-dev' in output
+
+
+def test_hidden_from_python(configured, again, tmp_path):
+    """NumPy; and what depends on a switch that is off, which CMake's cache shows as it was asked for."""
+    (tmp_path / 'numpy.py').write_text("raise ImportError('hidden')\n")
+    options = ['USE_DISTRIBUTED=0', 'USE_MPI=1', 'USE_NUMPY=1', 'USE_FLASH_ATTENTION=1']
+    done = again(options, ['Python_NumPy*', '_Python*'], path=[tmp_path])
+    assert done.returncode == 0, done.stdout
+    asked = build_options.as_dict(options)
+    with pytest.raises(UsersProblem, match='(?s)USE_MPI, USE_NUMPY, USE_FLASH_ATTENTION.*NumPy is not installed'):
+        contract.check(str(configured.build.parent), done.stdout, asked, asked)
+
+
+@pytest.mark.parametrize('forget, files, error', [
+    ('OpenBLAS*', [LIBRARIES + 'libopenblas.*'], 'Could not find OpenBLAS'),
+    ('Gloo*', ['/usr/lib/libgloo.so'], 'Cannot find gloo'),
+])
+def test_hidden_from_cmake(again, forget, files, error):
+    """What CMake does not go on without: its error is shown, and what to do."""
+    done = again([], [forget], files)
+    assert done.returncode and error in known_errors.excerpt(done.stdout), done.stdout
+    assert 'install it with its headers' in known_errors.explain(done.stdout)
