@@ -39,7 +39,7 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
      "add six to the lock file for building"),
     (r'Could not find (OpenBLAS|BLIS|FlexiBLAS)|MKL library not found',
      "the BLAS that was asked for (BLAS=...) is not there, or its headers are not",
-     "load its module in the dependencies, or install it with its headers (libopenblas-dev, openblas-devel)"),
+     "load its module in the dependencies, or install it with its headers (OpenBLAS: libopenblas-dev, openblas-devel)"),
     (r'Cannot find (gloo|onnx|cpuinfo|sleef|pthreadpool|XNNPACK|google benchmark|system pybind11)',
      "a library that USE_SYSTEM_... asks for is not there, or its headers are not",
      "load its module or install it with its headers; without that option the tree's own is built"),

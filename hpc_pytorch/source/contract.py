@@ -42,6 +42,10 @@ TERMS = (
          "MKL's library for this kind of threading was not found"),
     Term('CMAKE_BUILD_TYPE', (), "something else set it"),
 )
+# What PyTorch's setup.py asks for by itself: without Python's headers CMake goes on, and hours later there is no wheel.
+BY_ITSELF = {'BUILD_PYTHON': '1'}
+# Why switches usually fail that are compared if the version has them.
+REASONS = {'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)"}
 # Compilers are asked for by command and found as paths.
 COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
 # Directories that are asked for, and what must have been found in them: another one works, and not as it should.
@@ -140,8 +144,8 @@ def inside(path, directory):
 def other_switches(named):
     """A term for each switch that was asked for by name and is not in the table."""
     known = {term.option for term in TERMS}
-    return tuple(Term(name, (), "CMake did not find what it needs, a switch that it depends on is off, or this platform "
-                      "has no support for it")
+    return tuple(Term(name, (), REASONS.get(name, "CMake did not find what it needs, a switch that it depends on is off, "
+                                            "or this platform has no support for it"))
                  for name, value in sorted(named.items())
                  if name not in known and is_switch(name) and plain(value) in ('ON', 'OFF'))
 
@@ -191,6 +195,7 @@ def check(tree, output, asked, named):
     if wanted:
         raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or "
                            "build_lock_files, which are fetched and compared before" % ', '.join(wanted))
+    asked, named = dict(BY_ITSELF, **asked), dict(BY_ITSELF, **named)
     decisions = read_cache(min(found, key=len)), read_summary(output)
     differences = compare(asked, *decisions, named=named)
     if differences:

@@ -1,4 +1,7 @@
 """What the installed PyTorch tells of itself, compared with what was asked for."""
+import pytest
+
+from hpc_pytorch import UsersProblem
 from hpc_pytorch.source import contract
 
 # shortened from what official wheels and a build with MPI print
@@ -77,6 +80,19 @@ def test_switches_in_cache(tmp_path):
     assert [item.option for item in contract.compare(asked, found, {}, named=asked)] == ['USE_MPI',
                                                                                          'USE_FLASH_ATTENTION']
     assert contract.unknown(asked, found, {}) == ['USE_CUPTI_SO']
+
+
+def test_python_itself(tmp_path):
+    """Nobody asks for it by name, and CMake goes on without Python's headers; an old tree may not know the switch."""
+    (tmp_path / 'build').mkdir()
+    cache = tmp_path / 'build' / 'CMakeCache.txt'
+    cache.write_text('BUILD_PYTHON:BOOL=OFF\n')
+    with pytest.raises(UsersProblem, match='(?s)BUILD_PYTHON.*python3-devel'):
+        contract.check(str(tmp_path), '-- Not compiling with python\n', {}, {})
+    cache.write_text('BUILD_PYTHON:BOOL=True\n')
+    assert contract.check(str(tmp_path), '', {}, {}) == []
+    cache.write_text('CMAKE_C_COMPILER:STRING=gcc\n')
+    assert contract.check(str(tmp_path), '', {}, {}) == ['BUILD_PYTHON']
 
 
 def test_downloads():

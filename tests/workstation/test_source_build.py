@@ -137,12 +137,14 @@ def test_hidden_from_python(configured, again, tmp_path):
         contract.check(str(configured.build.parent), done.stdout, asked, asked)
 
 
-@pytest.mark.parametrize('forget, files, error', [
-    ('OpenBLAS*', [LIBRARIES + 'libopenblas.*'], 'Could not find OpenBLAS'),
-    ('Gloo*', ['/usr/lib/libgloo.so'], 'Cannot find gloo'),
+@pytest.mark.parametrize('options, forget, files, error', [
+    ([], 'OpenBLAS*', [LIBRARIES + 'libopenblas.*'], 'Could not find OpenBLAS'),
+    # which this machine never had
+    (['BLAS=MKL'], 'MKL*', [], 'MKL library not found'),
+    ([], 'Gloo*', ['/usr/lib/libgloo.so'], 'Cannot find gloo'),
 ])
-def test_hidden_from_cmake(again, forget, files, error):
+def test_hidden_from_cmake(again, options, forget, files, error):
     """What CMake does not go on without: its error is shown, and what to do."""
-    done = again([], [forget], files)
+    done = again(options, [forget], files)
     assert done.returncode and error in known_errors.excerpt(done.stdout), done.stdout
     assert 'install it with its headers' in known_errors.explain(done.stdout)
