@@ -144,8 +144,8 @@ def inside(path, directory):
 def other_switches(named):
     """A term for each switch that was asked for by name and is not in the table."""
     known = {term.option for term in TERMS}
-    return tuple(Term(name, (), REASONS.get(name, "CMake did not find what it needs, a switch that it depends on is off, "
-                                            "or this platform has no support for it"))
+    otherwise = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
+    return tuple(Term(name, (), REASONS.get(name, otherwise))
                  for name, value in sorted(named.items())
                  if name not in known and is_switch(name) and plain(value) in ('ON', 'OFF'))
 

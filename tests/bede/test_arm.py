@@ -37,8 +37,8 @@ def test_flags(architecture, compiler, there):
 def test_flags_of_other_versions():
     """Those whose files compile without: 1.13 does not know the linker's option, and 2.6 adds its flags itself."""
     assert build_options.architecture_flags('aarch64', 'gcc', '1.13.1') == {}
-    assert set(build_options.architecture_flags('aarch64', 'gcc', '2.5.1')) == {'CFLAGS', 'CXXFLAGS',
-                                                                               'USE_PRIORITIZED_TEXT_FOR_LD'}
+    assert set(build_options.architecture_flags('aarch64', 'gcc', '2.5.1')) == {
+        'CFLAGS', 'CXXFLAGS', 'USE_PRIORITIZED_TEXT_FOR_LD'}
     assert build_options.architecture_flags('aarch64', 'gcc', '2.6.0') == {'USE_PRIORITIZED_TEXT_FOR_LD': '1'}
 
 

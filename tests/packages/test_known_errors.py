@@ -20,7 +20,7 @@ MESSAGES = (
     ("AttributeError: module 'pkg_resources' has no attribute 'packaging'", "setuptools<70"),
     ("/bin/sh: 1: CC: not found", "PrgEnv-gnu"),
     ("  File \"third_party/python-peachpy/peachpy/x.py\"\nModuleNotFoundError: No module named 'six'", "add six"),
-    ('  add_subdirectory given source\n\n    "/x/third_party/kineto/libkineto"\n\n  which is not an existing directory.',
+    ('  add_subdirectory given source\n\n    "/x/third_party/kineto"\n\n  which is not an existing directory.',
      "git submodule update"),
     ("FAILED: confu-deps/NNPACK/src/x86_64-fma/2d-fourier-8x8.py.o\nModuleNotFoundError: No module named 'peachpy'",
      "git submodule update"),

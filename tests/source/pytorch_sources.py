@@ -38,6 +38,8 @@ WITHOUT = ('TENSORPIPE', 'NNPACK', 'PYTORCH_QNNPACK', 'XNNPACK', 'FBGEMM', 'KINE
 # setup.py looks for submodules unless this is in the environment, whatever it says
 OPTIONS = (['USE_SYSTEM_LIBS=0', 'BUILD_CUSTOM_PROTOBUF=OFF']
            + ['USE_SYSTEM_%s=ON' % name for name in SYSTEM] + ['USE_%s=0' % name for name in WITHOUT])
+
+
 def mirror():
     """The address of the Debian mirror that this machine uses."""
     found = subprocess.run(['apt-get', 'indextargets', '--format', '$(REPO_URI)', 'Created-By: Packages'],
@@ -78,7 +80,7 @@ def headers():
 
 def machine(without=()):
     """What to put in front of a command: this machine without a network, and without these files below /usr."""
-    # Open MPI's compiler prints a warning where not even the loopback interface is up, which CMake takes for a directory
+    # where not even the loopback interface is up, Open MPI's compiler prints a warning, which CMake takes for a place
     prepare = 'ip link set lo up'
     if without:
         prepare += ('; mount -t tmpfs none /mnt; mkdir /mnt/upper /mnt/work; mount -t overlay '
