@@ -22,8 +22,6 @@ TERMS = (
     Term('USE_MPI', ('MPI_CXX_COMPILER', 'MPI_C_COMPILER', 'MPI_CXX_HEADER_DIR', 'MPI_mpi_LIBRARY'),
          "the MPI's module is not loaded, or the compiler does not find mpi.h by itself (cc and CC do)"),
     Term('USE_DISTRIBUTED', (), "this platform has no support for it"),
-    Term('USE_NUMA', ('NUMA_INCLUDE_DIR', 'NUMA_LIBRARIES'),
-         "libnuma or its header is not there (libnuma-dev, numactl-devel)"),
     Term('USE_GLOO', ('Gloo_INCLUDE_DIR', 'Gloo_LIBRARY'), "third_party/gloo is missing"),
     Term('USE_CUDA', ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
          "the CUDA module is not loaded, or its nvcc does not support this host compiler"),
@@ -37,15 +35,17 @@ TERMS = (
     Term('USE_MKLDNN', ('MKLDNN_INCLUDE_DIR',), "third_party/ideep is missing"),
     Term('BLAS', ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
          "the BLAS's module is not loaded, or its directory has another layout than FindMKL.cmake expects"),
-    Term('USE_MKL', ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR'), "MKL's module is not loaded"),
     Term('MKL_THREADING', ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
          "MKL's library for this kind of threading was not found"),
     Term('CMAKE_BUILD_TYPE', (), "something else set it"),
 )
+KNOWN = {term.option for term in TERMS}
 # What PyTorch's setup.py asks for by itself: without Python's headers CMake goes on, and hours later there is no wheel.
 BY_ITSELF = {'BUILD_PYTHON': '1'}
 # Why switches usually fail that are compared if the version has them.
-REASONS = {'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)"}
+REASONS = {'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
+           'USE_MKL': "MKL's module is not loaded",
+           'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)"}
 # Compilers are asked for by command and found as paths.
 COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
 # Directories that are asked for, and what must have been found in them: another one works, and not as it should.
@@ -92,12 +92,12 @@ def is_switch(name):
 def read_cache(path):
     """
     CMakeCache.txt as a dictionary. A switch that depends on one that is off stays in it as it was asked for, INTERNAL,
-    and is off; of one that no file declares (UNINITIALIZED) it says nothing.
+    and is off; of one that no file declares (UNINITIALIZED), nor the table, it says nothing.
     """
     with open(path, encoding='utf-8', errors='replace') as handle:
         entries = re.findall(r'^([\w.+-]+):(\w+)=(.*)$', handle.read(), re.M)
     return {name: 'OFF' if is_switch(name) and kind == 'INTERNAL' else value for name, kind, value in entries
-            if not (is_switch(name) and kind == 'UNINITIALIZED')}
+            if not (is_switch(name) and kind == 'UNINITIALIZED' and name not in KNOWN)}
 
 
 def read_summary(text):
@@ -143,11 +143,10 @@ def inside(path, directory):
 
 def other_switches(named):
     """A term for each switch that was asked for by name and is not in the table."""
-    known = {term.option for term in TERMS}
     otherwise = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
     return tuple(Term(name, (), REASONS.get(name, otherwise))
                  for name, value in sorted(named.items())
-                 if name not in known and is_switch(name) and plain(value) in ('ON', 'OFF'))
+                 if name not in KNOWN and is_switch(name) and plain(value) in ('ON', 'OFF'))
 
 
 def unknown(named, cache, summary):
