@@ -24,8 +24,10 @@ BACKEND = 'torch/csrc/distributed/c10d/ProcessGroupMPI.cpp'
 # all that tests look at
 WANTED = (BACKEND, 'torch/csrc/distributed/c10d/ProcessGroupMPI.hpp')
 
-# The tree that is configured, and what its CMake wants to find of submodules that Debian's libraries do not replace.
+# The tree that is configured, the easyconfig that says how, and what its CMake wants to find of submodules that
+# Debian's libraries do not replace.
 TREE = '2.6.0'
+EASYCONFIG = 'PyTorch-2.9.1-workstation-source.eb'
 SUBMODULES = {
     'fmt/CMakeLists.txt': 'add_library(fmt-header-only INTERFACE)\n'
                           'add_library(fmt::fmt-header-only ALIAS fmt-header-only)\n',
@@ -36,7 +38,7 @@ SYSTEM = ('GLOO', 'CPUINFO', 'SLEEF', 'FP16', 'FXDIV', 'PSIMD', 'PTHREADPOOL', '
           'BENCHMARK')
 WITHOUT = ('TENSORPIPE', 'NNPACK', 'PYTORCH_QNNPACK', 'XNNPACK', 'FBGEMM', 'KINETO', 'MKLDNN', 'ITT')
 # setup.py looks for submodules unless this is in the environment, whatever it says
-OPTIONS = (['USE_SYSTEM_LIBS=0', 'BUILD_CUSTOM_PROTOBUF=OFF']
+OPTIONS = (['USE_SYSTEM_LIBS=0', 'BUILD_CUSTOM_PROTOBUF=OFF', 'USE_NUMA=1']
            + ['USE_SYSTEM_%s=ON' % name for name in SYSTEM] + ['USE_%s=0' % name for name in WITHOUT])
 
 
@@ -72,6 +74,27 @@ def tree(version):
     return kept(PLACE / version, make)
 
 
+def tarball(version, additions):
+    """The whole tree as one, with files (text by name) in place of submodules, which Debian leaves out."""
+    def make(partial):
+        place = partial.with_name('tree')
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        fetch(version, place / 'archive')
+        with tarfile.open(place / 'archive') as packed:
+            packed.extractall(place)
+        top, = (path for path in place.iterdir() if path.is_dir())
+        for name, text in additions.items():
+            (top / 'third_party' / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / 'third_party' / name).write_text(text)
+        with tarfile.open(partial, 'w') as packed:
+            packed.add(top, 'pytorch-' + version)
+        shutil.rmtree(place)
+    # other files, another tarball
+    kind = hashlib.sha256(repr(additions).encode()).hexdigest()[:8]
+    return kept(PLACE / ('pytorch-v%s-%s.tar' % (version, kind)), make)
+
+
 def headers():
     """The directory with the headers of PyTorch 1.13.1, from Debian's package libtorch-dev."""
     place = kept(PLACE / 'libtorch-dev', lambda partial: unpack_package('libtorch-dev', partial))
@@ -88,37 +111,22 @@ def machine(without=()):
     return ['unshare', '--net', '--mount', 'sh', '-ec', prepare + '; exec "$@"', 'sh']
 
 
-def tarball():
+OFFLINE = machine()
+
+
+def configurable():
     """The tree of 2.6.0, with what CMake wants of the submodules."""
-    def make(partial):
-        unpacked = partial.with_name('tree')
-        shutil.rmtree(unpacked, ignore_errors=True)
-        unpacked.mkdir(parents=True)
-        fetch(TREE, unpacked / 'archive')
-        with tarfile.open(unpacked / 'archive') as packed:
-            packed.extractall(unpacked)
-        top, = (path for path in unpacked.iterdir() if path.is_dir())
-        for name, text in SUBMODULES.items():
-            (top / 'third_party' / name).parent.mkdir(parents=True, exist_ok=True)
-            (top / 'third_party' / name).write_text(text)
-        with tarfile.open(partial, 'w') as packed:
-            packed.add(top, 'pytorch-' + TREE)
-        shutil.rmtree(unpacked)
-    # another list, another tarball
-    kind = hashlib.sha256(repr(SUBMODULES).encode()).hexdigest()[:8]
-    return kept(PLACE / ('pytorch-v%s-%s.tar' % (TREE, kind)), make)
+    return tarball(TREE, SUBMODULES)
 
 
 class Configured:
     """The tree of 2.6.0, configured on a machine() by ./eb as a workstation's own easyconfig says."""
 
-    EASYCONFIG = 'PyTorch-2.9.1-workstation-source.eb'
-
-    def __init__(self, directory, options, more='', on=None, status=0):
-        self.eb = EB(directory / 'prefix', (on or machine()) + [CHECKOUT / 'eb'])
-        link = directory / 'sources' / 'p' / 'PyTorch' / tarball().name
+    def __init__(self, directory, options, more='', on=OFFLINE, status=0):
+        self.eb = EB(directory / 'prefix', on + [CHECKOUT / 'eb'])
+        link = directory / 'sources' / 'p' / 'PyTorch' / configurable().name
         link.parent.mkdir(parents=True)
-        link.symlink_to(tarball())
+        link.symlink_to(configurable())
         self.eb.sources = '%s:%s' % (CACHE / 'sources', directory / 'sources')
         easyconfig = self.easyconfig(directory, options, more)
         online = EB(self.eb.prefix)
@@ -128,14 +136,14 @@ class Configured:
 
     def easyconfig(self, directory, options, more):
         """The easyconfig, for this tree and with these options besides."""
-        text = (CHECKOUT / 'easyconfigs/p/PyTorch' / self.EASYCONFIG).read_text()
+        text = (CHECKOUT / 'easyconfigs/p/PyTorch' / EASYCONFIG).read_text()
         version = "version = '2.9.1'"
         assert version in text
-        path = directory / self.EASYCONFIG.replace('2.9.1', TREE)
+        path = directory / EASYCONFIG.replace('2.9.1', TREE)
         # its locks are those of the version that it was written for
         path.write_text(re.sub(r'PyTorch-%\(version\)s(-\S+lock)', r'PyTorch-2.9.1\1', text).replace(
             version, "version = '%s'" % TREE) + "sources = ['%s']\nchecksums = ['%s']\ncustom_opts += %r\n%s" % (
-                tarball().name, hashlib.sha256(tarball().read_bytes()).hexdigest(), OPTIONS + options, more))
+                configurable().name, hashlib.sha256(configurable().read_bytes()).hexdigest(), OPTIONS + options, more))
         return path
 
     @property

@@ -19,7 +19,7 @@ from hpc_pytorch.source import build_options, contract
 pytestmark = pytest.mark.slow
 
 # without optimising; what this is about is whether files compile
-OPTIONS = ['USE_NUMA=1', 'CMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG']
+OPTIONS = ['CMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG']
 # Files of every kind, and for what was asked for a function of its library that the object must want.
 FILES = {
     # C
