@@ -95,7 +95,7 @@ def test_files_compile(configured):
     """With the flags as configured, under ramgate; the objects call the libraries that were asked for."""
     build, tools = configured.build, configured.build.parent.parent / 'tools'
     # what was compiled in an earlier run, in another directory, is found again
-    environment = dict(os.environ, **CCACHE, CCACHE_BASEDIR=str(build.parent),
+    environment = dict(os.environ, **CCACHE, CCACHE_BASEDIR=str(tools.parent),
                        PATH=os.pathsep.join([str(tools / 'bin'), os.environ['PATH']]),
                        PYTHONPATH=os.pathsep.join([str(tools), str(CHECKOUT)]))
 
