@@ -20,7 +20,8 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
      "the wheel was made for another Python, or for another processor: its name says which (cp312: Python 3.12; "
      "aarch64: Arm)",
      "load the Python that the wheel was built with, or build a wheel for this one"),
-    (r'third_party/\S+.*(does not contain a CMakeLists.txt|does not exist|not found)|Did you run .git submodule',
+    (r'third_party/\S+.*(does not contain a CMakeLists.txt|does not exist|not found)|Did you run .git submodule|'
+     r"third_party/\S+\s+which is not an\s+existing directory|No module named '(peachpy|opcodes|fp16)\b",
      "submodules are missing in the source tree",
      "use the release tarball, or in the tree: git submodule update --init --recursive --depth 1 --jobs 8"),
     (r'Compatibility with CMake < 3\.5 has been removed', "CMake 4 is too new for this PyTorch",
@@ -36,6 +37,12 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
      "the compiler wrappers were not found", "load the programming environment: PrgEnv-gnu in the dependencies"),
     (r"No module named 'six'", "NNPACK's code generator has no six, and could not download it",
      "add six to the lock file for building"),
+    (r'Could not find (OpenBLAS|BLIS|FlexiBLAS)|MKL library not found',
+     "the BLAS that was asked for (BLAS=...) is not there, or its headers are not",
+     "load its module in the dependencies, or install it with its headers (OpenBLAS: libopenblas-dev, openblas-devel)"),
+    (r'Cannot find (gloo|onnx|cpuinfo|sleef|pthreadpool|XNNPACK|google benchmark|system pybind11)',
+     "a library that USE_SYSTEM_... asks for is not there, or its headers are not",
+     "load its module or install it with its headers; without that option the tree's own is built"),
     (r'mpi\.h: No such file', "the MPI's headers were not found", "load the MPI's module in the dependencies"),
 ))
 
@@ -55,10 +62,14 @@ EXCERPT_WIDTH = 300
 # Where setup.py was when the compiler failed says nothing; the line after it may.
 TRACEBACK = re.compile(r'^Traceback \(most recent call last\):\n([ \t].*\n)*', re.M)
 
+# Nor do the commands that ninja shows of other jobs, which end after the one that failed.
+PROGRESS = re.compile(r'\[\d+/\d+\] ')
+
 
 def excerpt(text):
     """The part of a log to show: from the first line that says what went wrong, else its end."""
     lines = TRACEBACK.sub('', text).strip().splitlines()
+    lines = [line for line in lines if not PROGRESS.match(line)] or lines
     begin = next((number for number, line in enumerate(lines) if BEGINNINGS.match(line)), len(lines))
     begin = min(begin, max(len(lines) - EXCERPT_LINES, 0))
     return '\n'.join(line if len(line) <= EXCERPT_WIDTH else line[:EXCERPT_WIDTH] + ' ...'

@@ -54,12 +54,14 @@ DEPENDENCY_OPTIONS = (
 )
 
 # Compiler flags that PyTorch needs on one architecture (`uname -m`), with one compiler, from one version of PyTorch on:
-# (architecture, compiler, since, before, variable, value). GCC on Arm refuses conversions between vector types that the
-# code makes, and warns of a null pointer where there is none; the linker is to keep code that runs together together.
+# (architecture, compiler, since, before, variable, value). GCC on Arm refused conversions between vector types that the
+# code of early 2024 makes, and warns of a null pointer where there is none; the linker is to keep code that runs
+# together together, for which 2.6's setup.py adds the flags itself. The files of 1.13.1 and of 2.6.0 were compiled
+# without (benchmarks/source_build).
 ARM_FLAGS = '-ffunction-sections -fdata-sections -flax-vector-conversions -Wno-nonnull'
 ARCHITECTURE_FLAGS = (
-    ('aarch64', 'gcc', '1.13', None, 'CFLAGS', '-ffunction-sections -fdata-sections -flax-vector-conversions'),
-    ('aarch64', 'gcc', '1.13', None, 'CXXFLAGS', ARM_FLAGS),
+    ('aarch64', 'gcc', '2.0', '2.6', 'CFLAGS', '-ffunction-sections -fdata-sections -flax-vector-conversions'),
+    ('aarch64', 'gcc', '2.0', '2.6', 'CXXFLAGS', ARM_FLAGS),
     ('aarch64', 'gcc', '2.0', None, 'USE_PRIORITIZED_TEXT_FOR_LD', '1'),
 )
 

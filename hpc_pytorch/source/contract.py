@@ -39,6 +39,13 @@ TERMS = (
          "MKL's library for this kind of threading was not found"),
     Term('CMAKE_BUILD_TYPE', (), "something else set it"),
 )
+KNOWN = {term.option for term in TERMS}
+# What PyTorch's setup.py asks for by itself: without Python's headers CMake goes on, and hours later there is no wheel.
+BY_ITSELF = {'BUILD_PYTHON': '1'}
+# Why switches usually fail that are compared if the version has them.
+REASONS = {'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
+           'USE_MKL': "MKL's module is not loaded",
+           'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)"}
 # Compilers are asked for by command and found as paths.
 COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
 # Directories that are asked for, and what must have been found in them: another one works, and not as it should.
@@ -77,10 +84,20 @@ def plain(value):
     return 'OFF' if upper in FALSE or upper.endswith('-NOTFOUND') else value
 
 
+def is_switch(name):
+    """Whether a name is one of those that PyTorch's switches have."""
+    return name.startswith(('USE_', 'BUILD_'))
+
+
 def read_cache(path):
-    """CMakeCache.txt as a dictionary."""
+    """
+    CMakeCache.txt as a dictionary. A switch that depends on one that is off stays in it as it was asked for, INTERNAL,
+    and is off; of one that no file declares (UNINITIALIZED), nor the table, it says nothing.
+    """
     with open(path, encoding='utf-8', errors='replace') as handle:
-        return dict(re.findall(r'^([\w.+-]+):\w+=(.*)$', handle.read(), re.M))
+        entries = re.findall(r'^([\w.+-]+):(\w+)=(.*)$', handle.read(), re.M)
+    return {name: 'OFF' if is_switch(name) and kind == 'INTERNAL' else value for name, kind, value in entries
+            if not (is_switch(name) and kind == 'UNINITIALIZED' and name not in KNOWN)}
 
 
 def read_summary(text):
@@ -126,10 +143,10 @@ def inside(path, directory):
 
 def other_switches(named):
     """A term for each switch that was asked for by name and is not in the table."""
-    known = {term.option for term in TERMS}
-    return tuple(Term(name, (), "CMake did not find what it needs, or this platform has no support for it")
-                 for name, value in sorted(named.items()) if name not in known and name.startswith(('USE_', 'BUILD_'))
-                 and plain(value) in ('ON', 'OFF'))
+    otherwise = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
+    return tuple(Term(name, (), REASONS.get(name, otherwise))
+                 for name, value in sorted(named.items())
+                 if name not in KNOWN and is_switch(name) and plain(value) in ('ON', 'OFF'))
 
 
 def unknown(named, cache, summary):
@@ -177,6 +194,7 @@ def check(tree, output, asked, named):
     if wanted:
         raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or "
                            "build_lock_files, which are fetched and compared before" % ', '.join(wanted))
+    asked, named = dict(BY_ITSELF, **asked), dict(BY_ITSELF, **named)
     decisions = read_cache(min(found, key=len)), read_summary(output)
     differences = compare(asked, *decisions, named=named)
     if differences:

@@ -55,6 +55,10 @@ class WheelBuild:
         asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.cfg.version, local), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
         asked.update(self.flags_of_architecture())
+        given = build_options.as_dict(option for option in self.cfg['custom_opts'] if '=' in option)
+        if contract.plain(given.get('USE_DISTRIBUTED', '1')) == 'OFF':
+            # nobody asks for it then but the table
+            asked['USE_GLOO'] = '0'
         for option in self.cfg['custom_opts']:
             name, equals, value = option.partition('=')
             if not equals:

@@ -34,9 +34,12 @@ def test_flags(architecture, compiler, there):
     assert flags.get('USE_PRIORITIZED_TEXT_FOR_LD') == ('1' if there else None)
 
 
-def test_flags_of_old_version():
-    """1.13 does not know the linker's option."""
-    assert set(build_options.architecture_flags('aarch64', 'gcc', '1.13.1')) == {'CFLAGS', 'CXXFLAGS'}
+def test_flags_of_other_versions():
+    """Those whose files compile without: 1.13 does not know the linker's option, and 2.6 adds its flags itself."""
+    assert build_options.architecture_flags('aarch64', 'gcc', '1.13.1') == {}
+    assert set(build_options.architecture_flags('aarch64', 'gcc', '2.5.1')) == {
+        'CFLAGS', 'CXXFLAGS', 'USE_PRIORITIZED_TEXT_FOR_LD'}
+    assert build_options.architecture_flags('aarch64', 'gcc', '2.6.0') == {'USE_PRIORITIZED_TEXT_FOR_LD': '1'}
 
 
 @pytest.mark.parametrize('banner, family', [

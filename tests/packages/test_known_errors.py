@@ -20,6 +20,15 @@ MESSAGES = (
     ("AttributeError: module 'pkg_resources' has no attribute 'packaging'", "setuptools<70"),
     ("/bin/sh: 1: CC: not found", "PrgEnv-gnu"),
     ("  File \"third_party/python-peachpy/peachpy/x.py\"\nModuleNotFoundError: No module named 'six'", "add six"),
+    ('  add_subdirectory given source\n\n    "/x/third_party/kineto"\n\n  which is not an existing directory.',
+     "git submodule update"),
+    ("FAILED: confu-deps/NNPACK/src/x86_64-fma/2d-fourier-8x8.py.o\nModuleNotFoundError: No module named 'peachpy'",
+     "git submodule update"),
+    ("CMake Error at cmake/Modules/FindOpenBLAS.cmake:58 (MESSAGE):\n  Could not find OpenBLAS\n", "libopenblas-dev"),
+    # 2.6.0 says FATAL instead of FATAL_ERROR, and CMake ends much later
+    ("FATALCannot find system pybind11\n-- pybind11 include dirs: \nCMake Error in torch/CMakeLists.txt:\n"
+     "  Imported target \"pybind::pybind11\" includes non-existent path\n", "without that option"),
+    ("CMake Error at cmake/Dependencies.cmake:1204 (message):\n  Cannot find gloo\n", "without that option"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )
 
@@ -80,3 +89,14 @@ def test_excerpt_of_long_lines():
     command = 'g++ ' + '-I/where ' * 800
     shown = known_errors.excerpt('[1/2] x\nFAILED: x.o\n%s\nx.cpp:1:1: error: no such thing\n' % command)
     assert 'error: no such thing' in shown and len(shown) < 600
+
+
+def test_excerpt_has_no_other_jobs():
+    """Those that ninja shows after the one that failed, as the build of PyTorch 2.6.0 does; alone they are shown."""
+    others = ['[%d/1645] ramgate-cc /opt/cray/CC -Isrc -c x.cpp' % number for number in range(33, 53)]
+    cause = ["FAILED: confu-deps/NNPACK/2d-fourier-8x8.py.o", "cd /build && python3 -m peachpy.x86_64 -o x.o x.py",
+             "ModuleNotFoundError: No module named 'fp16.avx'"]
+    log = others[:10] + cause[:2] + ['Traceback (most recent call last):', '  File "x.py", line 3'] + cause[2:] + others
+    assert known_errors.excerpt('\n'.join(log + ["ninja: build stopped: subcommand failed."])).splitlines() == cause + [
+        "ninja: build stopped: subcommand failed."]
+    assert known_errors.excerpt('\n'.join(others)) == '\n'.join(others[-known_errors.EXCERPT_LINES:])

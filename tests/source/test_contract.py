@@ -1,4 +1,7 @@
 """What the installed PyTorch tells of itself, compared with what was asked for."""
+import pytest
+
+from hpc_pytorch import UsersProblem
 from hpc_pytorch.source import contract
 
 # shortened from what official wheels and a build with MPI print
@@ -55,14 +58,41 @@ def test_backends():
 
 def test_switch_that_no_table_has():
     """Whoever asks for a switch by name gets it, or is told."""
-    asked = {'USE_NUMA': '1', 'USE_MPI': '1', 'BUILD_TEST': '0', 'USE_PRIORITIZED_TEXT_FOR_LD': '1'}
-    cache = {'USE_NUMA': 'OFF', 'BUILD_TEST': 'OFF', 'USE_MPI': 'ON'}
+    asked = {'USE_OPENMP': '1', 'USE_MPI': '1', 'BUILD_TEST': '0', 'USE_PRIORITIZED_TEXT_FOR_LD': '1'}
+    cache = {'USE_OPENMP': 'OFF', 'BUILD_TEST': 'OFF', 'USE_MPI': 'ON'}
     assert not contract.compare(asked, cache, {})
     difference, = contract.compare(asked, cache, {}, named=asked)
-    assert (difference.option, difference.asked, difference.found) == ('USE_NUMA', 'ON', 'OFF')
-    assert not contract.compare(asked, cache, {'USE_NUMA': 'ON'}, named=asked)
+    assert (difference.option, difference.asked, difference.found) == ('USE_OPENMP', 'ON', 'OFF')
+    assert not contract.compare(asked, cache, {'USE_OPENMP': 'ON'}, named=asked)
     # settings of setup.py are in no cache
     assert contract.unknown(asked, cache, {}) == ['USE_PRIORITIZED_TEXT_FOR_LD']
+
+
+def test_switches_in_cache(tmp_path):
+    """As CMake 3.31 writes PyTorch 2.6.0's, asked for USE_MPI and USE_FLASH_ATTENTION without what they depend on."""
+    cache = tmp_path / 'CMakeCache.txt'
+    cache.write_text('//Use distributed\nUSE_DISTRIBUTED:BOOL=0\n\nUSE_MPI:INTERNAL=1\nUSE_FLASH_ATTENTION:INTERNAL=1\n'
+                     '//No help, variable specified on the command line.\nUSE_CUPTI_SO:UNINITIALIZED=1\n'
+                     'CMAKE_PREFIX_PATH:UNINITIALIZED=/opt\nCMAKE_CACHE_MAJOR_VERSION:INTERNAL=3\n')
+    asked = {'USE_MPI': '1', 'USE_FLASH_ATTENTION': '1', 'USE_CUPTI_SO': '1'}
+    found = contract.read_cache(cache)
+    assert found['CMAKE_PREFIX_PATH'] == '/opt' and found['CMAKE_CACHE_MAJOR_VERSION'] == '3'
+    assert [item.option for item in contract.compare(asked, found, {}, named=asked)] == ['USE_MPI',
+                                                                                         'USE_FLASH_ATTENTION']
+    assert contract.unknown(asked, found, {}) == ['USE_CUPTI_SO']
+
+
+def test_python_itself(tmp_path):
+    """Nobody asks for it by name, and CMake goes on without Python's headers; an old tree may not know the switch."""
+    (tmp_path / 'build').mkdir()
+    cache = tmp_path / 'build' / 'CMakeCache.txt'
+    cache.write_text('BUILD_PYTHON:BOOL=OFF\n')
+    with pytest.raises(UsersProblem, match='(?s)BUILD_PYTHON.*python3-devel'):
+        contract.check(str(tmp_path), '-- Not compiling with python\n', {}, {})
+    cache.write_text('BUILD_PYTHON:BOOL=True\n')
+    assert contract.check(str(tmp_path), '', {}, {}) == []
+    cache.write_text('CMAKE_C_COMPILER:STRING=gcc\n')
+    assert contract.check(str(tmp_path), '', {}, {}) == ['BUILD_PYTHON']
 
 
 def test_downloads():

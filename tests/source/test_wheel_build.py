@@ -32,3 +32,28 @@ def test_ramgate_learns_from_other_versions(tmp_path, checkout):
         '--jobs', '8', '--report', '/b/ramgate', '--profile', profile,
         '--like', str(tmp_path / 'PyTorch-2.3.0-ramgate.json'),
         '--like', str(tmp_path / 'PyTorch-2.1.0-ramgate.json'), '--memory', '48G', '--']
+
+
+OPTIONS = '''
+import json, sys
+from types import SimpleNamespace
+from hpc_pytorch.source.wheel_build import WheelBuild
+
+class Config(dict):
+    version = '2.6.0'
+
+system = SimpleNamespace(name='x', compilers={'c': 'gcc', 'cxx': 'g++', 'fortran': 'gfortran'})
+packages = SimpleNamespace(easyblock=SimpleNamespace(dry_run=True), cfg=Config(custom_opts=sys.argv[1:]), system=system)
+print(json.dumps(WheelBuild(packages).own_options()))
+'''
+
+
+def test_gloo_is_not_asked_for_alone(checkout):
+    """Without torch.distributed there is none, and the contract would stop the build; who asks for it is told."""
+    def options(*custom):
+        done = subprocess.run([str(checkout / '.venv/bin/python'), '-c', OPTIONS, *custom], cwd=checkout, check=True,
+                              stdout=subprocess.PIPE, text=True)
+        return json.loads(done.stdout)
+    assert 'USE_GLOO=1' in options()
+    assert 'USE_GLOO=0' in options('USE_DISTRIBUTED=OFF')
+    assert 'USE_GLOO=1' in options('USE_DISTRIBUTED=0', 'USE_GLOO=1')
