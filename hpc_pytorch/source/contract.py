@@ -6,6 +6,7 @@ exist after a minute; what comes out of it is asked again when it is installed (
 
 Standard library only, Python 3.6.
 """
+import fnmatch
 import glob
 import json
 import os
@@ -62,6 +63,9 @@ print(json.dumps({
     'directory': os.path.dirname(torch.__file__),
     'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
 """ % ([backend for backend, _, _ in BACKENDS],)
+
+# The libraries of PyTorch with its own device code; others have what static libraries bring along.
+DEVICE_LIBRARIES = 'libtorch_cuda*.so'
 
 Difference = namedtuple('Difference', 'option asked found places reason')
 
@@ -209,8 +213,11 @@ def resolved(ldd, name):
     return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]
 
 
-def ask_installed(python, options):
-    """All differences between what was asked for and what this Python imports as torch; and what ldd says of it."""
+def ask_installed(python, options, architectures_of=None):
+    """
+    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
+    `architectures_of` gives those of a library's device code ('8.0'), where there is a program that tells.
+    """
     directory = os.path.dirname(python)
     probe = run([python, '-c', PROBE], directory)
     if probe.returncode:
@@ -219,7 +226,22 @@ def ask_installed(python, options):
     libraries = [path for pattern in ('*.so', 'lib/*.so') for path in
                  glob.glob(os.path.join(glob.escape(found['directory']), pattern))]
     ldd = run(['ldd'] + libraries, directory).stdout
-    return compare_installed(options, found['show'], found['backends'], ldd), ldd
+    differences = compare_installed(options, found['show'], found['backends'], ldd)
+    if architectures_of and options.get('TORCH_CUDA_ARCH_LIST'):
+        paths = fnmatch.filter(libraries, os.path.join('*', DEVICE_LIBRARIES)) or libraries
+        code = {architecture for path in paths for architecture in architectures_of(path) or ()}
+        differences += compare_device_code(options['TORCH_CUDA_ARCH_LIST'], code, paths)
+    return differences, ldd
+
+
+def compare_device_code(asked, found, paths):
+    """Whether the libraries have machine code for each architecture; static libraries may bring more along."""
+    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
+    if asked <= found:
+        return []
+    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)), ';'.join(sorted(found)) or 'no device code',
+                       ['cuobjdump ' + path for path in paths],
+                       "the build forgot the architecture, or this is another wheel than the one built here")]
 
 
 def run(command, directory):

@@ -27,6 +27,7 @@ moduleclass = 'ai'
 SETUP = """import os
 import other
 from setuptools import Extension, setup
+assert os.environ['TORCH_CUDA_ARCH_LIST'] == '8.0;9.0'
 setup(name='toy', version='1.0', ext_modules=[Extension('toy', ['toy.c'])] if os.environ['WITH_C'] == 'yes' else [])
 """
 MODULE = """#include <Python.h>
@@ -137,7 +138,7 @@ def test_dry_run(toy):
 
 
 def test_package_built_here(toy):
-    """The source of a package, with the easyconfig's variables, and within the memory."""
+    """The source of a package, with the easyconfig's variables, for its GPUs, and within the memory."""
     top = toy.folder / 'toy-1.0'
     top.mkdir()
     (top / 'setup.py').write_text(SETUP)
@@ -148,6 +149,7 @@ def test_package_built_here(toy):
     output = toy.install(sha256(toy.wheel), env={'PIP_NO_INDEX': '0'}, more="""
 build_lock_files = ['toy.lock', 'on-top-build.lock']
 build_environment = {'WITH_C': 'yes', 'CC': 'gcc'}
+cuda_compute_capabilities = ['8.0', '9.0']
 ramgate = True
 """).stdout
     assert 'building toy, which takes minutes' in output

@@ -54,6 +54,27 @@ def tree(version):
     return kept(PLACE / version, make)
 
 
+def tarball(version, additions):
+    """The whole tree as one, with files (text by name) in place of submodules, which Debian leaves out."""
+    def make(partial):
+        place = partial.with_name('tree')
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        fetch(version, place / 'archive')
+        with tarfile.open(place / 'archive') as packed:
+            packed.extractall(place)
+        top, = (path for path in place.iterdir() if path.is_dir())
+        for name, text in additions.items():
+            (top / 'third_party' / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / 'third_party' / name).write_text(text)
+        with tarfile.open(partial, 'w') as packed:
+            packed.add(top, 'pytorch-' + version)
+        shutil.rmtree(place)
+    # other files, another tarball
+    kind = hashlib.sha256(repr(additions).encode()).hexdigest()[:8]
+    return kept(PLACE / ('pytorch-v%s-%s.tar' % (version, kind)), make)
+
+
 def headers():
     """The directory with the headers of PyTorch 1.13.1, from Debian's package libtorch-dev."""
     place = kept(PLACE / 'libtorch-dev', lambda partial: unpack_package('libtorch-dev', partial))

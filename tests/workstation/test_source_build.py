@@ -7,10 +7,9 @@ Compiling it takes hours and is not done here.
 import hashlib
 import re
 import shutil
-import tarfile
 
 import pytest
-from common import CACHE, CHECKOUT, EB, kept
+from common import CACHE, CHECKOUT, EB
 from source import pytorch_sources
 
 from hpc_pytorch.source import contract
@@ -39,23 +38,7 @@ OFFLINE = ['unshare', '--net', 'sh', '-c', 'ip link set lo up; exec "$@"', 'sh']
 @pytest.fixture(scope='module')
 def tarball():
     """The tree with what CMake wants of the submodules."""
-    def make(partial):
-        tree = partial.with_name('tree')
-        shutil.rmtree(tree, ignore_errors=True)
-        tree.mkdir(parents=True)
-        pytorch_sources.fetch(VERSION, tree / 'archive')
-        with tarfile.open(tree / 'archive') as packed:
-            packed.extractall(tree)
-        top, = (path for path in tree.iterdir() if path.is_dir())
-        for name, text in SUBMODULES.items():
-            (top / 'third_party' / name).parent.mkdir(parents=True, exist_ok=True)
-            (top / 'third_party' / name).write_text(text)
-        with tarfile.open(partial, 'w') as packed:
-            packed.add(top, 'pytorch-' + VERSION)
-        shutil.rmtree(tree)
-    # another list, another tarball
-    kind = hashlib.sha256(repr(SUBMODULES).encode()).hexdigest()[:8]
-    return kept(CACHE / 'pytorch-sources' / ('pytorch-v%s-%s.tar' % (VERSION, kind)), make)
+    return pytorch_sources.tarball(VERSION, SUBMODULES)
 
 
 @pytest.fixture
