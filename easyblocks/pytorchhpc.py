@@ -322,9 +322,10 @@ class EB_PyTorchHPC(EB_PyTorch):
 
     def check_installed_contract(self):
         """Compare what is installed with what was asked for."""
-        tells = which('cuobjdump', log_ok=False, on_error=IGNORE)
+        # upstream's function calls both
+        tells = all(which(name, log_ok=False, on_error=IGNORE) for name in ('cuobjdump', 'file'))
         differences, ldd = contract.ask_installed(self.environment.path('bin', 'python'), self.asked_of_wheel(),
-                                                  tells and (lambda path: get_cuda_architectures(path, 'elf')))
+                                                  (lambda path: get_cuda_architectures(path, 'elf')) if tells else None)
         if differences:
             raise UsersProblem("the installed PyTorch is not what was asked for (%s):\n%s" % (
                 ', '.join(item.option for item in differences), contract.table(differences)))

@@ -46,6 +46,7 @@ COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
 DIRECTORIES = (
     ('NCCL_INCLUDE_DIR', 'NCCL_INCLUDE_DIRS', "another NCCL's headers come first: CPATH, or a CMake package of it"),
     ('NCCL_LIB_DIR', 'NCCL_LIBRARIES', "another NCCL comes first, for example the one that PyTorch brings along"),
+    ('CUDNN_ROOT', 'CUDNN_LIBRARY_PATH', "the module's is not where CMake looks, and the CUDA toolkit has another"),
 )
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
@@ -124,8 +125,8 @@ def same(asked, found):
 
 def inside(path, directory):
     """Whether a path is this directory or in it, whatever links lead there."""
-    path, directory = os.path.realpath(path), os.path.realpath(directory)
-    return path == directory or path.startswith(directory + os.sep)
+    return any((path + os.sep).startswith(directory.rstrip(os.sep) + os.sep) for path, directory in (
+        (path, directory), (os.path.realpath(path), os.path.realpath(directory))))
 
 
 def other_switches(named):
@@ -160,7 +161,9 @@ def compare(options, cache, summary, named=()):
         places = ['%s=%s' % (name, cache[name]) for name in term.places if name in cache]
         differences.append(Difference(term.option, asked, found or 'nothing', places, term.reason))
     for option, variable, reason in DIRECTORIES:
-        if option in options and not inside(cache.get(variable, ''), options[option]):
+        # what is not wanted is not looked for
+        off = plain(options.get('USE_' + option.split('_')[0], 'ON')) == 'OFF'
+        if option in options and not off and not inside(cache.get(variable, ''), options[option]):
             differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [], reason))
     for option, variable in COMPILERS:
         if option in options and os.path.basename(cache.get(variable, '')) != os.path.basename(options[option]):

@@ -75,6 +75,15 @@ def test_switch_that_no_table_has():
     assert contract.unknown(asked, cache, {}) == ['USE_PRIORITIZED_TEXT_FOR_LD']
 
 
+def test_another_cudnn():
+    """The module's is asked for, and the toolkit's is found; links may lead to the module's."""
+    asked = {'USE_CUDNN': '1', 'CUDNN_ROOT': '/opt/cudnn/8.8'}
+    cache = {'USE_CUDNN': '1', 'CUDNN_LIBRARY_PATH': '/usr/local/cuda/lib64/libcudnn.so'}
+    assert [item.option for item in contract.compare(asked, cache, {})] == ['CUDNN_ROOT']
+    assert not contract.compare(asked, dict(cache, CUDNN_LIBRARY_PATH='/opt/cudnn/8.8/lib/libcudnn.so'), {})
+    assert not contract.compare(dict(asked, USE_CUDNN='0'), dict(cache, USE_CUDNN='0'), {})
+
+
 def test_downloads():
     """In CMake's own words."""
     assert not contract.downloads("-- Downloading six\n-- done\n")
