@@ -51,20 +51,21 @@ def make(directory):
     if os.uname().machine != 'x86_64':
         pytest.skip('not to be had: CUDA 12.4 for %s' % os.uname().machine)
     directory.mkdir(parents=True)
+    libraries = directory / 'lib64'
     with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
         compiler(Path(temporary), directory)
         for lock in lock_files():
             wheels(lock, Path(temporary), directory, '.a' if lock.name == 'cuda-static.txt' else '')
-    libraries = directory / 'lib64'
+        # kernels that start kernels need the one that fits nvcc, which no wheel has; nvcc wants to see the file
+        empty = Path(temporary) / 'empty.o'
+        subprocess.run(['gcc', '-c', '-x', 'c', '/dev/null', '-o', empty], check=True)
+        subprocess.run(['ar', 'rc', libraries / 'libcudadevrt.a', empty], check=True)
     # wheels lack the names that linkers look for
     for path in libraries.glob('lib*.so.*'):
         name = path.name.partition('.so')[0] + '.so'
         if not (libraries / name).exists():
             (libraries / name).symlink_to(path.name)
     (directory / 'lib').symlink_to('lib64')
-    # kernels that start kernels need the one that fits nvcc, which no wheel has; nvcc wants to see the file in any case
-    subprocess.run(['gcc', '-c', '-x', 'c', '/dev/null', '-o', directory / 'empty.o'], check=True)
-    subprocess.run(['ar', 'rc', libraries / 'libcudadevrt.a', directory / 'empty.o'], check=True)
     # the driver's library is on machines with a GPU; a toolkit has one to link with
     (libraries / 'stubs').mkdir()
     subprocess.run(['gcc', '-shared', '-Wl,-soname,libcuda.so.1', '-x', 'c', '/dev/null', '-o',
@@ -107,8 +108,8 @@ def wheels(lock, temporary, directory, suffix):
             for entry in archive.infolist():
                 # nvidia/cublas/lib/libcublas.so.12
                 parts = entry.filename.split('/')[2:]
-                wanted = entry.filename.startswith('nvidia/') and entry.filename.endswith(suffix)
-                if parts and wanted and not any(word in entry.filename for word in LEFT_OUT):
+                wanted = parts and parts[0] in ('bin', 'include', 'lib', 'nvvm') and entry.filename.endswith(suffix)
+                if wanted and not any(word in entry.filename for word in LEFT_OUT):
                     target = directory / '/'.join(parts).replace('lib/', 'lib64/', 1)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     with archive.open(entry) as source, open(target, 'wb') as handle:
