@@ -27,7 +27,7 @@ FOR_CUDA = {'cutlass/include/none.h': '', 'cutlass/tools/util/include/none.h': '
 # attention is made of cutlass, which Debian 12 does not have
 WITHOUT = ['USE_%s=0' % name for name in ('FLASH_ATTENTION', 'MEM_EFF_ATTENTION', 'CUSPARSELT', 'CUFILE')]
 # kernels that take seconds; many take minutes
-KERNELS = ('CrossKernel', 'FillKernel', 'SpectralOps', 'TensorFactories')
+KERNELS = ('CrossKernel', 'LegacyThrustHelpers', 'RenormKernel', 'SpectralOps')
 FILES = ['torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp', 'aten/src/ATen/cuda/Sleep.cu'] + [
     'aten/src/ATen/native/cuda/%s.cu' % name for name in KERNELS]
 
