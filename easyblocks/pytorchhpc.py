@@ -27,9 +27,10 @@ import easybuild.tools.environment as env
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import copy_file, mkdir, write_file
+from easybuild.tools.config import IGNORE, source_paths
+from easybuild.tools.filetools import copy_file, mkdir, which, write_file
 from easybuild.tools.modules import get_software_root
+from easybuild.tools.systemtools import get_cuda_architectures
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import UsersProblem
@@ -321,7 +322,10 @@ class EB_PyTorchHPC(EB_PyTorch):
 
     def check_installed_contract(self):
         """Compare what is installed with what was asked for."""
-        differences, ldd = contract.ask_installed(self.environment.path('bin', 'python'), self.asked_of_wheel())
+        # upstream's function calls both
+        tells = all(which(name, log_ok=False, on_error=IGNORE) for name in ('cuobjdump', 'file'))
+        differences, ldd = contract.ask_installed(self.environment.path('bin', 'python'), self.asked_of_wheel(),
+                                                  (lambda path: get_cuda_architectures(path, 'elf')) if tells else None)
         if differences:
             raise UsersProblem("the installed PyTorch is not what was asked for (%s):\n%s" % (
                 ', '.join(item.option for item in differences), contract.table(differences)))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import source_paths
+from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import download_file, mkdir
 from easybuild.tools.modules import get_software_root
@@ -155,6 +155,10 @@ class LockedPackages:
     def named_file(self, name):
         """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
         return named_file(self.cfg.path, name) or self.easyblock.obtain_file(name, no_download=True)
+
+    def cuda_architectures(self):
+        """The GPUs to compile for: the user's word, else the easyconfig's."""
+        return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
 
     def locked(self, parameter):
         """All entries of the lock files that a parameter names."""

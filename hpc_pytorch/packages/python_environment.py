@@ -17,7 +17,7 @@ from easybuild.tools.run import run_shell_cmd
 from hpc_pytorch import UsersProblem, collection_path
 from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES
-from hpc_pytorch.packages import built_wheels, locked_packages, own_tests
+from hpc_pytorch.packages import built_wheels, gpu_code, locked_packages, own_tests
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.pip_errors import last_words
@@ -155,10 +155,12 @@ class PythonEnvironment:
         """Build these, each from its store, with the system's MPI, or with the one just installed."""
         tools = os.path.join(self.easyblock.builddir, 'tools')
         self.pip().install(self.packages.locked('build_lock_files'), store, '--target', tools, '--no-compile')
-        path = os.pathsep.join([tools] + self.packages_below())
+        environment = dict(self.build_environment(), PYTHONPATH=os.pathsep.join([tools] + self.packages_below()))
+        if self.packages.cuda_architectures():
+            # for what is compiled for GPUs, which PyTorch would look for on this machine
+            environment.setdefault('TORCH_CUDA_ARCH_LIST', ';'.join(self.packages.cuda_architectures()))
         for entry, place in built:
-            self.pip().install([entry], place, '--no-build-isolation', '--no-binary', ':all:',
-                               environment=dict(self.build_environment(), PYTHONPATH=path))
+            self.pip().install([entry], place, '--no-build-isolation', '--no-binary', ':all:', environment=environment)
 
     def own_tests(self, tree=None):
         """The files of PyTorch's own tests that are asked for."""
@@ -254,10 +256,24 @@ class PythonEnvironment:
             copy_file(self.packages.named_file(name), target)
             adjust_permissions(target, permissions, relative=False)
 
+    def check_gpu_code(self):
+        """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
+        gpu = self.packages.system.node['gpu_architecture']
+        gpus = self.packages.cuda_architectures() or [gpu] * bool(gpu)
+        if not gpus or not glob.glob(os.path.join(glob.escape(self.site_packages()), 'torch-*.dist-info')):
+            return []
+        done = run_shell_cmd([self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE], use_bash=False,
+                             fail_on_error=False, hidden=True, split_stderr=True)
+        # whether it imports at all is another check's question
+        version, *codes = [None] if done.exit_code else done.output.split()
+        problem = gpu_code.why_not(version, codes, gpus)
+        return [problem] if problem else []
+
     def check_packages(self):
         """With the module loaded: every package imports, and those that were compiled for PyTorch find its symbols."""
-        if 'pytorch-check' not in self.cfg['scripts']:
-            return []
+        problems = self.check_gpu_code()
+        if problems or 'pytorch-check' not in self.cfg['scripts']:
+            return problems
         command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
         with telling("checking that every package imports", self.easyblock.log):
             done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)

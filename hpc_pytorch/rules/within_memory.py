@@ -22,6 +22,8 @@ _log = fancylogger.getLogger('within_memory', fname=False)
 
 COMPILERS = ('cc', 'c++', 'gcc', 'g++', 'gfortran', 'clang', 'clang++', 'flang', 'icx', 'icpx', 'ifx', 'nvc', 'nvc++',
              'nvfortran', 'nvcc', 'hipcc', 'CC', 'ftn', 'mpicc', 'mpicxx', 'mpic++', 'mpifort', 'mpif90')
+# PyTorch's extensions take the directory above that of the first on $PATH for the toolkit's, unless this is set
+HOMES = {'nvcc': 'CUDA_HOME', 'hipcc': 'ROCM_HOME'}
 # tells where ramgate listens, and lasts until its input ends, as it does with EasyBuild's process
 BUILD = ['sh', '-c', 'echo "$RAMGATE_SOCKET"; exec cat']
 # stands for a compiler. It leaves $PATH, as what it runs (ccache, mpicc) looks for the compiler by the same name.
@@ -56,6 +58,8 @@ def begin(easyblock):
             with open(path, 'w') as file:
                 file.write(STAND_IN.format(directory=directory, real=real))
             os.chmod(path, 0o700)
+            if name in HOMES and not os.environ.get(HOMES[name]):
+                os.environ[HOMES[name]] = os.path.dirname(os.path.dirname(real))
     os.environ['RAMGATE_SOCKET'] = socket
     os.environ['PATH'] = directory + os.pathsep + os.environ['PATH']
     _running.append((process, directory))

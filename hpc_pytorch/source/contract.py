@@ -6,6 +6,7 @@ exist after a minute; what comes out of it is asked again when it is installed (
 
 Standard library only, Python 3.6.
 """
+import fnmatch
 import glob
 import json
 import os
@@ -52,6 +53,7 @@ COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
 DIRECTORIES = (
     ('NCCL_INCLUDE_DIR', 'NCCL_INCLUDE_DIRS', "another NCCL's headers come first: CPATH, or a CMake package of it"),
     ('NCCL_LIB_DIR', 'NCCL_LIBRARIES', "another NCCL comes first, for example the one that PyTorch brings along"),
+    ('CUDNN_ROOT', 'CUDNN_LIBRARY_PATH', "the module's is not where CMake looks, and the CUDA toolkit has another"),
 )
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
@@ -69,6 +71,9 @@ print(json.dumps({
     'directory': os.path.dirname(torch.__file__),
     'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
 """ % ([backend for backend, _, _ in BACKENDS],)
+
+# The libraries of PyTorch with its own device code; others have what static libraries bring along.
+DEVICE_LIBRARIES = 'libtorch_cuda*.so'
 
 Difference = namedtuple('Difference', 'option asked found places reason')
 
@@ -137,8 +142,8 @@ def same(asked, found):
 
 def inside(path, directory):
     """Whether a path is this directory or in it, whatever links lead there."""
-    path, directory = os.path.realpath(path), os.path.realpath(directory)
-    return path == directory or path.startswith(directory + os.sep)
+    return any((path + os.sep).startswith(directory.rstrip(os.sep) + os.sep) for path, directory in (
+        (path, directory), (os.path.realpath(path), os.path.realpath(directory))))
 
 
 def other_switches(named):
@@ -173,7 +178,9 @@ def compare(options, cache, summary, named=()):
         places = ['%s=%s' % (name, cache[name]) for name in term.places if name in cache]
         differences.append(Difference(term.option, asked, found or 'nothing', places, term.reason))
     for option, variable, reason in DIRECTORIES:
-        if option in options and not inside(cache.get(variable, ''), options[option]):
+        # what is not wanted is not looked for
+        off = plain(options.get('USE_' + option.split('_')[0], 'ON')) == 'OFF'
+        if option in options and not off and not inside(cache.get(variable, ''), options[option]):
             differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [], reason))
     for option, variable in COMPILERS:
         if option in options and os.path.basename(cache.get(variable, '')) != os.path.basename(options[option]):
@@ -227,8 +234,11 @@ def resolved(ldd, name):
     return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]
 
 
-def ask_installed(python, options):
-    """All differences between what was asked for and what this Python imports as torch; and what ldd says of it."""
+def ask_installed(python, options, architectures_of=None):
+    """
+    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
+    `architectures_of` gives those of a library's device code ('8.0'), where there is a program that tells.
+    """
     directory = os.path.dirname(python)
     probe = run([python, '-c', PROBE], directory)
     if probe.returncode:
@@ -237,7 +247,22 @@ def ask_installed(python, options):
     libraries = [path for pattern in ('*.so', 'lib/*.so') for path in
                  glob.glob(os.path.join(glob.escape(found['directory']), pattern))]
     ldd = run(['ldd'] + libraries, directory).stdout
-    return compare_installed(options, found['show'], found['backends'], ldd), ldd
+    differences = compare_installed(options, found['show'], found['backends'], ldd)
+    if architectures_of and options.get('TORCH_CUDA_ARCH_LIST'):
+        paths = fnmatch.filter(libraries, os.path.join('*', DEVICE_LIBRARIES)) or libraries
+        code = {architecture for path in paths for architecture in architectures_of(path) or ()}
+        differences += compare_device_code(options['TORCH_CUDA_ARCH_LIST'], code, paths)
+    return differences, ldd
+
+
+def compare_device_code(asked, found, paths):
+    """Whether the libraries have machine code for each architecture; static libraries may bring more along."""
+    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
+    if asked <= found:
+        return []
+    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)), ';'.join(sorted(found)) or 'no device code',
+                       ['cuobjdump ' + path for path in paths],
+                       "the build forgot the architecture, or this is another wheel than the one built here")]
 
 
 def run(command, directory):

@@ -10,7 +10,7 @@ import re
 import sys
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import IGNORE, build_option
+from easybuild.tools.config import IGNORE
 from easybuild.tools.filetools import read_file, which
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
@@ -78,10 +78,6 @@ class WheelBuild:
             self.first_line(self.compilers().get('CXX', 'g++')))
         return build_options.architecture_flags(os.uname().machine, family, self.cfg.version)
 
-    def cuda_architectures(self):
-        """The GPUs to compile for: the user's word, else the easyconfig's."""
-        return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
-
     def roots(self, own):
         """
         What upstream's easyblock knows of modules alone, where no module has it: the BLAS that was asked for, which the
@@ -90,11 +86,11 @@ class WheelBuild:
         found = {}
         if 'BLAS' in build_options.as_dict(own) and not any(map(get_software_root, build_options.BLAS_SOFTWARE)):
             found['EBROOTFLEXIBLAS'] = os.sep
-        if self.cuda_architectures() and not get_software_root('CUDA') and not self.easyblock.dry_run:
+        if self.packages.cuda_architectures() and not get_software_root('CUDA') and not self.easyblock.dry_run:
             nvcc = which('nvcc', log_ok=False, on_error=IGNORE)
             if not nvcc:
                 raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
-                                     "toolkit on $PATH", ', '.join(self.cuda_architectures()))
+                                     "toolkit on $PATH", ', '.join(self.packages.cuda_architectures()))
             found['EBROOTCUDA'] = os.path.dirname(os.path.dirname(nvcc))
         return found
 
@@ -108,7 +104,7 @@ class WheelBuild:
         asked = dict(build_options.as_dict(upstream), **self.named)
         asked = {name: os.path.expandvars(value) for name, value in asked.items()}
         if asked.get('USE_CUDA') == '1':
-            asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
+            asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.packages.cuda_architectures())
         self.asked = asked
 
     def identity(self):
@@ -132,7 +128,7 @@ class WheelBuild:
                 'modules': [loaded.get(dep['full_mod_name'], dep['full_mod_name']) for dep in self.cfg.dependencies()],
                 'python': [python.implementation, python.version, python.machine],
                 'build_type': self.cfg['build_type'] or 'Release',
-                'cuda_architectures': self.cuda_architectures(),
+                'cuda_architectures': self.packages.cuda_architectures(),
                 'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
                 'build_packages': sorted(entry.text for entry in self.packages.locked('build_lock_files'))}
 
@@ -149,10 +145,10 @@ class WheelBuild:
         if lacking:
             raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.cfg.version,
                                  ' and '.join(lacking))
-        nvcc = which('nvcc', log_ok=False, on_error=IGNORE) if self.cuda_architectures() else None
+        nvcc = which('nvcc', log_ok=False, on_error=IGNORE) if self.packages.cuda_architectures() else None
         listing = nvcc and run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
                                          output_file=False).output
-        unknown = build_options.unknown_architectures(self.cuda_architectures(), listing or '')
+        unknown = build_options.unknown_architectures(self.packages.cuda_architectures(), listing or '')
         if unknown:
             raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
                                  ' '.join(listing.split()))

@@ -130,6 +130,22 @@ def test_wheel_that_does_not_fit(eb, toy):
     assert nothing_installed(eb)
 
 
+@pytest.mark.slow
+def test_wheel_without_code_for_the_gpu(eb, toy):
+    """Of the GPU that the system has, or that the user named: refused when it is installed, in one sentence."""
+    toy.wheels.append(make_wheel(toy.index, 'torch', '2.6.0', text="""
+__version__ = '2.6.0+cu124'
+class _C:
+    _cuda_getArchFlags = staticmethod(lambda: 'sm_75 sm_86 compute_86')
+"""))
+    toy.write()
+    output = eb('--system=derecho', toy.easyconfig, env=toy.online, status=None)
+    assert output.returncode != 0
+    assert 'torch 2.6.0+cu124 has no code for the GPU 8.0: it has code for sm_75 sm_86 compute_86.' in output.stdout
+    assert not list(eb.modules.glob('toy/*'))
+    eb('--system=derecho', toy.easyconfig, '--cuda-compute-capabilities=8.6,12.0', env=toy.online)
+
+
 def test_no_network(eb, toy):
     """Nothing fetched, no index reached: said, with what to do."""
     output = eb(toy.easyconfig, env=toy.offline, status=None)

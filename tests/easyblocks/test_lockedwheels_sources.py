@@ -1,4 +1,5 @@
 """Wheels as sources of an easyconfig: installed, and refused where something is wrong with them."""
+import os
 import re
 import sys
 import tarfile
@@ -27,6 +28,7 @@ moduleclass = 'ai'
 SETUP = """import os
 import other
 from setuptools import Extension, setup
+assert os.environ['TORCH_CUDA_ARCH_LIST'] == '8.0;9.0' and os.environ['CUDA_HOME'] == os.environ['TOOLKIT']
 setup(name='toy', version='1.0', ext_modules=[Extension('toy', ['toy.c'])] if os.environ['WITH_C'] == 'yes' else [])
 """
 MODULE = """#include <Python.h>
@@ -137,7 +139,7 @@ def test_dry_run(toy):
 
 
 def test_package_built_here(toy):
-    """The source of a package, with the easyconfig's variables, and within the memory."""
+    """The source of a package, with the easyconfig's variables, for its GPUs, and within the memory."""
     top = toy.folder / 'toy-1.0'
     top.mkdir()
     (top / 'setup.py').write_text(SETUP)
@@ -145,11 +147,16 @@ def test_package_built_here(toy):
     toy.wheel = toy.wheel.with_name('toy-1.0.tar.gz')
     with tarfile.open(toy.wheel, 'w:gz') as packed:
         packed.add(top, top.name)
-    output = toy.install(sha256(toy.wheel), env={'PIP_NO_INDEX': '0'}, more="""
+    nvcc = toy.folder / 'cuda' / 'bin' / 'nvcc'
+    nvcc.parent.mkdir(parents=True)
+    nvcc.touch(0o755)
+    env = {'PIP_NO_INDEX': '0', 'PATH': '%s:%s' % (nvcc.parent, os.environ['PATH']), 'CUDA_HOME': ''}
+    output = toy.install(sha256(toy.wheel), env=env, more="""
 build_lock_files = ['toy.lock', 'on-top-build.lock']
-build_environment = {'WITH_C': 'yes', 'CC': 'gcc'}
+build_environment = {'WITH_C': 'yes', 'CC': 'gcc', 'TOOLKIT': %r}
+cuda_compute_capabilities = ['8.0', '9.0']
 ramgate = True
-""").stdout
+""" % str(nvcc.parent.parent)).stdout
     assert 'building toy, which takes minutes' in output
     assert 'ramgate ran 2 jobs' in output, output
     assert list(toy.eb.prefix.glob('software/toy/1.0/lib/python*/site-packages/toy.cpython-*.so'))

@@ -54,6 +54,16 @@ def test_backends():
                            show=SHOW.replace('USE_MPI=ON', 'USE_MPI=OFF'))
 
 
+def test_device_code():
+    """Machine code for each architecture that was asked for; more may be there, as MAGMA's."""
+    def differ(asked, *found):
+        return contract.compare_device_code(asked, set(found), ['/lib/libtorch_cuda.so'])
+    assert not differ('8.0;9.0', '8.0', '9.0', '9.0a') and not differ('8.0 9.0+PTX', '8.0', '9.0')
+    difference, = differ('8.0;9.0', '8.0', '7.0')
+    assert (difference.option, difference.asked, difference.found) == ('TORCH_CUDA_ARCH_LIST', '8.0;9.0', '7.0;8.0')
+    assert 'no device code' in contract.table(differ('8.0')) and 'cuobjdump /lib' in contract.table(differ('8.0'))
+
+
 # --- what CMake decided -----------------------------------------------------------------------------------------------
 
 def test_switch_that_no_table_has():
@@ -93,6 +103,15 @@ def test_python_itself(tmp_path):
     assert contract.check(str(tmp_path), '', {}, {}) == []
     cache.write_text('CMAKE_C_COMPILER:STRING=gcc\n')
     assert contract.check(str(tmp_path), '', {}, {}) == ['BUILD_PYTHON']
+
+
+def test_another_cudnn():
+    """The module's is asked for, and the toolkit's is found; links may lead to the module's."""
+    asked = {'USE_CUDNN': '1', 'CUDNN_ROOT': '/opt/cudnn/8.8'}
+    cache = {'USE_CUDNN': '1', 'CUDNN_LIBRARY_PATH': '/usr/local/cuda/lib64/libcudnn.so'}
+    assert [item.option for item in contract.compare(asked, cache, {})] == ['CUDNN_ROOT']
+    assert not contract.compare(asked, dict(cache, CUDNN_LIBRARY_PATH='/opt/cudnn/8.8/lib/libcudnn.so'), {})
+    assert not contract.compare(dict(asked, USE_CUDNN='0'), dict(cache, USE_CUDNN='0'), {})
 
 
 def test_downloads():

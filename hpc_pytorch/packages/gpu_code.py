@@ -1,0 +1,34 @@
+"""
+Whether what was compiled for GPUs runs on a GPU: NVIDIA's rules, and AMD's only one, that it is the same.
+
+Standard library only, Python 3.6.
+"""
+import re
+
+# what a wheel has code for; torch.cuda.get_arch_list() says nothing where there is no GPU
+PROBE = "import torch; print(torch.__version__, getattr(torch._C, '_cuda_getArchFlags', str)() or '')"
+
+
+def runs_on(code, gpu):
+    """Whether code (sm_80, compute_90, gfx90a) runs on a GPU (8.6, 9.0+PTX, gfx90a)."""
+    made_for = re.match(r'(sm|compute)_(\d+)(\d)([a-z]?)$', code)
+    there = re.match(r'(\d+)\.(\d+)', gpu)
+    if not made_for or not there:
+        return code.split(':')[0] == gpu
+    kind, major, minor, letter = made_for.groups()
+    least, there = (int(major), int(minor)), tuple(map(int, there.groups()))
+    if letter == 'a':
+        return there == least
+    # machine code is for one generation, from the GPU on that it was made for; the driver translates PTX for newer ones
+    return there >= least and (kind == 'compute' and not letter or there[0] == least[0])
+
+
+def why_not(torch, codes, gpus):
+    """Why a PyTorch with this code is not for these GPUs; None if it is, or was not made for GPUs."""
+    without = [gpu for gpu in gpus if codes and not any(runs_on(code, gpu) for code in codes)]
+    if not without:
+        return None
+    return ("torch %s has no code for the GPU %s: it has code for %s. Install a release, or wheels for another CUDA or "
+            "ROCm, that have it (./eb --new-version), or build it from source. If the nodes have another GPU, name it: "
+            "--cuda-compute-capabilities, or gpu_architecture in system.cfg"
+            % (torch, ' and '.join(without), ' '.join(codes)))
