@@ -41,7 +41,7 @@ DOUBT, DOUBT_OTHERS, DOUBT_ALIKE = 0.03, 0.05, 0.1
 ALIKE = 4
 # seconds after which what ended is written into the profile: a job that a batch system kills gets no word in
 SAVE_EVERY = 60
-SHIPPED = tuple(os.path.join(traces.DATA, name) for name in ('pytorch-1.13.1-cpu.csv', 'pytorch-2.6.0-cuda.csv'))
+SHIPPED = tuple(os.path.join(traces.DATA, 'pytorch-%s.csv' % name) for name in ('1.13.1-cpu', '2.6.0-cpu', '2.6.0-cuda'))
 
 
 class Estimate:
@@ -247,7 +247,9 @@ class Knowledge:
             except (Problem, OSError) as error:
                 self.warnings.append('the build does without a profile: %s' % error)
         if shipped:
-            works = {work.name: work for work in traces.read_traces(SHIPPED)}
+            # of a file that several versions have, what needs the most
+            found = sorted(traces.read_traces(SHIPPED), key=lambda work: max(memory for _, memory in work.course))
+            works = {work.name: work for work in found}
             self.earlier.append(Earlier(works, DOUBT_OTHERS, CAUTION, scale))
 
     def keep(self, files):
