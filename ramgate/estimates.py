@@ -41,7 +41,8 @@ DOUBT, DOUBT_OTHERS, DOUBT_ALIKE = 0.03, 0.05, 0.1
 ALIKE = 4
 # seconds after which what ended is written into the profile: a job that a batch system kills gets no word in
 SAVE_EVERY = 60
-SHIPPED = tuple(os.path.join(traces.DATA, 'pytorch-%s.csv' % name) for name in ('1.13.1-cpu', '2.6.0-cpu', '2.6.0-cuda'))
+SHIPPED = tuple(os.path.join(traces.DATA, 'pytorch-%s.csv' % name)
+                for name in ('1.13.1-cpu', '2.6.0-cpu', '2.6.0-cuda'))
 
 
 class Estimate:

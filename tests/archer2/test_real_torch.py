@@ -10,7 +10,7 @@ import subprocess
 import tarfile
 
 import pytest
-from common import CACHE, CHECKOUT, kept
+from common import CACHE, CHECKOUT, FETCHED, kept
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ ABI = ("'_GLIBCXX_USE_CXX11_ABI=0'", "'CXXFLAGS=-D_GLIBCXX_USE_CXX11_ABI=0'")
 @pytest.fixture(scope='module')
 def archive():
     """The tree with what CMake wants of the submodules, as a tarball."""
-    return kept(CACHE / 'archives' / ARCHIVE, lambda partial: subprocess.run(
+    return kept(FETCHED / 'archives' / ARCHIVE, lambda partial: subprocess.run(
         [CHECKOUT / 'tests/source/fetch-debian-source', PACKAGE, ARCHIVE, partial], check=True))
 
 

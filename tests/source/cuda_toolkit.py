@@ -10,14 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
 from pathlib import Path
 
 import pytest
-from common import CACHE, clean_environment, kept
+from common import FETCHED, clean_environment, kept
 
-from source.pytorch_sources import mirror
+from source.pytorch_sources import fetch_from_mirror
 
 HERE = Path(__file__).parent
 PACKAGE = 'pool/non-free/n/nvidia-cuda-toolkit/nvidia-cuda-toolkit_12.4.131~12.4.1-2_amd64.deb'
@@ -38,7 +37,7 @@ LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib64/stubs" "-L$(TOP)/lib64"
 def place():
     """The directory of the toolkit, which has gigabytes."""
     kind = hashlib.sha256(b''.join(path.read_bytes() for path in (Path(__file__), *lock_files()))).hexdigest()[:8]
-    return kept(CACHE / 'cuda' / ('12.4-' + kind), make)
+    return kept(FETCHED / 'cuda' / ('12.4-' + kind), make)
 
 
 def lock_files():
@@ -75,13 +74,7 @@ def make(directory):
 def compiler(temporary, directory):
     """nvcc and what goes with it, from Debian's package."""
     package = temporary / 'package.deb'
-    address = mirror() + PACKAGE
-    try:
-        with urllib.request.urlopen(address, timeout=300) as answer, open(package, 'wb') as handle:
-            shutil.copyfileobj(answer, handle)
-    except OSError as problem:
-        pytest.skip('not to be had: %s: %s' % (address, problem))
-    assert hashlib.sha256(package.read_bytes()).hexdigest() == SHA256, address
+    fetch_from_mirror(PACKAGE, SHA256, package)
     subprocess.run(['dpkg', '-x', package, temporary / 'debian'], check=True)
     package.unlink()
     debian = temporary / 'debian' / 'usr'
