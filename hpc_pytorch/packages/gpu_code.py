@@ -5,8 +5,15 @@ Standard library only, Python 3.6.
 """
 import re
 
+# for processors alone
+CPU = 'cpu'
 # what a wheel has code for; torch.cuda.get_arch_list() says nothing where there is no GPU
-PROBE = "import torch; print(torch.__version__, getattr(torch._C, '_cuda_getArchFlags', str)() or '')"
+PROBE = """
+import torch
+made_for = getattr(torch, 'version', None)
+without = [getattr(made_for, name, '') for name in ('cuda', 'hip')] == [None, None]
+print(torch.__version__, %r if without else getattr(torch._C, '_cuda_getArchFlags', str)() or '')
+""" % CPU
 
 
 def runs_on(code, gpu):
@@ -24,7 +31,7 @@ def runs_on(code, gpu):
 
 
 def why_not(torch, codes, gpus):
-    """Why a PyTorch with this code is not for these GPUs; None if it is, or was not made for GPUs."""
+    """Why a PyTorch with this code is not for these GPUs; None if it is, or does not say what it has code for."""
     without = [gpu for gpu in gpus if codes and not any(runs_on(code, gpu) for code in codes)]
     if not without:
         return None

@@ -258,15 +258,16 @@ class PythonEnvironment:
 
     def check_gpu_code(self):
         """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
-        gpu = self.packages.system.node['gpu_architecture']
-        gpus = self.packages.cuda_architectures() or [gpu] * bool(gpu)
+        gpu, named = self.packages.system.node['gpu_architecture'], self.packages.cuda_architectures()
+        gpus = named or [gpu] * bool(gpu)
         if not gpus or not glob.glob(os.path.join(glob.escape(self.site_packages()), 'torch-*.dist-info')):
             return []
         done = run_shell_cmd([self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE], use_bash=False,
                              fail_on_error=False, hidden=True, split_stderr=True)
         # whether it imports at all is another check's question
         version, *codes = [None] if done.exit_code else done.output.split()
-        problem = gpu_code.why_not(version, codes, gpus)
+        # on a system with GPUs one may want a PyTorch without, if nobody named them
+        problem = None if codes == [gpu_code.CPU] and not named else gpu_code.why_not(version, codes, gpus)
         return [problem] if problem else []
 
     def check_packages(self):

@@ -146,6 +146,22 @@ class _C:
     eb('--system=derecho', toy.easyconfig, '--cuda-compute-capabilities=8.6,12.0', env=toy.online)
 
 
+@pytest.mark.slow
+def test_wheel_for_processors_alone(eb, toy):
+    """Refused where the user named GPUs; on a system that has some it is installed."""
+    toy.wheels.append(make_wheel(toy.index, 'torch', '2.6.0', text="""
+__version__ = '2.6.0+cpu'
+class version:
+    cuda = hip = None
+class _C:
+    pass
+"""))
+    toy.write()
+    output = eb('--system=derecho', toy.easyconfig, '--cuda-compute-capabilities=8.0', env=toy.online, status=None)
+    assert output.returncode != 0 and 'torch 2.6.0+cpu has no code for the GPU 8.0' in output.stdout
+    eb('--system=derecho', toy.easyconfig, env=toy.online)
+
+
 def test_no_network(eb, toy):
     """Nothing fetched, no index reached: said, with what to do."""
     output = eb(toy.easyconfig, env=toy.offline, status=None)

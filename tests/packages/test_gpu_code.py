@@ -21,10 +21,11 @@ def test_rules(code, gpus, others):
 
 
 def test_words():
-    """Which GPU has none, what there is, and what to do; what was made for no GPU is not judged."""
+    """Which GPU has none, what there is, and what to do; what was says nothing is not judged."""
     codes = 'sm_75 sm_80 sm_90 compute_90'.split()
     assert gpu_code.why_not('2.15.0', codes, ['8.6', '9.0+PTX', '10.0']) is None
-    assert gpu_code.why_not('2.15.0+cpu', [], ['7.0']) is None
+    assert gpu_code.why_not('2.15.0', [], ['7.0']) is None
+    assert 'no code for the GPU 8.6: it has code for cpu.' in gpu_code.why_not('2.15.0+cpu', [gpu_code.CPU], ['8.6'])
     refused = gpu_code.why_not('2.15.0', codes, ['8.0', '7.0'])
     assert 'torch 2.15.0 has no code for the GPU 7.0:' in refused and 'sm_75 sm_80 sm_90 compute_90' in refused
     assert '--cuda-compute-capabilities' in refused
