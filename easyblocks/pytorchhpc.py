@@ -137,8 +137,9 @@ class EB_PyTorchHPC(EB_PyTorch):
         with self.packages.modules():
             self.packages.look_around()
             self.facts = self.building.identity()
-            self.building.check_needs()
-        self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
+            self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
+            if not self.wheel:
+                self.building.check_needs()
         if self.wheel:
             print_msg("using the wheel that was built earlier: %s", self.wheel, log=self.log)
             self.check_tags()

@@ -358,8 +358,10 @@ def prepare(arguments):
     configure_files(system)
     os.environ['EB_SCRIPT_PATH'] = os.path.join(sys.prefix, 'bin', 'eb')
     os.environ['EB_PYTHON'] = sys.executable
-    # EasyBuild's --fetch does without modules, and they decide which Python is fetched for
+    # EasyBuild's --fetch does without modules, and they decide which Python is fetched for; a dry run takes a lock, and
+    # in a dry run EasyBuild removes nothing
     instead = {'--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks']}
+    instead.update({option: [option, '--ignore-locks'] for option in ('-x', '--extended-dry-run')})
     return program, consent_of_root() + [word for argument in arguments for word in instead.get(argument, [argument])]
 
 

@@ -86,12 +86,9 @@ class WheelBuild:
         found = {}
         if 'BLAS' in build_options.as_dict(own) and not any(map(get_software_root, build_options.BLAS_SOFTWARE)):
             found['EBROOTFLEXIBLAS'] = os.sep
-        if self.packages.cuda_architectures() and not get_software_root('CUDA') and not self.easyblock.dry_run:
-            nvcc = which('nvcc', log_ok=False, on_error=IGNORE)
-            if not nvcc:
-                raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
-                                     "toolkit on $PATH", ', '.join(self.packages.cuda_architectures()))
-            found['EBROOTCUDA'] = os.path.dirname(os.path.dirname(nvcc))
+        if self.packages.cuda_architectures() and not get_software_root('CUDA'):
+            # a dry run loads no modules, one of which may have it
+            found['EBROOTCUDA'] = os.sep if self.easyblock.dry_run else os.path.dirname(os.path.dirname(self.nvcc()))
         return found
 
     def ask(self, own):
@@ -145,10 +142,22 @@ class WheelBuild:
         if lacking:
             raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.cfg.version,
                                  ' and '.join(lacking))
-        nvcc = which('nvcc', log_ok=False, on_error=IGNORE) if self.packages.cuda_architectures() else None
-        listing = nvcc and run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
-                                         output_file=False).output
-        unknown = build_options.unknown_architectures(self.packages.cuda_architectures(), listing or '')
+        if self.packages.cuda_architectures():
+            self.check_nvcc(self.nvcc())
+
+    def nvcc(self):
+        """The compiler for the GPUs that were named: a module's, or the one on the path."""
+        found = which('nvcc', log_ok=False, on_error=IGNORE)
+        if not found:
+            raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
+                                 "toolkit on $PATH", ', '.join(self.packages.cuda_architectures()))
+        return found
+
+    def check_nvcc(self, nvcc):
+        """Refuse GPUs that it does not know."""
+        listing = run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
+                                output_file=False).output
+        unknown = build_options.unknown_architectures(self.packages.cuda_architectures(), listing)
         if unknown:
             raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
                                  ' '.join(listing.split()))

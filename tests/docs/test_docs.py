@@ -1,9 +1,11 @@
 """The documents build without a warning, the reference is what the code says, and files that they name exist."""
+import io
 import re
 import shutil
 import subprocess
 import sys
 
+import docutils.core
 import pytest
 from common import CHECKOUT
 from test_style import tracked
@@ -29,6 +31,17 @@ def test_they_build(tmp_path):
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0 and not done.stdout, done.stdout
     assert (tmp_path / 'html' / 'reference' / 'parameters.html').exists()
+
+
+@pytest.mark.parametrize('path', [path for path in tracked() if path.suffix == '.rst' and DOCS not in path.parents],
+                         ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_others_are_whole(path):
+    """Those that Sphinx does not build: no table, title or list that is broken."""
+    said = io.StringIO()
+    docutils.core.publish_doctree(path.read_text(), settings_overrides={'warning_stream': said, 'report_level': 2})
+    # roles and directives of Sphinx's own
+    assert [line for line in said.getvalue().splitlines() if line.startswith('<string>:') and not
+            re.search('Unknown (interpreted|directive)|No (role|directive) entry', line)] == []
 
 
 def test_the_reference_is_up_to_date():

@@ -52,6 +52,16 @@ def test_built_and_used(small, lmod, checkout):
     assert "a wheel has none of the list 'core'" in small('--rebuild', status=None)
 
 
+def test_no_nvcc(small):
+    """GPUs are named, and nothing compiles for them: said before anything is fetched."""
+    small.write()
+    path = [part for part in os.environ['PATH'].split(os.pathsep) if not os.path.exists(os.path.join(part, 'nvcc'))]
+    output = small('--cuda-compute-capabilities=8.0', status=None, env={'PATH': os.pathsep.join(path)})
+    assert 'found no nvcc, which compiles for the GPUs 8.0' in output and 'packages into' not in output
+    # which may be a module's, for what a dry run knows
+    assert "USE_CUDA='1'" in small('-x', '--cuda-compute-capabilities=8.0')
+
+
 TEST = """import unittest
 import torch
 class Small(unittest.TestCase):
