@@ -80,7 +80,7 @@ class EB_PyTorchHPC(EB_PyTorch):
 
     def features(self):
         """What the easyconfig says and what is built in: decides which settings of the system apply."""
-        asked = build_options.as_dict(option for option in self.cfg['custom_opts'] if '=' in option)
+        asked = build_options.as_dict(self.cfg['custom_opts'])
         names = [dep['name'] for dep in self.cfg.dependencies()]
         mpi = contract.plain(asked.get('USE_MPI', '0')) == 'ON'
         return list(self.cfg['features']) + [feature for feature, there in (

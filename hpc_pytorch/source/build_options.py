@@ -125,8 +125,8 @@ def dependency_options(root_of):
 
 
 def as_dict(options):
-    """['A=1', 'B=2'] as a dictionary, in the same order; a later one wins."""
-    return dict(option.split('=', 1) for option in options)
+    """['A=1', 'B=2'] as a dictionary, in the same order; a later one wins; other words are left out."""
+    return dict(option.split('=', 1) for option in options if '=' in option)
 
 
 def option_names(tree):

@@ -55,8 +55,7 @@ class WheelBuild:
         asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.cfg.version, local), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
         asked.update(self.flags_of_architecture())
-        given = build_options.as_dict(option for option in self.cfg['custom_opts'] if '=' in option)
-        if contract.plain(given.get('USE_DISTRIBUTED', '1')) == 'OFF':
+        if contract.plain(build_options.as_dict(self.cfg['custom_opts']).get('USE_DISTRIBUTED', '1')) == 'OFF':
             # nobody asks for it then but the table
             asked['USE_GLOO'] = '0'
         for option in self.cfg['custom_opts']:
@@ -97,8 +96,7 @@ class WheelBuild:
         only; some of their values are shell variables.
         """
         self.named = build_options.as_dict(own)
-        upstream = [word for word in self.cfg['prebuildopts'].split() if '=' in word]
-        asked = dict(build_options.as_dict(upstream), **self.named)
+        asked = dict(build_options.as_dict(self.cfg['prebuildopts'].split()), **self.named)
         asked = {name: os.path.expandvars(value) for name, value in asked.items()}
         if asked.get('USE_CUDA') == '1':
             asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.packages.cuda_architectures())

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+import urllib.error
 import urllib.request
 
 import pytest
@@ -56,7 +57,7 @@ def fetch_from_mirror(name, checksum, path):
     try:
         with urllib.request.urlopen(address, timeout=300) as answer, open(path, 'wb') as handle:
             shutil.copyfileobj(answer, handle)
-    except OSError as problem:
+    except urllib.error.URLError as problem:
         pytest.skip('not to be had: %s: %s' % (address, problem))
     assert hashlib.sha256(path.read_bytes()).hexdigest() == checksum, address
 
