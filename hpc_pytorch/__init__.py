@@ -8,6 +8,7 @@ import glob
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 
@@ -20,9 +21,14 @@ class UsersProblem(Exception):
 
 
 def collection_path(name):
-    """Where a directory of the collection is: beside this package in a checkout, inside it when installed with pip."""
-    places = [os.path.join(top, name) for top in (os.path.dirname(HERE), HERE)]
+    """Return the path of a directory of the collection, in a checkout or where pip has installed it."""
+    top = os.path.dirname(HERE)
+    places = [os.path.join(place, name) for place in (HERE, top, os.path.join(top, 'easybuild'))]
     return next((place for place in places if os.path.isdir(place)), places[0])
+
+
+# the collection's own ramgate, also where another one is installed
+sys.path.insert(0, collection_path('ramgate'))
 
 
 def settle(path):

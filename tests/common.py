@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-SCRIPTS = CHECKOUT / 'scripts'
+SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
 # what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
 CACHE = CHECKOUT / '.local' / 'test-cache'
 # what is fetched and unpacked, is large and stays the same, for all checkouts
@@ -71,7 +71,7 @@ def kept(place, make):
 
 def stand_in(name):
     """The modules of a stand-in, made if need be, which takes pip's index: before tests that take that away."""
-    made = subprocess.run([CHECKOUT / 'tests' / 'stand_ins' / 'make', name], env=clean_environment(), check=True,
+    made = subprocess.run([CHECKOUT / 'hpc_pytorch/stand_ins' / 'make', name], env=clean_environment(), check=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     return made.stdout.strip()
 

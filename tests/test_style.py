@@ -7,7 +7,7 @@ import pytest
 from common import CHECKOUT
 
 # What EasyBuild itself, or a compute node's own Python, runs.
-FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'job_backends', 'ramgate', 'hpc_pytorch', 'scripts')
+FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'ramgate', 'hpc_pytorch')
 # What runs with the Python that ./eb made its environment of, or of a module or an image: 3.9 or newer.
 FOR_NEWER = ('machine/launcher.py', 'scripts/pytorch-check', 'scripts/check-packages')
 
@@ -38,9 +38,9 @@ def python_files():
     return sorted(set([path for path in tracked() if path.suffix == '.py'] + scripts('python')))
 
 
-def test_flake8():
-    """flake8 finds nothing; its settings are in setup.cfg."""
-    done = subprocess.run([sys.executable, '-m', 'flake8', *map(str, python_files())], cwd=CHECKOUT,
+def test_ruff():
+    """ruff finds nothing; its settings are in pyproject.toml."""
+    done = subprocess.run([sys.executable, '-m', 'ruff', 'check', *map(str, python_files())], cwd=CHECKOUT,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
 

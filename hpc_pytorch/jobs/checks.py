@@ -133,7 +133,7 @@ def check(system, given, others):
     there(given.check or [])
     path, found = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
     Path(path).write_text(settings(system))
-    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('checks'), '-r', '--system',
+    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('reframe'), '-r', '--system',
                system.name, '--prefix', place, '--report-file', found,
                '-S', 'SpeedCheck.references=' + ('' if given.update else given.references)]
     command += ['-E', 'module in %r' % given.check] * bool(given.check) + ['--nocolor'] * (not sys.stdout.isatty())
@@ -255,7 +255,7 @@ def act(given, others):
         compare(read_report(given.compare[0]), read_report(given.compare[1]), given.picture)
         return 0
     given.references = os.path.abspath(given.references or os.path.join(
-        collection_path('checks'), 'references', system.name + '.json'))
+        collection_path('reframe'), 'references', system.name + '.json'))
     report = check(system, given, others)
     path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
     write(path, report)

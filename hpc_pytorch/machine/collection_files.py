@@ -1,20 +1,26 @@
 """Files of the collection that easyconfigs name, lock files and scripts; and programs that it has locked for itself."""
 import ast
 import contextlib
+import glob
 import os
 import shutil
 import subprocess
 
 from hpc_pytorch import UsersProblem, collection_path
 
-# No name is in two of them.
-ROOMS = ('locks', 'scripts', os.path.join('scripts', 'examples'))
+
+def rooms():
+    """Return the directories of files that easyconfigs name; no name is in two of them."""
+    scripts = collection_path('scripts')
+    locks = os.path.join(glob.escape(collection_path('easyconfigs')), '?', '*', 'locks')
+    return glob.glob(locks) + [scripts, os.path.join(scripts, 'examples')]
 
 
 def named_file(easyconfig, name):
-    """The path of a file that an easyconfig names: beside it, else in the collection; None where neither has it."""
-    places = [os.path.dirname(os.path.abspath(easyconfig))] + [collection_path(room) for room in ROOMS]
-    return next(filter(os.path.isfile, [os.path.join(place, name) for place in places]), None)
+    """Find a file that an easyconfig names, beside it or in the collection; None where neither has it."""
+    beside = os.path.dirname(os.path.abspath(easyconfig))
+    paths = [os.path.join(place, name) for place in [beside, os.path.join(beside, 'locks')] + rooms()]
+    return next(filter(os.path.isfile, paths), None)
 
 
 def plain_values(text):
@@ -28,10 +34,13 @@ def plain_values(text):
 
 
 def locked_program(name, lock):
-    """A program in an environment that is made of environments/LOCK.txt when it is needed; else the user's."""
+    """Return a program in an environment that is made of LOCK.txt when it is first needed; else the user's own."""
     here = collection_path('environments')
-    make, environment = os.path.join(here, 'make-environment'), os.path.join(os.path.dirname(here), '.venv-' + lock)
-    if os.path.exists(make):
+    make = os.path.join(here, 'make-environment')
+    top = os.path.dirname(os.path.dirname(here))
+    environment = os.path.join(top, '.venv-' + lock)
+    # an installed collection has no directory of its own to make environments in
+    if os.path.exists(os.path.join(top, 'eb')):
         if subprocess.run([make, environment, os.path.join(here, lock + '.txt')]).returncode:
             raise UsersProblem("%s could not be installed; see above" % name)
         return os.path.join(environment, 'bin', name)

@@ -21,14 +21,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hpc_pytorch import UsersProblem, VERSION
+from hpc_pytorch.machine import distribution_packages, systems
+from hpc_pytorch.machine.modules import LMOD_PLACES, OWN_LMOD, program_of_modules_tool
+
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-# where .venv and .local lie; `python -I` knows neither
-SITE = os.path.join(COLLECTION, '.local', 'site')
 
 USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...
 
   --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
-  --rehearse     try another system's easyconfig here, on its stand-in (tests/stand_ins) instead of its real modules
+  --rehearse     try another system's easyconfig here, on its stand-in instead of its real modules
   --job-status   show the jobs that --job submitted for this prefix or easyconfig; with --follow: until they end
   --job-cancel   cancel them
   --new-version X EASYCONFIG
@@ -45,34 +47,6 @@ USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EA
 What follows is EasyBuild's own help.
 """
 
-# Name in sys.path -> what of the checkout it is; the same tree as `pip install .` makes in site-packages.
-SITE_LINKS = {
-    'hpc_pytorch': 'hpc_pytorch',
-    'ramgate': 'ramgate',
-    'easybuild/easyblocks': 'easyblocks',
-    'easybuild/easyconfigs': 'easyconfigs',
-    'easybuild/tools/job': 'job_backends',
-}
-
-
-def make_site():
-    """Put the checkout on sys.path under the names that it has when installed with pip."""
-    for name, target in SITE_LINKS.items():
-        link = os.path.join(SITE, name)
-        target = os.path.relpath(os.path.join(COLLECTION, target), os.path.dirname(link))
-        if os.path.islink(link) and os.readlink(link) == target:
-            continue
-        os.makedirs(os.path.dirname(link), exist_ok=True)
-        temporary = '%s.%d' % (link, os.getpid())
-        os.symlink(target, temporary)
-        os.replace(temporary, link)
-
-
-make_site()
-sys.path.insert(0, SITE)
-from hpc_pytorch import UsersProblem, VERSION  # noqa: E402
-from hpc_pytorch.machine import distribution_packages, systems  # noqa: E402
-from hpc_pytorch.machine.modules import LMOD_PLACES, OWN_LMOD, program_of_modules_tool  # noqa: E402
 
 # Options that are often typed right before an easyconfig, and take no value from there.
 FLAGS = ('--robot', '-r', '--rehearse', '--dry-run', '-D', '--extended-dry-run', '-x', '--fetch', '--job', '--rebuild',
@@ -249,7 +223,7 @@ def configure_files(system):
 
 def configure_rehearsal(system, easyconfigs):
     """The stand-in's modules and nothing else of the machine's, and a prefix of its own."""
-    make = [os.path.join(COLLECTION, 'tests', 'stand_ins', 'make'), system] + (['--for'] if easyconfigs else [])
+    make = [os.path.join(COLLECTION, 'hpc_pytorch', 'stand_ins', 'make'), system] + (['--for'] if easyconfigs else [])
     made = subprocess.run([sys.executable, '-I'] + make + easyconfigs, stdout=subprocess.PIPE, universal_newlines=True)
     if made.returncode:
         raise UsersProblem("the stand-in of %s could not be made; see above" % system)

@@ -1,5 +1,5 @@
 """
-Drafts for a machine that nobody has described: systems/NAME/, tests/stand_ins/NAME/ and its first easyconfig.
+Drafts for a machine that nobody has described: systems/NAME/ with its stand-in, and its first easyconfig.
 
 Every value has the command that it comes from beside it; what could not be asked is in a comment. Drafts are for
 reading, and what exists is never overwritten.
@@ -137,10 +137,10 @@ def texts(name, machine):
         'systems/%s/system.cfg' % name: system_text(name, machine),
         'systems/%s/external_modules.cfg' % name: '\n'.join(metadata) + '\n',
         'systems/%s/easybuild.cfg' % name: EASYBUILD_CFG.format(name=name, backend=BACKENDS.get(kind, '')),
-        'tests/stand_ins/%s/stand_in.cfg' % name: '\n'.join(stand_in) + '\n',
-        'tests/stand_ins/%s/README.rst' % name: readme % (name, '=' * (12 + len(name))),
+        'systems/%s/stand_in.cfg' % name: '\n'.join(stand_in) + '\n',
+        'systems/%s/stand_in.rst' % name: readme % (name, '=' * (12 + len(name))),
         'easyconfigs/p/PyTorch/%s' % EASYCONFIG.replace('workstation', name): easyconfig,
-        'easystacks/%s.yaml' % name: 'easyconfigs:\n  - %s\n' % EASYCONFIG.replace('workstation', name),
+        'systems/%s/easystack.yaml' % name: 'easyconfigs:\n  - %s\n' % EASYCONFIG.replace('workstation', name),
     }
 
 

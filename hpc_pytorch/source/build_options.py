@@ -57,7 +57,7 @@ DEPENDENCY_OPTIONS = (
 # (architecture, compiler, since, before, variable, value). GCC on Arm refused conversions between vector types that the
 # code of early 2024 makes, and warns of a null pointer where there is none; the linker is to keep code that runs
 # together together, for which 2.6's setup.py adds the flags itself. The files of 1.13.1 and of 2.6.0 were compiled
-# without (benchmarks/source_build).
+# without (tests/benchmarks/source_build).
 ARM_FLAGS = '-ffunction-sections -fdata-sections -flax-vector-conversions -Wno-nonnull'
 ARCHITECTURE_FLAGS = (
     ('aarch64', 'gcc', '2.0', '2.6', 'CFLAGS', '-ffunction-sections -fdata-sections -flax-vector-conversions'),

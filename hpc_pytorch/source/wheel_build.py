@@ -243,7 +243,7 @@ class WheelBuild:
 
     def ramgate(self, profile):
         """The command in front of the build that keeps it within the memory."""
-        if not os.path.isfile(os.path.join(collection_path('ramgate'), '__main__.py')):
+        if not os.path.isfile(os.path.join(collection_path('ramgate'), 'ramgate', '__main__.py')):
             self.easyblock.log.warning("ramgate is not in this collection: nothing watches the memory")
             return []
         limit = ['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []
@@ -256,7 +256,7 @@ class WheelBuild:
 
 def ramgate(cfg, report, profile):
     """The command that runs a build within the memory, up to its own options."""
-    command = [sys.executable, '-I', '-c', RUN_MODULE, os.path.dirname(collection_path('ramgate')), 'run',
+    command = [sys.executable, '-I', '-c', RUN_MODULE, collection_path('ramgate'), 'run',
                '--jobs', str(cfg.parallel), '--report', report]
     if profile:
         command += ['--profile', profile]

@@ -58,7 +58,7 @@ def test_stack(stack, eb, lmod, tmp_path):
     assert 'using the wheel that was built earlier' in output
     assert 'PyTorch is what was asked for' in output
 
-    modules = CHECKOUT / '.local' / 'stand_ins' / 'archer2' / 'modules'
+    modules = CHECKOUT / '.local' / 'stand_ins' / 'archer2-2023' / 'modules'
     use = 'module use %s %s; module load PyTorch/1.13.1-ARCHER2\n' % (modules, eb.modules)
     built = lmod.run(use + 'horovodrun --check-build')
     for part in ('PyTorch', 'MPI', 'Gloo'):

@@ -113,7 +113,7 @@ def read_pip(path):
 
 # a file, and what reads it
 READERS = {
-    'lock': ((CHECKOUT / 'locks' / 'mpi4py-build.lock').read_bytes(), lock_files.read_lock),
+    'lock': ((CHECKOUT / 'easyconfigs/p/PyTorch/locks' / 'mpi4py-build.lock').read_bytes(), lock_files.read_lock),
     'system.cfg': ((CHECKOUT / 'systems' / 'lumi' / 'system.cfg').read_bytes(), systems.load_file),
     'site.cfg': ((CHECKOUT / 'hooks' / 'site-example.cfg').read_bytes(), lambda path: site_rules.load([str(path)])),
     'unfinished': (json.dumps(NOTE).encode(), find_left),

@@ -10,7 +10,7 @@ from hpc_pytorch.source import build_options
 
 CROSS = 'aarch64-linux-gnu-g++'
 # PyTorch 2.6.0's own int4mm_kernel.cpp and its headers, where somebody has put them: how, and what was seen, is in
-# tests/stand_ins/bede/README.rst. Upstream corrected the file two days after it had come; the page's commit is from
+# systems/bede/stand_in.rst. Upstream corrected the file two days after it had come; the page's commit is from
 # between them, so the test takes the correction back.
 REAL, HEADERS = CACHE / 'arm' / 'int4mm_kernel.cpp', CACHE / 'arm' / 'include'
 CORRECTED = (('uint16x4_t mask = vdup_n_u16(', 'int16x4_t mask = vdup_n_s16('),

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 QEMU, CROSS = 'qemu-aarch64-static', 'aarch64-linux-gnu-gcc'
 AARCH64 = 183       # in the header of a program
-SCRIPTS = CHECKOUT / 'scripts'
+SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
 # A C compiler for aarch64 whose programs this kernel can start: the program, and in its place a script that has qemu
 # run it, as an entry in binfmt_misc would.
 CC = """#!/usr/bin/env bash

@@ -53,7 +53,7 @@ class Derecho:
     def use(self, checkout, module):
         """The shell commands to load a module."""
         return 'module use %s %s; module load %s\n' % (
-            checkout / '.local' / 'stand_ins' / 'derecho' / 'modules', self.eb.modules, module)
+            checkout / '.local' / 'stand_ins' / 'derecho-2024' / 'modules', self.eb.modules, module)
 
 
 @pytest.fixture(scope='module')
@@ -90,7 +90,7 @@ def test_plugin(derecho, checkout, lmod):
     assert 'AWS Libfabric' in said and 'Using aws-ofi-nccl 9.9.9' in said
     library = derecho.software / 'aws-ofi-nccl' / '9.9.9-Derecho' / 'lib' / 'libnccl-net.so'
     linked = lmod.run(derecho.use(checkout, 'aws-ofi-nccl/9.9.9-Derecho') + 'ldd %s' % library)
-    assert 'stand_ins/derecho/parts/libfabric/lib' in linked
+    assert 'stand_ins/derecho-2024/parts/libfabric/lib' in linked
 
 
 def test_todays_plugin(derecho, checkout, lmod, tmp_path):
@@ -100,7 +100,7 @@ def test_todays_plugin(derecho, checkout, lmod, tmp_path):
     eb.prefix.mkdir()
     eb('--rehearse', 'aws-ofi-nccl-1.21.1-Derecho.eb', SMALL)
     (tmp_path / 'load.py').write_text(LOAD)
-    said = lmod.run("""module use %s/.local/stand_ins/derecho-2026/modules %s; module load aws-ofi-nccl/9.9.9-Derecho
+    said = lmod.run("""module use %s/.local/stand_ins/derecho/modules %s; module load aws-ofi-nccl/9.9.9-Derecho
                     module list 2>&1; LD_DEBUG=libs python3 %s 2>&1; true""" % (
                         checkout, eb.modules, tmp_path / 'load.py'))
     assert 'Using aws-ofi-nccl 9.9.9' in said and 'ncarenv/24.12' in said and ') cuda/' not in said
@@ -160,7 +160,7 @@ def test_settings_with_environment_modules(derecho, torch, checkout):
     for arguments in ([NCCL, SMALL], [PLUGIN, SMALL], [torch.path]):
         tcl('--rehearse', '--system=derecho', *arguments, env=tool.for_easybuild)
     use = 'module use %s %s; module load PyTorch/2.3.1-Derecho-tcl\n' % (
-        checkout / '.local' / 'stand_ins' / 'derecho' / 'modules', tcl.modules)
+        checkout / '.local' / 'stand_ins' / 'derecho-2024' / 'modules', tcl.modules)
     shown = 'echo "<$NCCL_NET> <$FI_CXI_DEFAULT_CQ_SIZE> <$NCCL_CROSS_NIC>"\n'
     said = tool.run('export FI_CXI_DEFAULT_CQ_SIZE=7\n' + use + shown
                     + 'module unload PyTorch/2.3.1-Derecho-tcl\n' + shown)

@@ -144,7 +144,8 @@ def test_job_scripts(path, tmp_path):
     """The one on each page is what pytorch-jobscript writes, with the page's words and the module that it loads."""
     jobs = ['\n'.join(line[4:] for line in lines).strip() + '\n' for _, lines, _ in blocks(path) if is_job(lines)]
     called, = [command for page, _, command in commands() if page == path and command.startswith('pytorch-jobscript')]
-    for name, source in (('bin', 'scripts/pytorch-jobscript'), ('share', 'systems/%s/system.cfg' % path.stem)):
+    system = 'systems/%s/system.cfg' % path.stem
+    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-jobscript'), ('share', system)):
         (tmp_path / name).mkdir()
         shutil.copy(CHECKOUT / source, tmp_path / name)
     module = re.search(r'module load (\S+)', jobs[0]).group(1)

@@ -1,7 +1,6 @@
 """The documents build without a warning, the reference is what the code says, and files that they name exist."""
 import io
 import re
-import shutil
 import subprocess
 import sys
 
@@ -13,8 +12,7 @@ from test_style import tracked
 DOCS = CHECKOUT / 'docs'
 # A path of the collection, as documents write it.
 PATH = re.compile(r'(?<![\w./~$}-])(?:%s)/[\w./+-]+' % '|'.join(
-    ('benchmarks', 'docs', 'easyblocks', 'easyconfigs', 'environments', 'hooks', 'hpc_pytorch', 'job_backends', 'locks',
-     'ramgate', 'scripts', 'systems', 'tests', 'torch_mpi')))
+    ('docs', 'easyblocks', 'easyconfigs', 'hooks', 'hpc_pytorch', 'ramgate', 'systems', 'tests', 'torch_mpi')))
 # Words in capitals stand for something else.
 PLACEHOLDER = re.compile(r'(?<![A-Z])(NAME|VERSION|SUFFIX|EASYCONFIG)(?![A-Z])')
 
@@ -49,37 +47,6 @@ def test_the_reference_is_up_to_date():
     done = subprocess.run([str(DOCS / 'make-reference'), '--check'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
-
-
-def make_picture(name, into):
-    """docs/make-pictures, which the users' pictures are made by."""
-    subprocess.run([str(DOCS / 'make-pictures'), '--into', str(into), name], stdin=subprocess.DEVNULL, check=True)
-
-
-def test_pictures_can_be_made(tmp_path):
-    """docs/make-pictures runs; that of an error takes seconds, and is what ./eb prints today."""
-    make_picture('error', tmp_path)
-    made, kept = (re.sub(r'<[^>]*>', '', (place / 'error.svg').read_text()) for place in (tmp_path, DOCS / 'pictures'))
-    words = 'needs&#160;a&#160;module&#160;that&#160;this&#160;machine&#160;does&#160;not&#160;have'
-    assert words in made and words in kept
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['survey', 'job-status'])
-def test_pictures_of_stand_ins(name, tmp_path):
-    """The same on stand-ins. The first command takes minutes, and is tests/workstation; the timeline is a benchmark."""
-    make_picture(name, tmp_path)
-    assert '</svg>' in (tmp_path / (name + '.svg')).read_text()
-
-
-def test_figures_are_up_to_date(tmp_path):
-    """benchmarks/draw has nothing to change; hpc_pytorch/jobs/bars.py makes its picture."""
-    made = [CHECKOUT / 'benchmarks' / name for name in (
-        'README.rst', 'figures.svg', 'ramgate/replays.svg', 'torch_mpi/alone.svg', 'torch_mpi/busy.svg')]
-    shutil.copytree(CHECKOUT / 'benchmarks', tmp_path / 'benchmarks')
-    (tmp_path / 'hpc_pytorch').symlink_to(CHECKOUT / 'hpc_pytorch')
-    subprocess.run([sys.executable, str(tmp_path / 'benchmarks/draw')], check=True)
-    assert [path.read_text() for path in made] == [(tmp_path / path.relative_to(CHECKOUT)).read_text() for path in made]
 
 
 @pytest.mark.parametrize('path', documents(), ids=lambda path: str(path.relative_to(CHECKOUT)))

@@ -165,7 +165,7 @@ def test_nothing_lies_around():
     easyconfigs = ''.join(with_version(path.read_text(), path) for path in CHECKOUT.glob('easyconfigs/?/*/*.eb'))
     # by what is a parameter's value where an easyconfig has no other
     easyconfigs += (CHECKOUT / 'hpc_pytorch/packages/locked_packages.py').read_text()
-    for path in [*CHECKOUT.glob('easyconfigs/?/*/*'), *CHECKOUT.glob('locks/*')]:
+    for path in [*CHECKOUT.glob('easyconfigs/?/*/*'), *CHECKOUT.glob('easyconfigs/?/*/locks/*')]:
         if path.suffix != '.eb':
             assert path.suffix == ('.patch' if 'easyconfigs' in path.parts else path.suffix), path
             assert path.with_suffix('.lock' if path.suffix == '.in' else path.suffix).name in easyconfigs, path

@@ -64,7 +64,7 @@ class Site:
     @property
     def system_modules(self):
         """The modules of the stand-in."""
-        return CHECKOUT / '.local/stand_ins/frontier/modules'
+        return CHECKOUT / '.local/stand_ins/frontier-2024/modules'
 
     @property
     def root(self):

@@ -21,7 +21,7 @@ n1:7:7 [0] NCCL INFO Using network Socket
 @pytest.fixture(scope='module')
 def check():
     """pytorch-check as a module."""
-    path = CHECKOUT / 'scripts/pytorch-check'
+    path = CHECKOUT / 'hpc_pytorch/scripts/pytorch-check'
     loader = importlib.machinery.SourceFileLoader('pytorch_check', str(path))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader('pytorch_check', loader))
     loader.exec_module(module)
@@ -70,7 +70,7 @@ def test_build(tmp_path, lmod):
     eb.fetch_from_github(name, '--rehearse')
     eb(name, '--rehearse')
     output = lmod.run("""
-        module use %s/.local/stand_ins/frontier/modules %s
+        module use %s/.local/stand_ins/frontier-2024/modules %s
         module load aws-ofi-nccl
         nm -D "$EBROOTAWSMINOFIMINNCCL/lib/librccl-net.so"
         echo "$LD_LIBRARY_PATH"

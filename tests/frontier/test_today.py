@@ -48,16 +48,16 @@ def test_module(eb, tmp_path, lmod):
     (tmp_path / 'toy.lock').write_text('toy==1.0 --hash=sha256:%s\n' % sha256(make_wheel(tmp_path, 'toy')))
     easyconfig = tmp_path / 'toy-1.0-Frontier.eb'
     said = {}
-    for state, versions in (('frontier', ('8.5.0', '5.7.1')), ('frontier-2026', ('8.7.0', '7.1.1'))):
+    for state, versions in (('frontier-2024', ('8.5.0', '5.7.1')), ('frontier', ('8.7.0', '7.1.1'))):
         easyconfig.write_text(EASYCONFIG % versions)
         modules = stand_in(state)
         eb(easyconfig, '--rehearse', '--rebuild', env={'PIP_FIND_LINKS': str(tmp_path), 'PIP_NO_INDEX': '1'})
         said[state] = lmod.run('module use %s %s; module load toy; env; module help toy 2>&1' % (modules, eb.modules))
     share = eb.prefix / 'software/toy/1.0-Frontier/share'
     assert {'system.cfg', 'pairs.cfg', 'versions.py'} == {path.name for path in share.iterdir()}
-    now = dict(re.findall(r'^(\w+)=(.*)$', said['frontier-2026'], re.M))
+    now = dict(re.findall(r'^(\w+)=(.*)$', said['frontier'], re.M))
     assert TODAY.items() <= now.items() and now['HPC_NCCL_NET'] == 'OFI'
-    assert 'NCCL_PROTO=^LL128' in said['frontier-2026'] and 'NCCL_NET_GDR_LEVEL=3' not in said['frontier-2026']
+    assert 'NCCL_PROTO=^LL128' in said['frontier'] and 'NCCL_NET_GDR_LEVEL=3' not in said['frontier']
     assert '\nFI_CXI' not in said['frontier'] and 'NCCL_SOCKET_IFNAME=hsn0\n' in said['frontier']
     assert 'NCCL_NET_GDR_LEVEL=3' in said['frontier'] and 'LL128' not in said['frontier']
     job = eb.prefix / 'software/toy/1.0-Frontier/bin/pytorch-jobscript'

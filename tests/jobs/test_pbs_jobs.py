@@ -1,7 +1,7 @@
 """
 ./eb --job on PBS Pro, of which the tests have a stand-in that runs jobs for real and without a network.
 
-Of job_backends/pbspro.py; which code is behind that is said in test_slurm_jobs.py.
+Of hpc_pytorch/job_backends/pbspro.py; which code is behind that is said in test_slurm_jobs.py.
 """
 import hashlib
 import importlib.util
@@ -428,8 +428,8 @@ def test_moved_and_old(toys, pbs):
 def from_pip(directory):
     """`pip install .` beside EasyBuild; returns the command and what it needs in its environment."""
     environment = directory / 'venv'
-    subprocess.run([str(CHECKOUT / 'environments/make-environment'), str(environment),
-                    str(CHECKOUT / 'environments/eb.txt')], env=clean_environment(), check=True,
+    subprocess.run([str(CHECKOUT / 'hpc_pytorch/environments/make-environment'), str(environment),
+                    str(CHECKOUT / 'hpc_pytorch/environments/eb.txt')], env=clean_environment(), check=True,
                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     source = directory / 'source'
     shutil.copytree(CHECKOUT, source, ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'build', '__pycache__'))
@@ -458,7 +458,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
     command, environment, top = place(toys.directory)
     where = toys.directory / 'where.cfg'
     where.write_text('[DEFAULT]\nCOLLECTION = %s\n' % top)
-    modules = CHECKOUT / '.local/stand_ins/derecho/modules'
+    modules = CHECKOUT / '.local/stand_ins/derecho-2024/modules'
     environment.update(
         EASYBUILD_CONFIGFILES='%s,%s' % (top / 'systems/derecho/easybuild.cfg', where),
         EASYBUILD_HOOKS=str(top / 'hooks/hpc_pytorch_hooks.py'), EASYBUILD_MODULES_TOOL='Lmod',

@@ -1,7 +1,7 @@
 """
 ./eb --job with a real Slurm: the chain, what is asked for, memory, failing nodes, what users see.
 
-Of job_backends/hpcslurm.py, hpc_pytorch/machine/batch_systems.py, hpc_pytorch/rules/resource_needs.py, and
+Of hpc_pytorch/job_backends/hpcslurm.py, hpc_pytorch/machine/batch_systems.py, hpc_pytorch/rules/resource_needs.py, and
 hpc_pytorch/jobs/submission.py, hpc_pytorch/jobs/requests.py, hpc_pytorch/jobs/records.py, hpc_pytorch/jobs/status.py,
 hpc_pytorch/jobs/cancel.py.
 """
@@ -28,7 +28,7 @@ def slurm(tmp_path_factory):
     """Three nodes that say they are ARCHER2's and others', without a way out; some partitions give out whole nodes."""
     needs_root()
     # in jobs pip has no index
-    for state in ('archer2', 'archer2-2026'):
+    for state in ('archer2-2023', 'archer2'):
         stand_in(state)
     with Slurm(tmp_path_factory.mktemp('slurm') / 's', nodes=3, cpus=128, memory=524288, gpus=8,
                partitions=('standard', 'small', 'batch', 'gh'), exclusive=('standard', 'batch')) as running:
@@ -91,7 +91,7 @@ def test_chain(toys, slurm, lmod, checkout):
     socket.create_connection(('127.0.0.1', port)).close()
     # and steps get the job's
     assert 'MINE=seen' in (toys.eb.prefix / 'software/base/1.0-ARCHER2/step').read_text()
-    modules = checkout / '.local/stand_ins/archer2/modules'
+    modules = checkout / '.local/stand_ins/archer2-2023/modules'
     assert '(2, 3)' in lmod.run('module use %s %s; module load top/1.0-ARCHER2\n' % (modules, toys.eb.modules)
                                 + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'")
     # ramgate's profile was kept, so that the next job asks for what this one needed
@@ -427,7 +427,7 @@ def test_explained(toys, slurm):
     toys.submit(toys.directory / 'broken-1.0-ARCHER2.eb')
     toys.submit(toys.write('endless', commands=['sleep 3600']))
     job, = toys.submit(toys.write('unwanted', commands=[
-        'cd %s && exec python3 -m ramgate run --memory 1G -- sleep 3600' % CHECKOUT]))
+        'cd %s/ramgate && exec python3 -m ramgate run --memory 1G -- sleep 3600' % CHECKOUT]))
     # the step, and how far ramgate is
     toys.wait(lambda found: re.search('  running.*\n +postprocessing.*\n +0/0 done, 0 running, .* of 1.0 GB',
                                       found['unwanted/1.0-ARCHER2']), "the step")

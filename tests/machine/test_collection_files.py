@@ -7,7 +7,7 @@ from hpc_pytorch.machine.collection_files import ROOMS, named_file
 def test_beside_it_comes_first(tmp_path):
     """A copy of an easyconfig with a lock file of its own uses that."""
     easyconfig = tmp_path / 'toy.eb'
-    assert named_file(str(easyconfig), 'pytorch-check') == str(CHECKOUT / 'scripts' / 'pytorch-check')
+    assert named_file(str(easyconfig), 'pytorch-check') == str(CHECKOUT / 'hpc_pytorch/scripts' / 'pytorch-check')
     (tmp_path / 'pytorch-check').touch()
     assert named_file(str(easyconfig), 'pytorch-check') == str(tmp_path / 'pytorch-check')
     assert named_file(str(easyconfig), 'no-such-file') is None

@@ -19,10 +19,10 @@ ENTER = 'mount -t proc proc "$1/proc"; mount --rbind /dev "$1/dev"; exec chroot 
 STAND_INS = '.local/stand_ins'
 # an easyconfig of each system, by its stand-in
 REHEARSED = {
-    'archer2': 'PyTorch-1.13.1-ARCHER2.eb',
+    'archer2-2023': 'PyTorch-1.13.1-ARCHER2.eb',
     'bede': 'PyTorch-2.4.0a0-Bede.eb',
-    'derecho': 'PyTorch-2.4.0-Derecho.eb',
-    'frontier-2026': 'PyTorch-2.10.0-Frontier.eb',
+    'derecho-2024': 'PyTorch-2.4.0-Derecho.eb',
+    'frontier': 'PyTorch-2.10.0-Frontier.eb',
     'lumi': 'PyTorch-2.7.1-rocm-6.2.4-python-3.12-singularity-20250827.eb',
 }
 
@@ -113,9 +113,9 @@ def test_ramgate_and_scripts(root):
     (root / 'tmp' / 'build').mkdir(exist_ok=True)
     (root / 'tmp' / 'build' / 'a.c').write_text('int main(void) { return 0; }\n')
     (root / 'tmp' / 'build' / 'Makefile').write_text('a: a.c\n\tgcc -o a a.c\n')
-    build = 'cd /tmp/build; rm -f a; PYTHONPATH=/collection python3 -m ramgate run --jobs 2 -- make && ./a'
+    build = 'cd /tmp/build; rm -f a; PYTHONPATH=/collection/ramgate python3 -m ramgate run --jobs 2 -- make && ./a'
     run(root, 'bash', '-c', build)
-    run(root, 'bash', '-c', 'for file in /collection/scripts/* /collection/eb /collection/environments/*; '
+    run(root, 'bash', '-c', 'cd /collection; for file in eb hpc_pytorch/scripts/* hpc_pytorch/environments/*; '
                             'do if head -1 $file 2>/dev/null | grep -q bash; then bash -n $file || exit; fi; done')
 
 

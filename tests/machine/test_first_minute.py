@@ -28,7 +28,7 @@ def python_module(tmp_path, tool, *arguments, brings=sys.executable):
     # this machine's other Pythons are not on the path
     environment = dict(clean_environment(), MODULEPATH=str(module.parent.parent), PATH=str(tmp_path / 'bin'),
                        **{name: value for name, value in tool.for_easybuild.items() if name == 'MODULES_CMD'})
-    return subprocess.run([str(CHECKOUT / 'tests/stand_ins/scripts/python3.6'), '-I', str(PYTHON_MODULE),
+    return subprocess.run([str(CHECKOUT / 'hpc_pytorch/stand_ins/scripts/python3.6'), '-I', str(PYTHON_MODULE),
                            'Python 3.6.15', *arguments], env=environment, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -57,13 +57,13 @@ def test_environment_of_the_modules_python(tmp_path, lmod):
     (wrong / 'pip.py').write_text('raise SystemExit("of another Python")\n')
     # the module file of the system's Python, and the directories that it names
     python_module(tmp_path, lmod, '--system=archer2')
-    (tmp_path / 'bin/python3').symlink_to(CHECKOUT / 'tests/stand_ins/scripts/python3.6')
+    (tmp_path / 'bin/python3').symlink_to(CHECKOUT / 'hpc_pytorch/stand_ins/scripts/python3.6')
     for name in ('bash', 'sh', 'env', 'dirname', 'readlink', 'mkdir', 'flock', 'rm', 'touch', 'sync', 'grep', 'tail'):
         (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
     environment = dict(clean_environment(), PATH=str(tmp_path / 'bin'), MODULEPATH=str(tmp_path / 'modules'))
     # EasyBuild's takes longer
     (tmp_path / 'lock').touch()
-    done = subprocess.run([str(CHECKOUT / 'environments/make-environment'), str(tmp_path / 'venv'),
+    done = subprocess.run([str(CHECKOUT / 'hpc_pytorch/environments/make-environment'), str(tmp_path / 'venv'),
                            str(tmp_path / 'lock'), '--system=archer2'], env=environment, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout

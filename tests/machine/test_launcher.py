@@ -244,7 +244,7 @@ def test_installed_with_pip(tmp_path):
     # a system's own modules, here those of its stand-in, are found by plain eb, too
     toy = tmp_path / 'toy-1.0-ARCHER2.eb'
     toy.write_text(test_rehearsal.EASYCONFIG)
-    plain['MODULEPATH'] = stand_in('archer2')
+    plain['MODULEPATH'] = stand_in('archer2-2023')
     assert '(module: toy/1.0-ARCHER2)' in run(command, str(toy), '-D', '--robot').replace('\n', ' ')
     run(python, '-c', 'from easybuild.easyblocks.generic.configuremake import ConfigureMake;'
                       'from easybuild.easyblocks.pytorch import EB_PyTorch;'

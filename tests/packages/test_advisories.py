@@ -53,7 +53,8 @@ def test_make_advisories(tmp_path):
     for name in ('docs/make-advisories', 'hooks/advisories.cfg', 'hpc_pytorch/__init__.py',
                  'hpc_pytorch/machine/__init__.py', 'hpc_pytorch/machine/versions.py',
                  'hpc_pytorch/packages/__init__.py', 'hpc_pytorch/packages/advisories.py',
-                 'hpc_pytorch/packages/lock_files.py', 'locks/torch-2.13.0-cpu.lock', 'locks/mpich.lock'):
+                 'hpc_pytorch/packages/lock_files.py', 'easyconfigs/p/PyTorch/locks/torch-2.13.0-cpu.lock',
+                 'easyconfigs/p/PyTorch/locks/mpich.lock'):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(CHECKOUT / name, tmp_path / name)
     with zipfile.ZipFile(tmp_path / 'all.zip', 'w') as archive:

@@ -7,7 +7,7 @@ from common import CHECKOUT
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages.lock_files import read_lock
 
-LOCK = CHECKOUT / 'locks' / 'mpi4py-build.lock'
+LOCK = CHECKOUT / 'easyconfigs/p/PyTorch/locks' / 'mpi4py-build.lock'
 
 
 def test_whole():

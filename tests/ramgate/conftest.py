@@ -132,7 +132,7 @@ def nvcc():
     """The machine's, or the stand-ins' from PyPI."""
     def make(partial):
         subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', str(partial), '-r',
-                        str(CHECKOUT / 'tests' / 'stand_ins' / 'cuda.txt')], check=True)
+                        str(CHECKOUT / 'hpc_pytorch/stand_ins' / 'cuda.txt')], check=True)
     return shutil.which('nvcc') or str(kept(CACHE / 'cuda', make) / 'nvidia' / 'cu13' / 'bin' / 'nvcc')
 
 

@@ -3,7 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import CHECKOUT, clean_environment
+from common import SCRIPTS, clean_environment
 
 
 def test_without_module(tmp_path):
@@ -14,7 +14,7 @@ def test_without_module(tmp_path):
     venv = tmp_path / 'venv'
     subprocess.run([module / 'bin' / 'python', '-m', 'venv', '--without-pip', venv], check=True)
     loaded = {'EBROOTPYTORCH': str(module), 'LOADEDMODULES': 'PyTorch/2.0', '_LMFILES_': '/modules/PyTorch/2.0.lua'}
-    subprocess.run([CHECKOUT / 'scripts' / 'extend-venv-activate', venv], env=dict(clean_environment(), **loaded),
+    subprocess.run([SCRIPTS / 'extend-venv-activate', venv], env=dict(clean_environment(), **loaded),
                    check=True)
     done = subprocess.run(['bash', '--norc', '-c', 'unset -f module; . %s/bin/activate || echo "status $?"' % venv],
                           env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

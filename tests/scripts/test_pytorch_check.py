@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from common import CHECKOUT, SCRIPTS, clean_environment
+from common import SCRIPTS, clean_environment
 from torch_mpi.mpi_installation import kept_venv
 
 # c10::Error's constructor with GCC's new std::string, and with the old one that torchtext 0.14.1's wheel was made for
@@ -123,7 +123,7 @@ def test_compile(tmp_path, variables, status, words):
 @pytest.fixture
 def check(monkeypatch):
     """The script as a module, which waits for a fraction of a second on an idle machine."""
-    loader = importlib.machinery.SourceFileLoader('pytorch_check', str(CHECKOUT / 'scripts' / 'pytorch-check'))
+    loader = importlib.machinery.SourceFileLoader('pytorch_check', str(SCRIPTS / 'pytorch-check'))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader('pytorch_check', loader))
     monkeypatch.setattr('sys.dont_write_bytecode', True)
     loader.exec_module(module)

@@ -7,7 +7,7 @@ import sys
 import pytest
 from common import CHECKOUT
 
-SCRIPT = CHECKOUT / 'scripts/pytorch-jobscript'
+SCRIPT = CHECKOUT / 'hpc_pytorch/scripts/pytorch-jobscript'
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ class Login:
         for path in (self.directory, installed / 'bin', installed / 'share', directory / 'modules/PyTorch'):
             path.mkdir(parents=True)
         for name in ('pytorch-run', 'pytorch-jobscript', 'pytorch-srun', 'get-master'):
-            shutil.copy(CHECKOUT / 'scripts' / name, installed / 'bin')
+            shutil.copy(CHECKOUT / 'hpc_pytorch/scripts' / name, installed / 'bin')
         (installed / 'bin/python').symlink_to(sys.executable)
         (installed / 'bin/mpirun').symlink_to(shutil.which('mpirun.openmpi'))
         (installed / 'share/system.cfg').write_text(SYSTEM % (kind, launcher))
@@ -142,7 +142,7 @@ def test_recorded(tmp_path):
                    for group, count in numbers.items() for number in range(count)]
         content = {'entries': entries, 'pg_config': {'part': {'ranks': '[0, 2]'}}}
         (tmp_path / ('nccl-trace-%d' % rank)).write_bytes(pickle.dumps(content))
-    recorded = runpy.run_path(str(CHECKOUT / 'scripts/pytorch-run'))['recorded']
+    recorded = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-run'))['recorded']
     assert list(recorded(tmp_path)) == []
     dump(0, all=3, part=2)
     dump(1, all=2)

@@ -12,7 +12,7 @@ import pytest
 from common import CACHE, CHECKOUT
 from containers import images as containers
 
-SCRIPTS = CHECKOUT / 'scripts'
+SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
 NAMES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 # what torchrun sets besides, but for what programs do not read
 TORCHRUNS = ('GROUP_RANK', 'GROUP_WORLD_SIZE', 'NODE_RANK', 'ROLE_RANK', 'ROLE_WORLD_SIZE', 'OMP_NUM_THREADS',

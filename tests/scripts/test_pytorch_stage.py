@@ -11,7 +11,7 @@ import pytest
 from common import CHECKOUT, needs_root
 from containers import images as containers
 
-STAGE = CHECKOUT / 'scripts/pytorch-stage'
+STAGE = CHECKOUT / 'hpc_pytorch/scripts/pytorch-stage'
 
 
 class Place:

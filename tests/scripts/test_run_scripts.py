@@ -12,7 +12,7 @@ import pytest
 from common import CHECKOUT
 from batch_systems.real_slurm import wait_for
 
-SCRIPTS = CHECKOUT / 'scripts'
+SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
 # of the page, for `c=fe`
 MASKS_OF_THE_PAGE = ('0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,'
                      '0xfe,0xfe00,0xfe00000000,0xfe0000000000')

@@ -14,7 +14,7 @@ from common import CHECKOUT, clean_environment, needs_root
 from torch_mpi.mpi_installation import kept_venv, make_venv_of_trainers
 
 pytestmark = pytest.mark.slow
-EXAMPLES = CHECKOUT / 'scripts/examples'
+EXAMPLES = CHECKOUT / 'hpc_pytorch/scripts/examples'
 # beside PyTorch; not DeepSpeed, which compiles when it is used on CPUs
 PACKAGES = ('accelerate==1.15.0', 'lightning==2.6.6')
 # What each takes this rank for, in one process group that the others find: its rank, that on the node, the node's; and
@@ -50,7 +50,7 @@ class Cluster:
         self.directory, self.slurm = directory, slurm
         (directory / 'bin').mkdir()
         for name in ('pytorch-srun', 'get-master'):
-            shutil.copy(CHECKOUT / 'scripts' / name, directory / 'bin')
+            shutil.copy(CHECKOUT / 'hpc_pytorch/scripts' / name, directory / 'bin')
         python = kept_venv('training', partial(make_venv_of_trainers, packages=PACKAGES))
         self.path = '%s:%s' % (directory / 'bin', os.path.dirname(python))
 
@@ -135,7 +135,7 @@ def test_flight_recorder(cluster):
     told = 'HPC_RANK_OUTPUTS=%s,EBVERSIONPYTORCH=2.13.0' % outputs
     cluster.run('-N2 -n2 --export=ALL,' + told, 'left_out.py', status=1)
     assert sorted(os.listdir(outputs)) == ['nccl-trace-0', 'nccl-trace-1', 'rank-0.out', 'rank-1.out']
-    told = runpy.run_path(str(CHECKOUT / 'scripts/pytorch-run'))['recorded'](str(outputs))
+    told = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-run'))['recorded'](str(outputs))
     assert list(told) == ["rank 1 did not reach collective 3 of default_pg, all_reduce; rank 0 waited in it, at %s, "
                           "line 10" % (cluster.directory / 'left_out.py')]
 

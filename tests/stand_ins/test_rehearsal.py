@@ -112,10 +112,10 @@ def test_users_modules_do_not_get_in(eb, easyconfig, tmp_path):
 
 # systems that are imitated as they were and as they are
 @pytest.mark.parametrize('name, stand_in', [
-    ('PyTorch-2.3.1-Derecho.eb', 'derecho'), ('PyTorch-2.7.1-Derecho-whl.eb', 'derecho-2026'),
-    ('PyTorch-2.9.1-Derecho.eb', 'derecho-2026'),
-    ('PyTorch-2.2.2-Frontier.eb', 'frontier'), ('PyTorch-2.10.0-Frontier.eb', 'frontier-2026'),
-    ('PyTorch-1.13.1-ARCHER2.eb', 'archer2'), ('PyTorch-2.9.1-ARCHER2.eb', 'archer2-2026')])
+    ('PyTorch-2.3.1-Derecho.eb', 'derecho-2024'), ('PyTorch-2.7.1-Derecho-whl.eb', 'derecho'),
+    ('PyTorch-2.9.1-Derecho.eb', 'derecho'),
+    ('PyTorch-2.2.2-Frontier.eb', 'frontier-2024'), ('PyTorch-2.10.0-Frontier.eb', 'frontier'),
+    ('PyTorch-1.13.1-ARCHER2.eb', 'archer2-2023'), ('PyTorch-2.9.1-ARCHER2.eb', 'archer2')])
 def test_state_of_the_system(eb, name, stand_in):
     """The easyconfig's modules choose it; nothing that it loads is missing there."""
     output = eb('--rehearse', name, '-D', '--robot').stdout

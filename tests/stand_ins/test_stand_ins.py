@@ -19,10 +19,11 @@ from common import CHECKOUT, clean_environment
 
 pytestmark = pytest.mark.slow
 
-STAND_INS = CHECKOUT / 'tests' / 'stand_ins'
-SYSTEMS = sorted(path.parent.name for path in STAND_INS.glob('*/stand_in.cfg'))
-WITH_MODULES = [name for name in SYSTEMS
-                if (CHECKOUT / 'systems' / name.split('-')[0] / 'external_modules.cfg').exists()]
+STAND_INS = CHECKOUT / 'hpc_pytorch/stand_ins'
+# name of the stand-in -> its description
+DESCRIPTIONS = {path.parent.name + path.stem[len('stand_in'):]: path
+                for path in sorted(CHECKOUT.glob('systems/*/stand_in*.cfg'))}
+WITH_MODULES = [name for name, path in DESCRIPTIONS.items() if (path.parent / 'external_modules.cfg').exists()]
 MAKE = STAND_INS / 'make'
 MPI_PROGRAM = """
 #include <mpi.h>
@@ -56,7 +57,7 @@ end program
 def metadata_of(system):
     """What EasyBuild is told of the system's modules, on the stand-in: of those that this state of the system has."""
     metadata = configparser.ConfigParser(interpolation=None)
-    metadata.read([str(CHECKOUT / 'systems' / system.split('-')[0] / 'external_modules.cfg'),
+    metadata.read([str(DESCRIPTIONS[system].parent / 'external_modules.cfg'),
                    str(CHECKOUT / '.local' / 'stand_ins' / system / 'external_modules.cfg')])
     for name in metadata.sections():
         full = name if '/' in name else '%s/%s' % (name, metadata[name].get('version', ''))
@@ -68,7 +69,7 @@ def metadata_of(system):
 def described(system):
     """The modules of a stand-in: {name: its keys}."""
     description = configparser.ConfigParser(delimiters=('=',), interpolation=None)
-    description.read(str(STAND_INS / system / 'stand_in.cfg'))
+    description.read(str(DESCRIPTIONS[system]))
     return {section.split()[1]: description[section] for section in description.sections()
             if section.startswith('module ')}
 
@@ -160,7 +161,7 @@ def test_nothing_is_said_of_other_modules():
         assert {name for state in states for name in metadata_of(state).sections()} >= set(told.sections()), system
 
 
-@pytest.mark.parametrize('system', SYSTEMS)
+@pytest.mark.parametrize('system', DESCRIPTIONS)
 def test_module_files_are_only_those_described(stand_ins, system):
     modules, opened = stand_ins[system], stand_ins[system].parent / 'opened'
     there = [str(path.relative_to(modules)) for path in modules.rglob('*') if path.is_file()]
@@ -170,9 +171,9 @@ def test_module_files_are_only_those_described(stand_ins, system):
     assert set(there) == set(described(system))
 
 
-@pytest.mark.parametrize('system', SYSTEMS)
+@pytest.mark.parametrize('system', DESCRIPTIONS)
 def test_stand_in_says_how_it_differs(system):
-    text = (STAND_INS / system / 'README.rst').read_text()
+    text = (DESCRIPTIONS[system].parent / 'stand_in.rst').read_text()
     assert len(text) > 100
 
 
@@ -193,7 +194,7 @@ module load gcc/12.2.0 && echo "swapped $LOADEDMODULES"
 module purge; echo "purged $LOADEDMODULES"
 python3 -V; python3 -c '(x := 1)' || echo refused
 HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULES>"''' % (
-        stand_ins['derecho'].parent, stand_ins['derecho'].parent))
+        stand_ins['derecho-2024'].parent, stand_ins['derecho-2024'].parent))
     said = dict(line.split(' ', 1) for line in out.splitlines()
                 if line.startswith(('login ', 'swapped ', 'purged ', 'bare ')))
     assert 'intel/2023.2.1' in said['login'] and 'cray-mpich/8.1.27' in said['login']
@@ -204,7 +205,7 @@ HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULE
 
 def test_old_python_where_there_is_none(tmp_path):
     """Without a real 3.6 (pyenv's, in a $HOME that jobs do not have) this machine's Python runs packages, too."""
-    done = subprocess.run([str(CHECKOUT / 'tests' / 'stand_ins' / 'scripts' / 'python3.6'), '-m', 'ramgate', 'run',
+    done = subprocess.run([str(CHECKOUT / 'hpc_pytorch/stand_ins' / 'scripts' / 'python3.6'), '-m', 'ramgate', 'run',
                            '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT), text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, env={'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'})
     assert not done.returncode, done.stdout
@@ -244,7 +245,7 @@ def test_easybuild_knows_the_modules(stand_ins, eb, tmp_path, system):
 def archer2(stand_ins, script, tool, **options):
     """Run a script with the modules that the page loads."""
     return tool.run('set -e\nmodule use %s\nmodule load PrgEnv-gnu cray-fftw mkl/2023.0.0 cmake/3.21.3 cray-python\n%s'
-                    % (stand_ins['archer2'], script), **options)
+                    % (stand_ins['archer2-2023'], script), **options)
 
 
 @pytest.mark.parametrize('compiler, suffix, program', [
@@ -275,7 +276,7 @@ def test_wrapper_shows_what_it_runs(stand_ins, lmod, tmp_path):
     (tmp_path / 'a b.c').write_text('int main(void) { return 0; }\n')
     out = archer2(stand_ins, 'cc -craype-verbose "a b.c" -o prog; cc -craype-verbose -c "a b.c"', lmod, cwd=tmp_path)
     linking, compiling = [line for line in out.splitlines() if '/gcc ' in line]
-    mpich = stand_ins['archer2'].parent / 'parts' / 'cray-mpich'
+    mpich = stand_ins['archer2-2023'].parent / 'parts' / 'cray-mpich'
     for line in (linking, compiling):
         assert '-D__CRAY_X86_ROME' in line and '-I%s/include' % mpich in line and r'a\ b.c' in line
     assert '-lmpi' in linking and '-lsci_gnu' in linking and '-L%s/lib' % mpich in linking
@@ -296,14 +297,14 @@ for how in "" -static -dynamic; do cc prog.c -o prog $how -lm; ldd prog || true;
 export CRAYPE_LINK_TYPE=static; cc prog.c -o prog -lm; ldd prog || true''', lmod, cwd=tmp_path)
     assert out.count('not a dynamic executable') == 2
     out = archer2(stand_ins, 'export CRAY_ADD_RPATH=yes\ncc prog.c -o prog -lm\nreadelf -d prog', lmod, cwd=tmp_path)
-    assert 'R' in out and '%s/parts/cray-mpich/lib' % stand_ins['archer2'].parent in out
+    assert 'R' in out and '%s/parts/cray-mpich/lib' % stand_ins['archer2-2023'].parent in out
 
 
 def test_wrapper_outside_its_environment(stand_ins, lmod):
     """A CPU target that is missing is a warning, as with the real one; a missing PrgEnv an error that helps."""
     out = archer2(stand_ins, 'module unload craype-x86-rome; cc -E -x c /dev/null', lmod)
     assert 'No supported cpu target is set, CRAY_CPU_TARGET=x86-64 will be used.' in out
-    out = lmod.run('module use %s; module load craype; cc --version' % stand_ins['archer2'], status=1)
+    out = lmod.run('module use %s; module load craype; cc --version' % stand_ins['archer2-2023'], status=1)
     assert 'Load PrgEnv-gnu' in out and 'rror' not in out.replace('ERROR', '')
 
 
@@ -384,15 +385,15 @@ readelf -d prog | grep -i -E 'r(un)?path'
 echo "$NCAR_BUILD_ENV $CUDA_HOME $NCAR_ROOT_CUDNN"
 printf '#include <mpi.h>\\n' | NCAR_INC_X=/some/where gcc -E -v -x c - 2>&1 | grep /some/where
 gcc --version | head -1
-nvcc --version; python --version''' % stand_ins['derecho'], cwd=tmp_path)
-    parts = stand_ins['derecho'].parent / 'parts'
+nvcc --version; python --version''' % stand_ins['derecho-2024'], cwd=tmp_path)
+    parts = stand_ins['derecho-2024'].parent / 'parts'
     assert out.count('sum 3') == 2 and '%s/mkl-2024.0/lib/intel64' % parts in out
     assert 'derecho-gcc-12.2.0-cray-mpich-8.1.27 %s/cuda %s/nothing' % (parts, parts) in out
     assert '/some/where' in out and 'gcc (' in out and 'release' in out and 'Python 3' in out
 
 
 @pytest.mark.parametrize('system, modules, architecture', [
-    ('derecho', 'ncarenv/23.09 gcc/12.2.0 cuda/12.2.1', 'sm_80'), ('bede', 'gcc/12.2 cuda/12.3.2', 'sm_90')])
+    ('derecho-2024', 'ncarenv/23.09 gcc/12.2.0 cuda/12.2.1', 'sm_80'), ('bede', 'gcc/12.2 cuda/12.3.2', 'sm_90')])
 def test_nvcc_compiles(stand_ins, lmod, tmp_path, system, modules, architecture):
     (tmp_path / 'kernel.cu').write_text('__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n'
                                         'int main() { return cudaSuccess; }\n')
@@ -425,8 +426,8 @@ cc prog.c -o prog -I"$(pkg-config --variable=includedir libfabric)" -L"$ROCM_PAT
 mpiexec -n 2 ./prog
 libtool --version
 echo "$CRAY_ACCEL_TARGET $CONDA_PREFIX"
-python -c 'import sys; print(sys.prefix)' ''' % stand_ins['frontier'], cwd=tmp_path)
-    parts = stand_ins['frontier'].parent / 'parts'
+python -c 'import sys; print(sys.prefix)' ''' % stand_ins['frontier-2024'], cwd=tmp_path)
+    parts = stand_ins['frontier-2024'].parent / 'parts'
     assert out.count('sum 3') == 2 and 'GNU libtool' in out
     assert 'amd_gfx90a %s/python\n%s/python' % (parts, parts) in out
 
@@ -452,7 +453,7 @@ def tree(directory):
 @pytest.fixture
 def small(tmp_path):
     """A copy of the script with a system of its own, whose parts are links into the test's directory and a script."""
-    stand_ins = tmp_path / 'check out' / 'tests' / 'stand_ins'
+    stand_ins = tmp_path / 'check out' / 'hpc_pytorch' / 'stand_ins'
     (stand_ins / 'scripts').mkdir(parents=True)
     shutil.copy(str(MAKE), str(stand_ins))
     (tmp_path / 'check out' / 'hpc_pytorch' / 'machine').mkdir(parents=True)
@@ -464,8 +465,9 @@ def small(tmp_path):
     (stand_ins / 'parts.cfg').write_text('[part tool]\nabout = tool\nlinks =\n    bin/tool %s\nscripts =\n'
                                          '    bin/hello scripts/hello\nset =\n    TOOL {prefix}\n'
                                          '[part other]\nabout = other\n' % (tmp_path / 'tool'))
-    (stand_ins / 'here').mkdir()
-    (stand_ins / 'here' / 'stand_in.cfg').write_text('[module tool/1]\npart = tool\nset =\n    VERSION {version}\n')
+    here = tmp_path / 'check out' / 'systems' / 'here'
+    here.mkdir(parents=True)
+    (here / 'stand_in.cfg').write_text('[module tool/1]\npart = tool\nset =\n    VERSION {version}\n')
     return stand_ins / 'make'
 
 
@@ -500,7 +502,7 @@ def test_script_follows_its_description(small, tmp_path):
     parts.write_text(parts.read_text().replace('TOOL {prefix}', 'TOOLS {prefix}'))
     assert make('here', '--into', into, script=small).stderr == ''
     assert 'setenv TOOLS' in (into / 'modules' / 'tool' / '1').read_text()
-    (small.parent / 'here' / 'stand_in.cfg').write_text('[module other/2]\npart = other\n')
+    (small.parents[2] / 'systems' / 'here' / 'stand_in.cfg').write_text('[module other/2]\npart = other\n')
     assert make('here', '--into', into, script=small).returncode == 0
     assert [path.name for path in (into / 'parts').iterdir()] == ['other']
     assert [path.name for path in (into / 'modules').rglob('*') if path.is_file()] == ['2']
@@ -509,7 +511,7 @@ def test_script_follows_its_description(small, tmp_path):
 @pytest.mark.parametrize('name, text, words', [
     ('parts.cfg', '[part tool]\nlink = a b\n', ["'link'", '[part tool]']),
     ('parts.cfg', '[prat tool]\nlinks = a b\n', ['[prat tool]']),
-    ('here/stand_in.cfg', '[module a/1]\npart = misspelt\n', ['module a/1', "'misspelt'"]),
+    ('../../systems/here/stand_in.cfg', '[module a/1]\npart = misspelt\n', ['module a/1', "'misspelt'"]),
     ('parts.cfg', '[part tool]\nabout = a\nlinks =\n    a /no/such/file\n', ['/no/such/file']),
 ])
 def test_mistakes_in_descriptions(small, tmp_path, name, text, words):
@@ -535,7 +537,7 @@ def test_missing_package_without_being_root(small, tmp_path):
     """The one line to type."""
     with open(str(small.parent / 'parts.cfg'), 'a') as handle:
         handle.write('debian = no-such-package-anywhere\n')
-    (small.parent / 'here' / 'stand_in.cfg').write_text('[module other/2]\npart = other\n')
+    (small.parents[2] / 'systems' / 'here' / 'stand_in.cfg').write_text('[module other/2]\npart = other\n')
     options = {}
     into = tmp_path / 'into'
     into.mkdir()
@@ -571,7 +573,7 @@ def test_killed_at_any_moment(stand_ins, tmp_path, seed):
 def test_killed_while_python_is_made(tmp_path):
     """The longest step, with other programs running: what was left is not taken for a Python."""
     into = tmp_path / 'into'
-    process = subprocess.Popen([sys.executable, '-I', str(MAKE), 'frontier', '--into', str(into)],
+    process = subprocess.Popen([sys.executable, '-I', str(MAKE), 'frontier-2024', '--into', str(into)],
                                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while 'making python' not in process.stderr.readline():
         assert process.poll() is None
@@ -591,7 +593,7 @@ def test_killed_while_python_is_made(tmp_path):
     # PATH: pip asks every Rust compiler for its version, and rustup's writes into $HOME
     environment = dict(clean_environment(), HOME=str(home), TMPDIR=str(home), PIP_CACHE_DIR=cache.stdout.strip(),
                        PATH='/usr/bin:/bin')
-    done = make('frontier', '--into', into, env=environment, cwd=str(home))
+    done = make('frontier-2024', '--into', into, env=environment, cwd=str(home))
     assert done.returncode == 0, done.stderr
     assert 'making python' in done.stderr and 'making gcc' not in done.stderr
     python = into / 'parts' / 'python' / 'bin' / 'python'
@@ -617,9 +619,9 @@ def test_nothing_to_do_does_nothing(stand_ins):
     def times(path):
         return {str(one): one.lstat().st_mtime_ns for one in path.rglob('*') if one.name != '.lock'}
 
-    target = stand_ins['archer2'].parent
+    target = stand_ins['archer2-2023'].parent
     before = times(target)
-    done = make('archer2', env={'PATH': ''})
+    done = make('archer2-2023', env={'PATH': ''})
     assert done.returncode == 0 and done.stderr == ''
     assert times(target) == before
 
@@ -635,7 +637,7 @@ def test_locks_have_only_hashes():
 
 
 def test_mark_of_completeness_is_json(stand_ins):
-    mark = json.loads((stand_ins['archer2'].parent / 'parts' / 'gcc' / '.complete').read_text())
+    mark = json.loads((stand_ins['archer2-2023'].parent / 'parts' / 'gcc' / '.complete').read_text())
     assert len(mark['fingerprint']) == 64 and all(os.path.isabs(link) for link in mark['links'])
 
 
@@ -657,7 +659,7 @@ def with_wheel(small, tmp_path):
     with open(str(small.parent / 'parts.cfg'), 'a') as handle:
         handle.write('[part demo]\nabout = demo\npypi = demo.txt\ninside = demo/data\n'
                      'links =\n    bin/again bin/tool\n')
-    (small.parent / 'here' / 'stand_in.cfg').write_text('[module demo/1]\npart = demo\n')
+    (small.parents[2] / 'systems' / 'here' / 'stand_in.cfg').write_text('[module demo/1]\npart = demo\n')
     environment = {name: value for name, value in clean_environment().items() if not name.startswith('PIP_')}
     return small, lock, dict(environment, PIP_CONFIG_FILE='/dev/null', PIP_NO_INDEX='1', PIP_FIND_LINKS=str(wheels))
 

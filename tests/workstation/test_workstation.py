@@ -211,6 +211,6 @@ def test_extended_venv(modules, tmp_path, modules_tool):
         [ -n "$EBROOTPYTORCH" ]; [ "$PYTHONPATH" = "$loaded" ]
         module unload PyTorch
         "$SCRIPT" "my venv" || "$SCRIPT" nowhere || echo refused
-    """ % modules[syntax], cwd=tmp_path, env={'SCRIPT': str(CHECKOUT / 'scripts/extend-venv-activate')})
+    """ % modules[syntax], cwd=tmp_path, env={'SCRIPT': str(CHECKOUT / 'hpc_pytorch/scripts/extend-venv-activate')})
     assert output.count("inside True %s/my venv" % tmp_path) == 2
     assert "load PyTorch's module first" in output and 'refused' in output

@@ -21,7 +21,7 @@ constexpr bool kMessage = false;
 constexpr int64_t kPartLimit = int64_t(1) << 30;
 
 // Below a megabyte Open MPI's own non-blocking all_gather takes up to twice as long as the messages it consists of
-// (benchmarks/torch_mpi).
+// (torch_mpi/benchmarks).
 bool gathers_by_messages(int ranks, int64_t bytes) {
 #if defined(OPEN_MPI)
   return ranks <= 4 && bytes <= 1 << 20;
