@@ -249,6 +249,13 @@ class System(object):
         return [one for one in variables if holds(one.when, features, versions or {})]
 
 
+def launcher_options(command):
+    """What launchers.cfg has for a command that starts ranks, as a dict."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
+    parser.read(LAUNCHERS, encoding='utf-8')
+    return dict(parser[command])
+
+
 # -- where the systems are
 
 def systems_directory():

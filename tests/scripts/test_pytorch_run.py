@@ -133,7 +133,7 @@ class Evil:
         return (open, (self.path, 'w'))
 
 
-def test_recorded(tmp_path):
+def test_missed_collectives(tmp_path):
     """
     Of flight recorders' dumps: what each group waited for, and where. A dump that is no plain value is not loaded.
     (Those of a real recorder are in test_training.py.)
@@ -145,14 +145,14 @@ def test_recorded(tmp_path):
                    for group, count in numbers.items() for number in range(count)]
         content = {'entries': entries, 'pg_config': {'part': {'ranks': '[0, 2]'}}}
         (tmp_path / ('nccl-trace-%d' % rank)).write_bytes(pickle.dumps(content))
-    recorded = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-run'))['recorded']
-    assert list(recorded(tmp_path)) == []
+    missed = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-run'))['missed_collectives']
+    assert list(missed(tmp_path)) == []
     dump(0, all=3, part=2)
     dump(1, all=2)
     dump(2, all=3, part=2)
     (tmp_path / 'nccl-trace-3').write_bytes(pickle.dumps(Evil(str(tmp_path / 'done'))))
     (tmp_path / 'nccl-trace-4').write_bytes((tmp_path / 'nccl-trace-0').read_bytes()[:99])
-    assert list(recorded(tmp_path)) == [
+    assert list(missed(tmp_path)) == [
         'rank 1 did not reach collective 3 of of all, all_reduce; rank 0, 2 waited in it, at mine.py, line 7']
     assert not (tmp_path / 'done').exists()
 

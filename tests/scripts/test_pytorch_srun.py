@@ -149,7 +149,8 @@ def test_port(script, changed, port):
 
 def test_ports_of_jobs_on_one_node(script):
     """Jobs that can be on a node at the same time, and their steps, have different ports."""
-    jobs = [ranks(script, **dict(SRUN, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step)))['MASTER_PORT'] for job in (77, 78, 200) for step in (0, 1)]
+    jobs = [ranks(script, **dict(SRUN, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step)))['MASTER_PORT']
+            for job in (77, 78, 200) for step in (0, 1)]
     assert len(set(jobs)) == len(jobs)
 
 

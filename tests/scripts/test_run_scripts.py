@@ -44,15 +44,13 @@ def test_what_to_type_for_a_container_venv():
 
 
 def test_every_script_is_installed():
-    """Every script is named by an easyconfig, the easyblock for containers or the checks; all that are named exist."""
+    """Every script is named by an easyconfig or the easyblock for containers; all that are named exist."""
     from hpc_pytorch.packages.container_scripts import scripts_for
     table = scripts_for('torch')
     easyconfigs = ''.join(path.read_text() for path in CHECKOUT.glob('easyconfigs/*/*/*.eb'))
-    checks = (CHECKOUT / 'checks' / 'pytorch_checks.py').read_text()
     scripts = [path.name for path in SCRIPTS.iterdir() if path.is_file()]
     assert set(table) <= set(scripts)
-    assert [name for name in scripts if name not in table and "'%s'" % name not in easyconfigs
-            and "'%s " % name not in checks] == []
+    assert [name for name in scripts if name not in table and "'%s'" % name not in easyconfigs] == []
 
 
 # -- get-master
