@@ -27,8 +27,9 @@ from hpc_pytorch.machine.module_files import installed
 
 # by unit: how far a value may be from its reference; written into new files of references, where a site changes it
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
-# EasyBuild's options that say where it installs
-EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software')
+# EasyBuild's options that may stand beside ours
+EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
+              '--tmpdir')
 ROOT = '--allow-use-as-root-and-accept-consequences'
 # by which what ReFrame has started here is found when ./eb is stopped
 MARK = 'HPC_PYTORCH_CHECK'
