@@ -48,7 +48,7 @@ def test_every_script_is_installed():
     from hpc_pytorch.packages.container_scripts import scripts_for
     table = scripts_for('torch')
     easyconfigs = ''.join(path.read_text() for path in CHECKOUT.glob('easyconfigs/*/*/*.eb'))
-    checks = (CHECKOUT / 'checks' / 'pytorch_checks.py').read_text()
+    checks = (CHECKOUT / 'hpc_pytorch/reframe/pytorch_checks.py').read_text()
     scripts = [path.name for path in SCRIPTS.iterdir() if path.is_file()]
     assert set(table) <= set(scripts)
     assert [name for name in scripts if name not in table and "'%s'" % name not in easyconfigs
