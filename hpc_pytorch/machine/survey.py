@@ -26,7 +26,7 @@ from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.machine import batch_systems, systems
 from hpc_pytorch.machine.batch_systems import seconds_of
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, program_of_modules_tool
-from hpc_pytorch.machine.versions import in_words, known, version_key
+from hpc_pytorch.machine.versions import in_words, known, release, version_key
 
 GIB = 2 ** 30
 # result is one of these words; `told` is for what systems/ has nothing to compare with
@@ -82,7 +82,7 @@ def python_version(machine):
     """Of python3, and of the one that the system's module brings."""
     version = machine.run('python3', '-I', '-c', 'import sys; print("%d.%d.%d" % sys.version_info[:3])').strip()
     names = machine.system.system['python_module']
-    if version_key(version) >= [3, 9] or not names:
+    if release(version) >= [3, 9] or not names:
         return version
     shell = modules_shell(machine)
     said = shell.load(names)
@@ -263,7 +263,7 @@ PROBES = tuple(Probe(*row, *(lambda system: None, operator.eq)[len(row) - 4:]) f
     ('login host', 'login', 'hostname', lambda machine: socket.gethostname(), lambda s: s.system['login_hosts'] or None,
      systems.host_matches),
     ('python3', 'login', 'python3 -V; module load', python_version, lambda s: '3.9 or newer',
-     lambda found, _: any(version_key(one)[:2] >= [3, 9] for one in re.findall(r'\d+\.\d+\.\d+', found))),
+     lambda found, _: any(release(one) >= [3, 9] for one in re.findall(r'\d+\.\d+\.\d+', found))),
     ('shell', 'login', '$SHELL', lambda machine: os.path.basename(machine.environ.get('SHELL', ''))),
     ('modules tool', 'both', '$LMOD_CMD, $MODULES_CMD', modules_tool, lambda s: ('Lmod', 'EnvironmentModules'),
      lambda found, expected: found in expected),
@@ -294,7 +294,7 @@ PROBES = tuple(Probe(*row, *(lambda system: None, operator.eq)[len(row) - 4:]) f
     ('cores next to GPUs', 'job', 'nvidia-smi topo -m; rocm-smi', cores_near_gpus,
      lambda s: s.node['gpu_cores'] or None, within),
     ('CUDA of the driver', 'job', 'nvidia-smi', cuda_of_driver, newest_cuda_module,
-     lambda found, expected: version_key(found)[0] >= version_key(expected)[0]),
+     lambda found, expected: release(found)[:1] >= release(expected)[:1]),
     ('AMD driver', 'job', '/sys/module/amdgpu/version',
      lambda machine: machine.read('/sys/module/amdgpu/version').strip()),
     ('interfaces', 'job', '/sys/class/net', lambda machine: machine.names('/sys/class/net/*'),
