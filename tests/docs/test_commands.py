@@ -146,11 +146,11 @@ def test_job_scripts(path, tmp_path):
     jobs = ['\n'.join(line[4:] for line in lines).strip() + '\n' for _, lines, _ in blocks(path) if is_job(lines)]
     called, = [command for page, _, command in commands() if page == path and command.startswith('pytorch-jobscript')]
     system = 'systems/%s/system.cfg' % path.stem
-    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-jobscript'), ('share', system), ('share', LAUNCHERS)):
+    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-run'), ('share', system), ('share', LAUNCHERS)):
         (tmp_path / name).mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / source, tmp_path / name)
     module = re.search(r'module load (\S+)', jobs[0]).group(1)
-    done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-jobscript',
+    done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-run', '--dry-run',
                            *shlex.split(called.split(' > ')[0])[1:]], env={'LOADEDMODULES': module}, check=True,
                           stdout=subprocess.PIPE, text=True)
     assert jobs == [done.stdout]

@@ -18,7 +18,7 @@ dependencies = [('PrgEnv-gnu/%s', EXTERNAL_MODULE), ('rocm/%s', EXTERNAL_MODULE)
 lock_files = ['toy.lock']
 python_versions = ['3.14', '3.13', '3.12', '3.11', '3.10', '3.9']
 features = ['gpu', 'nccl', 'mpi']
-scripts = ['pytorch-jobscript']
+scripts = ['pytorch-jobscript', 'pytorch-run']
 moduleclass = 'ai'
 """
 # "strongly recommended by HPE and AMD"
@@ -61,5 +61,5 @@ def test_module(eb, tmp_path, lmod):
     assert '\nFI_CXI' not in said['frontier'] and 'NCCL_SOCKET_IFNAME=hsn0\n' in said['frontier']
     assert 'NCCL_NET_GDR_LEVEL=3' in said['frontier'] and 'LL128' not in said['frontier']
     job = eb.prefix / 'software/toy/1.0-Frontier/bin/pytorch-jobscript'
-    written = lmod.run('LOADEDMODULES=PyTorch/1 python3 %s --nodes 2 --account a train.py' % job)
+    written = lmod.run('LOADEDMODULES=PyTorch/1 %s --nodes 2 --account a train.py' % job)
     assert '#SBATCH --network=disable_rdzv_get' in written

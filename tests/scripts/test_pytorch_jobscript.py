@@ -3,6 +3,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from common import CHECKOUT
@@ -17,16 +18,16 @@ def jobscript(tmp_path):
     """A function that runs it as an installed module of a system would."""
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'share').mkdir()
-    shutil.copy(SCRIPT, tmp_path / 'bin')
+    for name in ('pytorch-jobscript', 'pytorch-run', 'pytorch-stage'):
+        shutil.copy(SCRIPT.with_name(name), tmp_path / 'bin')
     shutil.copy(LAUNCHERS, tmp_path / 'share')
-    shutil.copy(SCRIPT.with_name('pytorch-stage'), tmp_path / 'bin')
 
     def run(system, *arguments, status=0, **variables):
         shutil.copy(CHECKOUT / 'systems' / system / 'system.cfg', tmp_path / 'share')
         environment = {'LOADEDMODULES': 'gcc/12:PyTorch/1.0-here', 'SBATCH_ACCOUNT': 'project1',
-                       'PBS_ACCOUNT': 'project2'}
+                       'PBS_ACCOUNT': 'project2', 'PATH': '%s:/usr/bin:/bin' % Path(sys.executable).parent}
         environment.update(variables)
-        done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-jobscript', *arguments],
+        done = subprocess.run([tmp_path / 'bin/pytorch-jobscript', *arguments],
                               env={name: value for name, value in environment.items() if value is not None},
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert done.returncode == status, done.stderr

@@ -53,7 +53,7 @@ class Login:
         installed = directory / 'installed'
         for path in (self.directory, installed / 'bin', installed / 'share', directory / 'modules/PyTorch'):
             path.mkdir(parents=True)
-        for name in ('pytorch-run', 'pytorch-jobscript', 'pytorch-srun', 'get-master'):
+        for name in ('pytorch-run', 'pytorch-srun', 'get-master'):
             shutil.copy(CHECKOUT / 'hpc_pytorch/scripts' / name, installed / 'bin')
         (installed / 'bin/python').symlink_to(sys.executable)
         (installed / 'bin/mpirun').symlink_to(shutil.which('mpirun.openmpi'))
