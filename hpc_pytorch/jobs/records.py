@@ -5,7 +5,6 @@ They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. There 
 write has the token of their submission in its name, so that it is never taken for another job's.
 """
 import contextlib
-import getpass
 import glob
 import hashlib
 import json
@@ -64,7 +63,7 @@ def mark_of(name):
 
 
 def new_record(name, **facts):
-    return dict(facts, name=name, job=None, token=uuid.uuid4().hex[:12], user=getpass.getuser(), time=int(time.time()))
+    return dict(facts, name=name, job=None, token=uuid.uuid4().hex[:12], time=int(time.time()))
 
 
 def files_of(record):

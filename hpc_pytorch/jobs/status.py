@@ -1,4 +1,5 @@
 """``--job-status``: the state of the jobs that were submitted for a prefix, what went wrong, and what to do."""
+import configparser
 import contextlib
 import os
 import re
@@ -11,49 +12,26 @@ from pathlib import Path
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
 
-from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records, remove_record
+from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records
 from hpc_pytorch.machine.batch_systems import (ALIVE, CANCELLED, DONE, FAILED, MIB, RUNNING, SCHEDULERS, UNKNOWN,
                                                WAITING, Look, NoAnswer)
 from hpc_pytorch.packages import known_errors
 
-# what ended longer ago is not shown any more, and forgotten
-KEPT_DAYS = 30
 # seconds between two looks with --follow
 INTERVAL = 30
-# The batch system's word for how a job ended -> (cause, what to do).
-ENDS = tuple((re.compile(pattern), cause, remedy) for pattern, cause, remedy in (
-    (r'OUT_OF_MEMORY|exit status (-27|137)\b', "it used more memory than the job had ({memory}), and was killed",
-     "submit again with more: --job-target-resource=memory=SIZE, or build with fewer cores: --job-cores=N"),
-    (r'TIMEOUT|DEADLINE|exit status -29\b', "it took longer than the job had time for ({walltime})",
-     "submit again with more: --job-target-resource=walltime=HOURS:00:00"),
-    (r'NODE_FAIL|BOOT_FAIL|exit status -3\b', "the node failed", "submit again"),
-    (r'JobLaunchFailure|RaisedSignal:53|launch failed', "the job could not be started: most often its log, its working "
-     "directory or the prefix is not there on the compute node",
-     "choose --prefix and --job-output-dir below a directory that compute nodes have, and submit from there"),
-    (r'PREEMPTED', "another job was more important", "submit again"),
-    (r'exit status (271|143)\b', "it was ended from outside: its time was up ({walltime}), or somebody deleted it",
-     "submit again, with more time if that was it: --job-target-resource=walltime=HOURS:00:00"),
-))
+STATES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'states.cfg')
 
-# The batch system's word for why a job waits -> what it means, and what to do (squeue(1), "job reason codes"; PBS's
-# comment).
-REASONS = tuple((re.compile(pattern), text) for pattern, text in (
-    (r'PartitionTimeLimit|PartitionNodeLimit|QOSMax\w*Wall|AssocMaxWall|\bTimeLimit',
-     "it asks for more than the partition or QOS allows and never starts: cancel it (--job-cancel) and submit again "
-     "with --job-target-resource=walltime=HOURS:00:00 or partition=NAME"),
-    (r'AssocGrp|AssocMax|QOSGrp|QOSMax|QOSUsage', "the project has reached its limit of jobs, or used up its hours: it "
-     "starts when that changes; another project: --job-target-resource=account=PROJECT"),
-    (r'DependencyNeverSatisfied', "a job that it needs has failed: it never starts; submit again"),
-    (r'Dependency', "it starts when the jobs before it have ended well"),
-    (r'ReqNodeNotAvail|Reservation|DRAINED', "the nodes are reserved or down, most often for maintenance: it "
-     "starts after that, or before with less time: --job-target-resource=walltime=HOURS:00:00"),
-    (r'JobHeld', "it is held: scontrol release {job}"),
-    (r'BadConstraints|PartitionConfig|Invalid|Can Never Run', "no node fits what it asks for, or it may not ask for "
-     "that: cancel it (--job-cancel) and submit again with another --job-target-resource"),
-    (r'launch failed|JobHoldMaxRequeue', "it could not be started several times, see its log"),
-    (r'BeginTime', "it starts at the time that was asked for, or a while after its node failed"),
-    (r'PartitionDown|PartitionInactive|NodeDown', "the partition is closed: it starts when it is open again"),
-))
+
+def explanations(kind, words):
+    """The sections of states.cfg of this kind that match what the batch system says."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
+    parser.read(STATES, encoding='utf-8')
+    found = []
+    for section in parser.sections():
+        of_kind, _, pattern = section.partition(': ')
+        if of_kind == kind and re.search(pattern, words):
+            found.append({key: ' '.join(text.split()) for key, text in parser[section].items()})
+    return found
 
 
 def command_for(action):
@@ -116,9 +94,8 @@ def describe_failure(record, look):
     memory = '%d MiB' % (record['memory'] / MIB) if record.get('memory') else 'the whole node'
     walltime = '%d:%02d h' % divmod(record.get('minutes') or 0, 60)
     found = []
-    for pattern, cause, remedy in ENDS:
-        if pattern.search('%s, %s' % (look.word, look.about)):
-            found += ["cause: " + cause.format(memory=memory, walltime=walltime), "what to do: " + remedy]
+    for end in explanations('ended', '%s, %s' % (look.word, look.about)):
+        found += ["cause: " + end['cause'].format(memory=memory, walltime=walltime), "what to do: " + end['remedy']]
     lines = log_tail(record)
     explained = known_errors.explain('\n'.join(lines))
     found += explained.splitlines() if explained else []
@@ -140,7 +117,7 @@ def describe(record, look, states):
     if look.state == RUNNING:
         lines += describe_progress(record)
     elif look.state == WAITING:
-        lines += [text.format(job=record['job']) for pattern, text in REASONS if pattern.search(look.about)][:1]
+        lines += [reason['meaning'].format(job=record['job']) for reason in explanations('waits', look.about)[:1]]
     elif look.state == FAILED:
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:
@@ -167,11 +144,7 @@ def show_jobs(easyconfigs):
     looks = [(record, state_of(record)) for record in records]
     states = {record['job']: (record['module'], look) for record, look in looks}
     for record, look in looks:
-        old = time.time() - record['time'] > KEPT_DAYS * 86400
-        if old and look.state not in ALIVE + (UNKNOWN,):
-            remove_record(record)
-        else:
-            print(describe(record, look, states))
+        print(describe(record, look, states))
     if not records:
         print("No jobs were submitted in %s" % ' for '.join([install_path('software')] + easyconfigs))
     sys.stdout.flush()

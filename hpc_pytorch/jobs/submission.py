@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import sys
-import time
 
 from easybuild.framework.easyconfig.easyconfig import process_easyconfig
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -237,8 +236,6 @@ class SystemJobs(object):
             log=os.path.join(self.log_directory(), job.name + '-{job}.out'),
             memory=request.memory,
             minutes=request.minutes,
-            cores=request.cores,
-            submitted=time.strftime('%Y-%m-%d %H:%M:%S'),
         )
 
     def note_submitted(self, record, jobid):
