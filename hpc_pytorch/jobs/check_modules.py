@@ -4,8 +4,6 @@
 Each call leaves a report, and reports can be compared. Words that are not known here are ReFrame's.
 """
 import argparse
-import contextlib
-import glob
 import json
 import os
 import re
@@ -13,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 from easybuild.tools.config import install_path
@@ -31,8 +28,6 @@ MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
 EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
               '--tmpdir')
 ROOT = '--allow-use-as-root-and-accept-consequences'
-# by which what ReFrame has started here is found when ./eb is stopped
-MARK = 'HPC_PYTORCH_CHECK'
 
 
 # -- files
@@ -46,7 +41,7 @@ def read(path):
 
 def read_report(path):
     report = read(path)
-    if not isinstance(report, dict) or not {'modules', 'date', 'title'} <= set(report):
+    if not isinstance(report, dict) or not {'modules', 'date'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
     return report
 
@@ -69,32 +64,15 @@ def need_modules(wanted):
                                os.environ['MODULEPATH']))
 
 
-def kill_marked(mark):
-    """Kill what this call has started on this machine and ReFrame has left."""
-    for path in glob.glob('/proc/[0-9]*/environ'):
-        with contextlib.suppress(OSError):
-            if ('%s=%s' % (MARK, mark)).encode() in Path(path).read_bytes().split(b'\0'):
-                os.kill(int(path.split('/')[2]), signal.SIGKILL)
-
-
 def wait_for_reframe(command, place):
-    """Start ReFrame and wait; whatever ends this call ends what it started, too."""
+    """Start ReFrame and wait; when this call is stopped, ReFrame cancels its jobs first."""
     def stop(number, _):
-        raise KeyboardInterrupt(number)
-
-    mark = uuid.uuid4().hex
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, env=dict(os.environ, **{MARK: mark}))
-    try:
-        process.wait()
-    except KeyboardInterrupt:
-        # it cancels the jobs that it has submitted
         process.send_signal(signal.SIGINT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        kill_marked(mark)
-        raise
+
+    process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, start_new_session=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    process.wait()
 
 
 def check(system, given, reframes):
@@ -119,9 +97,7 @@ def check(system, given, reframes):
     modules = summarize(read(report)['runs'][0]['testcases'])
     os.remove(report)
     return {
-        'format': 1,
         'system': system.name,
-        'title': system.system['title'],
         'collection': VERSION,
         'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
         'date': time.strftime('%Y-%m-%d', time.gmtime()),
