@@ -49,7 +49,7 @@ def test_beside_a_sites_own_checks(module, tmp_path, name):
                         'partitions': scope['site_configuration']['systems'][0]['partitions']}]}
     (tmp_path / 'mine.py').write_text('site_configuration = %r' % own)
     done = subprocess.run(
-        [REFRAME, '-C', tmp_path / 'mine.py', '-c', CHECKOUT / 'checks', '--prefix', tmp_path, '--dry-run',
+        [REFRAME, '-C', tmp_path / 'mine.py', '-c', CHECKOUT / 'hpc_pytorch/reframe', '--prefix', tmp_path, '--dry-run',
          '-n', 'train'], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path,
         env=dict(clean_environment(), MODULEPATH=str(module.eb.modules), LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod'))
     assert done.returncode == 0 and 'PASSED' in done.stdout, done.stdout
