@@ -1,4 +1,4 @@
-"""What works in torch.distributed on MPI here, and how fast: a table, in about a minute on any number of ranks.
+"""Show what works in torch.distributed on MPI here, and how fast: a table, in about a minute on any number of ranks.
 
     mpirun -n 2 python -m torch_mpi.check
 
@@ -14,18 +14,26 @@ import torch.distributed as dist
 
 SIZES = [("8 B", 8), ("64 KB", 64 << 10), ("16 MB", 16 << 20)]
 TYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.float16, torch.bfloat16]
+OPERATIONS = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
 SECONDS = 0.3  # for each operation and size
 
 
-class Checks:
-    """Each method runs one operation on tensors of so many elements, and returns what came out and what should have."""
+class Operations:
+    """Each method calls one operation on tensors of so many elements, and returns its result and the expected one."""
 
     def __init__(self, rank, size, device):
         self.rank, self.size, self.device = rank, size, device
 
     def filled(self, count, kind, value=None):
-        """What this rank gives; small numbers, that every type holds."""
-        return torch.full((count,), self.rank % 8 if value is None else value, dtype=kind, device=self.device)
+        """Return what this rank gives: a small number, which every type can hold."""
+        value = self.rank % 8 if value is None else value
+        return torch.full((count,), value, dtype=kind, device=self.device)
+
+    def lists(self, count, kind):
+        """Return a list of output tensors and the list that is expected."""
+        outputs = [self.filled(count, kind, 9) for _ in range(self.size)]
+        expected = [self.filled(count, kind, rank % 8) for rank in range(self.size)]
+        return outputs, torch.stack(expected)
 
     def all_reduce(self, count, kind):
         tensor = self.filled(count, kind)
@@ -38,96 +46,95 @@ class Checks:
         return tensor, self.filled(count, kind, root % 8)
 
     def all_gather(self, count, kind):
-        tensors = [self.filled(count, kind, 9) for _ in range(self.size)]
-        dist.all_gather(tensors, self.filled(count, kind))
-        return torch.stack(tensors), torch.stack([self.filled(count, kind, one % 8) for one in range(self.size)])
+        outputs, expected = self.lists(count, kind)
+        dist.all_gather(outputs, self.filled(count, kind))
+        return torch.stack(outputs), expected
 
     def reduce_scatter(self, count, kind):
-        tensor = self.filled(count, kind, 9)
-        dist.reduce_scatter(tensor, [self.filled(count, kind) for _ in range(self.size)], op=dist.ReduceOp.MAX)
-        return tensor, self.filled(count, kind, min(self.size - 1, 7))
+        output = self.filled(count, kind, 9)
+        inputs = [self.filled(count, kind)] * self.size
+        dist.reduce_scatter(output, inputs, op=dist.ReduceOp.MAX)
+        return output, self.filled(count, kind, min(self.size - 1, 7))
 
     def all_to_all(self, count, kind):
-        tensors = [self.filled(count, kind, 9) for _ in range(self.size)]
-        dist.all_to_all(tensors, [self.filled(count, kind) for _ in range(self.size)])
-        return torch.stack(tensors), torch.stack([self.filled(count, kind, one % 8) for one in range(self.size)])
+        outputs, expected = self.lists(count, kind)
+        dist.all_to_all(outputs, [self.filled(count, kind)] * self.size)
+        return torch.stack(outputs), expected
 
     def send_recv(self, count, kind):
         """Around the ring."""
-        tensor, left = self.filled(count, kind, 9), (self.rank - 1) % self.size
-        works = [dist.irecv(tensor, left), dist.isend(self.filled(count, kind), (self.rank + 1) % self.size)]
+        tensor = self.filled(count, kind, 9)
+        left, right = (self.rank - 1) % self.size, (self.rank + 1) % self.size
+        works = [dist.irecv(tensor, left), dist.isend(self.filled(count, kind), right)]
         for work in works:
             work.wait()
         return tensor, self.filled(count, kind, left % 8)
 
 
-NAMES = [name for name in vars(Checks) if name not in ("filled", "__init__") and not name.startswith("__")]
-
-
-def agreed(value, op):
-    """The same on all ranks."""
+def over_ranks(value, op):
+    """Return the minimum or the maximum of a number over all ranks."""
     tensor = torch.tensor([float(value)], dtype=torch.float64)
     dist.all_reduce(tensor, op=op)
     return tensor.item()
 
 
-def wrong_types(run):
-    """The names of the types for which a rank got something else."""
+def wrong_types(operation):
+    """Return the names of the types for which the result of a rank is wrong."""
     wrong = []
     for kind in TYPES:
         try:
-            found, expected = run(1000, kind)
-            right = torch.equal(found, expected)
+            right = torch.equal(*operation(1000, kind))
         except RuntimeError as error:
             sys.stderr.write("%s: %s\n" % (kind, str(error).splitlines()[0]))
             right = False
-        if not agreed(right, dist.ReduceOp.MIN):
+        if not over_ranks(right, dist.ReduceOp.MIN):
             wrong.append(str(kind).replace("torch.", ""))
     return wrong
 
 
-def microseconds(run, bytes_, ranks):
-    """How long one takes, of the slowest rank; a dash where it needs too much memory."""
-    if bytes_ * ranks > 1 << 30:
+def microseconds(operation, length, ranks):
+    """Return how long one takes, of the slowest rank; a dash where it needs too much memory."""
+    if length * ranks > 1 << 30:
         return "-"
-    count, taken, turns = max(bytes_ // 4, 1), 0.0, 0
-    run(count, torch.float32)
+    count, taken, turns = max(length // 4, 1), 0.0, 0
+    operation(count, torch.float32)
     while taken < SECONDS:
         dist.barrier()
         begin = time.perf_counter()
         for _ in range(3):
-            run(count, torch.float32)
-        taken += agreed(time.perf_counter() - begin, dist.ReduceOp.MAX)
+            operation(count, torch.float32)
+        taken += over_ranks(time.perf_counter() - begin, dist.ReduceOp.MAX)
         turns += 3
     return "%.0f" % (taken / turns * 1e6)
 
 
 def main():
-    """Check everything and print what was found."""
+    """Check everything and print the table."""
     import torch_mpi
     dist.init_process_group("mpi", timeout=datetime.timedelta(minutes=2))
     rank, size = dist.get_rank(), dist.get_world_size()
     devices = ["cpu"]
     if torch.cuda.is_available():
         devices.append("cuda:%d" % (rank % torch.cuda.device_count()))
-    lines = ["%s; torch %s, %d ranks; microseconds" % (torch_mpi.library_version(), torch.__version__, size),
-             "%-5s %-15s %-8s" % ("on", "operation", "right") + "".join("%10s" % title for title, _ in SIZES)]
+    lines = ["%s; torch %s, %d ranks; microseconds" % (torch_mpi.library_version(), torch.__version__, size)]
+    row = "%-5s %-15s %-8s" + "%10s" * len(SIZES)
+    lines.append(row % ("on", "operation", "right", *[title for title, _ in SIZES]))
     all_right = True
     for device in devices:
-        checks = Checks(rank, size, device)
-        for name in NAMES:
-            run = getattr(checks, name)
-            wrong = wrong_types(run)
+        operations = Operations(rank, size, device)
+        for name in OPERATIONS:
+            operation = getattr(operations, name)
+            wrong = wrong_types(operation)
+            times = [microseconds(operation, length, size) for _, length in SIZES]
+            verdict = "NO: " + " ".join(wrong) if wrong else "yes"
+            lines.append(row % (device.split(":")[0], name, verdict, *times))
             all_right = all_right and not wrong
-            times = [microseconds(run, bytes_, size) for _, bytes_ in SIZES]
-            lines.append("%-5s %-15s %-8s" % (device.split(":")[0], name, "NO: " + " ".join(wrong) if wrong else "yes")
-                         + "".join("%10s" % one for one in times))
+    if len(devices) > 1:
+        way = "passed to MPI as they are" if torch_mpi.gpu_aware() else "copied through pinned memory"
+        lines.append("GPU tensors are " + way)
+    if size == 1:
+        lines.append("One rank shows little: start it with mpirun or srun.")
     if rank == 0:
-        if len(devices) > 1:
-            lines.append("GPU tensors are " + ("handed to MPI as they are" if torch_mpi.gpu_aware() else
-                                               "copied through pinned memory"))
-        if size == 1:
-            lines.append("One rank says little: start it with mpirun or srun.")
         print("\n".join(lines), flush=True)
     dist.destroy_process_group()
     return 0 if all_right else 1
