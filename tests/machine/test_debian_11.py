@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from common import CACHE, CHECKOUT, clean_environment, needs_root, stand_in
-from torch_mpi.mpi_installation import kept_venv
+from torch_mpi.tests.mpi_installation import kept_venv
 
 pytestmark = pytest.mark.slow
 
