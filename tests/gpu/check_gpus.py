@@ -6,7 +6,7 @@
 Needs a PyTorch with CUDA or ROCm in this Python, setuptools and wheel beside it, and an MPI; no network. Compiles
 torch_mpi for that MPI, and runs the programs of torch_mpi/tests on the GPU: every collective on tensors whose contents
 are still to come, on two streams, copied through pinned memory and, where MPI says that it takes them, handed over as
-they are; ``python -m torch_mpi.check``; ``pytorch-bandwidth``; DistributedDataParallel against the CPU. Prints a table;
+they are; ``pytorch-bandwidth``; DistributedDataParallel against the CPU. Prints a table;
 ends with 1 when something failed.
 """
 
@@ -39,7 +39,6 @@ def steps():
         name = "every collective, %s" % ("through pinned memory" if aware else "as MPI says")
         found[name] = ([programs / "gpu_tensors.py"], "GPU tensors are right",
                        {"TORCH_MPI_GPU_AWARE": aware} if aware else {})
-    found["types and speed"] = (["-m", "torch_mpi.check"], None, {})
     # not NCCL, which refuses two ranks on one GPU
     found["bandwidth"] = ([CHECKOUT / "hpc_pytorch" / "scripts" / "pytorch-bandwidth", "mpi", "gloo", "--to",
                            "4M", "--seconds", "0.1"], None, {})

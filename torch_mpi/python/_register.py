@@ -56,7 +56,7 @@ def register():
 def is_mpi_available():
     """Return True if MPI started this process.
 
-    Programs choose their backend by this and would take "mpi" under torchrun otherwise. By its name "mpi" works anywhere.
+    Programs choose their backend by this, and would take "mpi" under torchrun otherwise. By name "mpi" works anywhere.
     """
     # pytorch-srun sets all that torchrun does, and this
     torchrun = "TORCHELASTIC_RUN_ID" in os.environ and "HPC_RANKS_BY" not in os.environ
@@ -64,7 +64,7 @@ def is_mpi_available():
 
 
 def extend_monitored_barrier():
-    """Make torch.distributed.monitored_barrier accept groups of this backend: it knows gloo alone, and has no way in."""
+    """Make torch.distributed.monitored_barrier, which knows gloo alone, accept groups of this backend."""
     import torch.distributed as dist
     original = dist.distributed_c10d.monitored_barrier
 

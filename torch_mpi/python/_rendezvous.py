@@ -24,7 +24,8 @@ def rendezvous(url, timeout=None, **_):
     import torch.distributed as dist
     start()
     from . import _c
-    rank, size = _c.world_rank(), _c.world_size()
+    rank = _c.world_rank()
+    size = _c.world_size()
     timeout = timeout or datetime.timedelta(minutes=30)
     backend = _c.create([], timeout)
     hosts = all_gather_text(backend, socket.gethostname())
@@ -34,12 +35,12 @@ def rendezvous(url, timeout=None, **_):
     os.environ["LOCAL_RANK"] = str(local.index(rank))
     os.environ["LOCAL_WORLD_SIZE"] = str(len(local))
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
-    store = None
     if rank == 0:
         allow_files(size)
         store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
-    port = all_gather_text(backend, str(store.port if store else ""))[0]
-    if store is None:
+        all_gather_text(backend, str(store.port))
+    else:
+        port = all_gather_text(backend, "")[0]
         store = dist.TCPStore(host, int(port), size, is_master=False, timeout=timeout)
     yield store, rank, size
     raise RuntimeError("torch_mpi: mpi:// cannot be asked for ranks again")

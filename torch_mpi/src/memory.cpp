@@ -33,15 +33,9 @@ bool reachable(const MPIWork& work, const at::Device& device) {
   if (device.is_cpu())
     return true;
   const char* reason = why_not_gpu_memory(work);
-  if (!reason)
-    return true;
-  static const bool said = [&] {
-    if (Runtime::get().world_rank == 0)
-      TORCH_WARN("torch_mpi: tensors on ", device.type(), " are copied through pinned host memory: ", reason);
-    return true;
-  }();
-  (void)said;
-  return false;
+  if (reason && Runtime::get().world_rank == 0)
+    TORCH_WARN_ONCE("torch_mpi: tensors on ", device.type(), " are copied through pinned host memory: ", reason);
+  return !reason;
 }
 
 bool plain(const at::Tensor& tensor) {

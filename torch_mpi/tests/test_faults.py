@@ -52,8 +52,8 @@ def contains(output, expected):
 def preload(installed, tmp_path_factory):
     """MPI that does what it rarely does."""
     library = tmp_path_factory.mktemp("preload") / "preload_mpi.so"
-    subprocess.run([mpi_program("mpicc", installed.mpi), "-Wall", "-Werror", "-fPIC", "-shared", HERE / "preload_mpi.c", "-o",
-                    library], check=True)
+    compiler = mpi_program("mpicc", installed.mpi)
+    subprocess.run([compiler, "-Wall", "-Werror", "-fPIC", "-shared", HERE / "preload_mpi.c", "-o", library], check=True)
     return str(library)
 
 
