@@ -153,8 +153,8 @@ def texts(name, machine):
 def write_drafts(name, machine):
     """Write what is not there yet; returns the paths."""
     if not re.match(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*$', name):
-        raise UsersProblem("--new-system requires a name of lower-case letters, digits and dashes, such as cirrus; found: %r"
-                           % name)
+        raise UsersProblem("--new-system requires a name of lower-case letters, digits and dashes, such as cirrus; "
+                           "found: %r" % name)
     top = os.path.dirname(collection_path('systems'))
     drafts = texts(name, machine)
     for path in drafts:

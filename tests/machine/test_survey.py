@@ -299,11 +299,11 @@ def test_script_of_the_job(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_draft_of_an_eighth_system(tmp_path):
-    """Of a machine with a dash in its name that nobody described; it fits the schema, and rehearses without a change."""
+    """Of a machine with a dash in its name; it fits the schema, and rehearses without a change."""
     copy = tmp_path / 'collection'
     shutil.copytree(CHECKOUT, copy, symlinks=True,
                     ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'benchmarks', '__pycache__'))
-    # its links lead to the collection beside it: with a link to .venv itself the drafts would be written to the checkout
+    # its links lead to the collection beside it: a link to .venv would let drafts be written to the checkout
     shutil.copytree(CHECKOUT / '.venv', copy / '.venv', symlinks=True, copy_function=os.link)
     for name, text in (('gcc/12.9', 'module use %s' % (tmp_path / 'opened')), ('gcc/9.1', ''), ('other/1', '')):
         (tmp_path / 'modules' / name).parent.mkdir(parents=True, exist_ok=True)
