@@ -208,7 +208,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def test_step(self):
         """Run PyTorch's own tests, which take a day, only where the easyconfig has a command for them (runtest)."""
-        if not isinstance(self.cfg['runtest'], str):
+        if not isinstance(self.cfg.get('runtest', resolve=False), str):
             return
         if self.src:
             self.cfg['install_src'] = self.wheel

@@ -51,7 +51,7 @@ def pack(directory, name, tarball):
 def write_locks(directory):
     """The lock files of a small tree beside its easyconfig."""
     (directory / 'small.lock').write_text(LOCK)
-    entries = lock_files.read_lock(str(CHECKOUT / 'locks' / 'PyTorch-1.13.1-build.lock'))
+    entries = lock_files.read_lock(str(CHECKOUT / 'easyconfigs/p/PyTorch/locks/PyTorch-1.13.1-build.lock'))
     (directory / 'small-build.lock').write_text(''.join(entry.text + '\n' for entry in entries if entry.name in TOOLS))
 
 
