@@ -20,7 +20,6 @@ interrupted continued; what is installed is compared with what was asked for.
 
 @author: the hpc-pytorch team
 """
-import json
 import os
 
 from easybuild.easyblocks.pytorch import EB_PyTorch
@@ -35,7 +34,7 @@ from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import build_options, contract, git_sources, gpu_aware_mpi, interrupted_builds
+from hpc_pytorch.source import contract, git_sources, gpu_aware_mpi, interrupted_builds
 from hpc_pytorch.source.wheel_build import WheelBuild, find_program
 
 
@@ -97,7 +96,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         """What makes the wheel what it is; None where a source or patch has neither a checksum nor a commit."""
         checksums = []
         for index, source in enumerate(self.cfg['sources'] + self.cfg['patches']):
-            checksums.append(git_sources.commit_of(source) or self.get_checksum_for(self.cfg['checksums'], source, index))
+            commit = git_sources.commit_of(source)
+            checksums.append(commit or self.get_checksum_for(self.cfg['checksums'], source, index))
         if None in checksums:
             return None
         for command in self.compilers().values():

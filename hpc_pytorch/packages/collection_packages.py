@@ -1,4 +1,4 @@
-"""Packages of this collection, such as torch_mpi, which are built for the PyTorch, MPI and compiler of an installation."""
+"""Packages of this collection, such as torch_mpi: built for the PyTorch, MPI and compiler of an installation."""
 import glob
 import hashlib
 import os

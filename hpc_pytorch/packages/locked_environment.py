@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -142,7 +141,7 @@ class LockedEnvironment(EasyBlock):
                 found.append("%s (%s)" % (python.version, path))
         own = ''
         if '3.12' in versions:
-            own = " If there is none, install Python-3.12.14-standalone.eb, and add %s to the dependencies" % (OWN_PYTHON,)
+            own = " If there is none, install %s-%s%s.eb, and add %s to the dependencies" % (OWN_PYTHON + (OWN_PYTHON,))
         raise EasyBuildError("%s %s needs Python %s; found: %s. Load the module of one of them, or install one.%s",
                              self.name, self.version, ' or '.join(versions), ', '.join(found) or 'none', own)
 

@@ -99,7 +99,7 @@ class Small:
     """The easyconfig of a small tree, in a directory of the test's own."""
 
     def __init__(self, eb, directory):
-        self.eb = eb
+        self.eb, self.directory = eb, directory
         # built wheels are found in the first source path, so it is the test's own; downloads come from the cache
         eb.sources = '%s:%s' % (directory / 'sources', CACHE / 'small-torch')
         self.tree = directory / 'small-torch'

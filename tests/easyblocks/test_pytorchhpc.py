@@ -29,8 +29,10 @@ def test_built_and_used(small, lmod, checkout):
     assert re.search('ramgate ran [1-9][0-9]* jobs, 0 of them again', output), output
     stand_in = checkout / '.local' / 'stand_ins' / 'archer2-2023' / 'modules'
     use = 'module use %s %s; module load PyTorch/1.13.1-small-ARCHER2\n' % (stand_in, small.eb.modules)
-    ranks = lmod.run(use + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'; ls $PYTORCH_WHEELS")
-    assert ranks.count('(2, 3)') == 2
+    ranks = lmod.run(use + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'; ls $PYTORCH_WHEELS\n"
+                     "cd %s; python3 -m venv mine\n"
+                     "mine/bin/python -I -m pip install --no-deps $PYTORCH_WHEELS/torch-*.whl" % small.directory)
+    assert ranks.count('(2, 3)') == 2 and 'Successfully installed torch-1.13.1+archer2' in ranks
     facts = json.loads((small.installation / 'wheels' / 'provenance.json').read_text())['facts']
     assert [name.split('/')[0] for name in facts['modules'] if '/' in name] == [
         'cmake', 'PrgEnv-gnu', 'cray-python', 'mkl']

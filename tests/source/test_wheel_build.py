@@ -1,4 +1,4 @@
-"""What a build is asked for, and what stands in front of it; whole builds are in tests/easyblocks/test_pytorchhpc.py."""
+"""What a build is asked for, and what stands in front of it; whole builds are in test_pytorchhpc.py."""
 import json
 import os
 import subprocess
