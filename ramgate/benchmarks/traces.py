@@ -16,7 +16,7 @@ from collections import namedtuple
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 
-from ramgate.commands import LANGUAGES, extension_of  # noqa: E402
+from ramgate.command_lines import LANGUAGES, extension_of  # noqa: E402
 from ramgate.curves import age_of, span  # noqa: E402
 from ramgate.estimates import VERSION  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402

@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from ramgate.commands import Command, ran_out_of_memory
+from ramgate.command_lines import Command, ran_out_of_memory
 from ramgate.processes import memory_of_groups
 from ramgate.schedule import DONE, ENDED, FREEZE, KILL, REFUSE, RETRY, START, THAW
 
