@@ -34,7 +34,6 @@ def send_signal(compilation, *numbers):
 
 
 def tell(connection, kind, text):
-    """Send a message to a compiler wrapper."""
     data = os.fsencode(text)
     # receive() notices a wrapper that has gone
     with contextlib.suppress(OSError):
@@ -74,7 +73,6 @@ class Broker:
         self.orphaned = None
 
     def serve(self):
-        """Return when the build has ended."""
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(self.control, selectors.EVENT_READ, self.controlled)
@@ -97,7 +95,6 @@ class Broker:
         self.notify('finished', None)
 
     def look(self):
-        """Measure everything; freeze or kill if memory is short."""
         now = time.monotonic()
         spent = time.process_time()
         groups = {compilation.group: compilation for compilation in self.schedule.alive() if compilation.group}

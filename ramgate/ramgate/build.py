@@ -75,8 +75,6 @@ def with_slots(command, slots):
 
 
 class Build:
-    """One build: a private directory, the broker's process, the build's process."""
-
     def __init__(self, options):
         self.profile = options.profile
         self.command = options.command
@@ -90,7 +88,6 @@ class Build:
         self.broker = self.control = self.process = None
 
     def run(self):
-        """Run it; returns the exit status."""
         directory = tempfile.mkdtemp(prefix='ramgate.')
         try:
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

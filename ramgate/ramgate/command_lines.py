@@ -2,16 +2,18 @@
 import os
 import re
 
-# extension of a source: language
-LANGUAGES = {
-    '.c': 'C',
-    '.cpp': 'CXX', '.cc': 'CXX', '.cxx': 'CXX', '.c++': 'CXX', '.C': 'CXX',
-    '.cu': 'CUDA',
-    '.hip': 'HIP',
-    '.s': 'ASM', '.S': 'ASM', '.asm': 'ASM',
+EXTENSIONS = {
+    'C': '.c',
+    'CXX': '.cpp .cc .cxx .c++ .C',
+    'CUDA': '.cu',
+    'HIP': '.hip',
+    'ASM': '.s .S .asm',
+    'Fortran': '.f .F .for .f90 .F90 .f95 .f03 .F03 .f08 .F08',
 }
-LANGUAGES.update(dict.fromkeys(
-    ('.f', '.F', '.for', '.f90', '.F90', '.f95', '.f03', '.F03', '.f08', '.F08'), 'Fortran'))
+# {extension of a source: language}
+LANGUAGES = {}
+for language, extensions in EXTENSIONS.items():
+    LANGUAGES.update(dict.fromkeys(extensions.split(), language))
 COMPILE_ONLY = ('-c', '--compile', '-dc', '-E')
 
 # how compilers say that memory ran out. Each begins its line, so that a quotation from a source never matches.

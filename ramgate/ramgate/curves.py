@@ -29,13 +29,10 @@ def span(age):
 
 
 def age_of(number):
-    """The age at which a span begins."""
     return FIRST_SPAN * (GROWTH ** number - 1) / (GROWTH - 1)
 
 
 class Recorder:
-    """Makes a curve from measurements."""
-
     def __init__(self):
         self.curve = []
 

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 
 from ramgate.curves import age_of, span
 from ramgate.limits import Problem
@@ -68,7 +68,6 @@ class Estimate(namedtuple('Estimate', 'seconds curve uncertainty earlier languag
 
     @property
     def known(self):
-        """True if the file was measured, so that the shape of its curve is to be believed."""
         return self.earlier is not None
 
     @property
@@ -87,32 +86,21 @@ class Kind:
         self.seconds = self.peaks = self.squares = 0.0
         # [number of compilations, sum of MB] for each span
         self.spans = []
-        self.estimates = {}
 
     def add_span(self, number, memory):
         while len(self.spans) <= number:
             self.spans.append([0, 0.0])
         self.spans[number][0] += 1
         self.spans[number][1] += memory
-        self.estimates = {}
 
     def add_end(self, seconds, peak):
         self.count += 1
         self.seconds += seconds
         self.peaks += peak
         self.squares += peak * peak
-        self.estimates = {}
 
-    def mean(self):
-        return self.peaks / self.count, self.seconds / self.count
-
-    def estimate(self, guess):
-        """The mean of what was seen, closer to the guess (MB, seconds) the less that is."""
-        if guess not in self.estimates:
-            self.estimates[guess] = self.compute_estimate(*guess)
-        return self.estimates[guess]
-
-    def compute_estimate(self, megabytes, seconds):
+    def estimate(self, megabytes, seconds):
+        """The mean of what was seen; the less that is, the closer to the guess."""
         count = self.count + GUESS_WEIGHT
         mean = (self.peaks + GUESS_WEIGHT * megabytes) / count
         squares = self.squares + GUESS_WEIGHT * megabytes ** 2 * (1 + GUESS_SPREAD ** 2)
@@ -160,7 +148,6 @@ class EarlierBuild:
         self.uncertain = uncertain
         self.memory = Ratio(TRUST_MB, caution)
         self.time = Ratio(TRUST_SECONDS, 1.0)
-        self.scaled = {}
         # {language: sorted [(key, file)]}: neighbours have the most similar names
         self.sorted = {}
         self.kinds = {}
@@ -188,15 +175,11 @@ class EarlierBuild:
         return None, 0.0
 
     def estimate(self, name, language):
-        """None if no file like it was measured."""
         entry, uncertain = self.find(name, language)
         if not entry:
             return None
         factor = self.memory.factor(language)
-        key = (id(entry), factor)
-        if key not in self.scaled:
-            self.scaled[key] = [memory * factor for memory in entry['curve']]
-        curve = self.scaled[key]
+        curve = [memory * factor for memory in entry['curve']]
         return Estimate(max(entry['seconds'], 0.01), curve, uncertain * max(curve), self, language)
 
     def guess(self, kind, language):
@@ -209,7 +192,6 @@ class EarlierBuild:
         return peak * self.memory.factor(language), seconds * self.time.factor(language)
 
     def compare(self, name, language, seconds, peak):
-        """A compilation of this build has ended."""
         entry, _ = self.find(name, language)
         if entry:
             self.time.add(language, entry['seconds'], seconds)
@@ -236,7 +218,7 @@ class Knowledge:
         self.saved = time.monotonic()
         # what this build has measured
         self.measured = {}
-        self.kinds = {}
+        self.kinds = defaultdict(Kind)
         self.earlier = []
         self.warnings = []
         # how many compilations there will be, if an earlier build knows
@@ -274,23 +256,22 @@ class Knowledge:
             pass
         self.saved = time.monotonic()
 
-    def kind(self, key):
-        return self.kinds.setdefault(key, Kind())
+    def learn_spans(self, compilation):
+        """Learn from a compilation that still runs."""
+        curve = compilation.recorder.curve
+        while compilation.learnt < len(curve) - 1:
+            for key in kinds_of(compilation.name, compilation.language):
+                self.kinds[key].add_span(compilation.learnt, curve[compilation.learnt] / MB)
+            compilation.learnt += 1
 
-    def learn_spans(self, name, language, recorder, learnt):
-        """Learn from a compilation that still runs; returns how many of its spans have been learnt."""
-        done = max(learnt, len(recorder.curve) - 1)
+    def learn_end(self, compilation):
+        name = compilation.name
+        language = compilation.language
+        seconds = compilation.seconds
+        curve = [max(0.1, round(memory / MB, 1)) for memory in compilation.recorder.curve] or [1.0]
         for key in kinds_of(name, language):
-            for number in range(learnt, done):
-                self.kind(key).add_span(number, recorder.curve[number] / MB)
-        return done
-
-    def learn_end(self, name, language, seconds, recorder, learnt):
-        """Learn from a compilation that has ended; `learnt`: as learn_spans returned it."""
-        curve = [max(0.1, round(memory / MB, 1)) for memory in recorder.curve] or [1.0]
-        for key in kinds_of(name, language):
-            kind = self.kind(key)
-            for number in range(learnt, len(curve)):
+            kind = self.kinds[key]
+            for number in range(compilation.learnt, len(curve)):
                 kind.add_span(number, curve[number])
             kind.add_end(seconds, max(curve))
         for earlier in self.earlier:
@@ -304,14 +285,14 @@ class Knowledge:
             if found:
                 return found
         for key in kinds_of(name, language):
-            kind = self.kinds.get(key)
-            if kind and kind.count >= ENOUGH:
-                return kind.estimate(kind.mean())
+            kind = self.kinds[key]
+            if kind.count >= ENOUGH:
+                return kind.estimate(kind.peaks / kind.count, kind.seconds / kind.count)
             for earlier in self.earlier:
                 guess = earlier.guess(key, language)
                 if guess:
-                    return self.kind(key).estimate(guess)
-        return self.kind(language).estimate(FIRST_GUESS.get(language, OTHER_GUESS))
+                    return kind.estimate(*guess)
+        return self.kinds[language].estimate(*FIRST_GUESS.get(language, OTHER_GUESS))
 
 
 def load(path):

@@ -38,7 +38,6 @@ def size(text):
 
 
 def human(amount):
-    """12.3 GB from bytes."""
     for unit, factor in (('GB', 2 ** 30), ('MB', 2 ** 20)):
         if amount >= factor:
             return '%.1f %s' % (amount / factor, unit)
@@ -67,8 +66,6 @@ def numbers(*parts):
 
 
 class Cgroup:
-    """A memory cgroup, of version 1 or 2."""
-
     def __init__(self, directory, version):
         self.directory = directory
         self.version = version
@@ -98,7 +95,6 @@ class Cgroup:
         return number(self.directory, 'memory.oom.group') == 1
 
     def oom_kills(self):
-        """How many processes the kernel has killed in it."""
         name = {1: 'memory.oom_control', 2: 'memory.events'}[self.version]
         return numbers(self.directory, name).get('oom_kill', 0)
 
@@ -198,8 +194,6 @@ def host():
 
 
 class Limits:
-    """All that limits the build's memory."""
-
     def __init__(self, memory=None, environ=os.environ, groups=None):
         self.cgroups = cgroups() if groups is None else groups
         grants = (('--memory', memory),

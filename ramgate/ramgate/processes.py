@@ -31,22 +31,17 @@ def memory_of_groups(groups):
     return found
 
 
-def state_and_parent(pid):
-    try:
-        with open('/proc/%d/stat' % pid, 'rb') as file:
-            words = file.read().rpartition(b')')[2].split()
-    except OSError:
-        return b'X', 0
-    return words[0], int(words[1])
-
-
 def descendants(pid):
     """All processes below this one that are not zombies, without this one."""
     children = {}
     for child in pids():
-        state, parent = state_and_parent(child)
+        try:
+            with open('/proc/%d/stat' % child, 'rb') as file:
+                state, parent = file.read().rpartition(b')')[2].split()[:2]
+        except OSError:
+            continue
         if state not in (b'Z', b'X'):
-            children.setdefault(parent, []).append(child)
+            children.setdefault(int(parent), []).append(child)
     found = []
     parents = [pid]
     while parents:

@@ -37,7 +37,6 @@ def write_whole(path, text):
 
 
 def counts(schedule):
-    """How many compilations are running, frozen, waiting."""
     return [len(schedule.in_state(state)) for state in (RUNNING, FROZEN, WAITING)]
 
 
@@ -47,21 +46,19 @@ class Progress:
     def __init__(self, stream=sys.stderr):
         self.stream = stream
         self.terminal = stream.isatty()
+        self.every = TERMINAL if self.terminal else LOG
         self.begin = time.monotonic()
-        self.next_line = self.begin + self.pause()
+        self.next_line = self.begin + self.every
         self.drawn = False
         self.file = os.environ.get(PROGRESS)
         self.next_note = self.begin
-
-    def pause(self):
-        return TERMINAL if self.terminal else LOG
 
     def __call__(self, event, compilation, schedule):
         now = time.monotonic()
         if event == 'finished' and self.drawn:
             self.stream.write('\r\033[K')
         elif event != 'finished' and now >= self.next_line:
-            self.next_line = now + self.pause()
+            self.next_line = now + self.every
             self.draw('ramgate: ' + self.line(schedule, now))
         self.stream.flush()
         if self.file and now >= self.next_note:
@@ -115,7 +112,6 @@ class Report:
             self.write(schedule)
 
     def since(self, moment):
-        """Seconds since the build began."""
         return round(moment - self.begin, 3)
 
     def entry(self, compilation):

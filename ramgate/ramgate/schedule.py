@@ -64,7 +64,7 @@ STAY = 1.02
 REMAINS = 0.15
 # of the memory that a compilation has, this share counts against its uncertainty
 SEEN = 0.5
-# horizons of forecasts are powers of this, so that the steps of waiting compilations serve for many plans
+# horizons of forecasts are powers of this, so that their ranges() serve for many plans
 HORIZON_STEP = 1.25
 
 
@@ -85,13 +85,12 @@ class Compilation:
         self.reset()
 
     def reset(self):
-        """Prepare for the next attempt."""
         self.group = self.estimate = None
         self.started = self.measured = self.frozen_at = None
         self.memory = self.growth = self.frozen_for = 0.0
         self.recorder = curves.Recorder()
         self.alone = self.killed = False
-        # spans that the knowledge has; kills by the kernel when it started
+        # spans that were learnt from; kills by the kernel when it started
         self.learnt = self.kernel_kills = 0
 
     def age(self, now):
@@ -107,7 +106,8 @@ class Compilation:
 
     def thaw(self, now):
         self.frozen_for += now - self.frozen_at
-        self.frozen_at = None
+        self.frozen_at = self.measured = None
+        self.growth = 0.0
         self.state = RUNNING
 
 
@@ -119,19 +119,16 @@ class Schedule:
         self.cores = cores
         self.constraint = constraint
         self.compilations = []
-        self.own = 0
-        self.done = 0
+        self.own = self.done = 0
         # {compilation that was killed: when}
         self.killing = {}
         # why nothing is started any more
         self.refused = None
         self.decided = []
-        self.horizon = None
-        self.steps_of_new = {}
 
     def in_state(self, *states):
-        """The compilations in those states, oldest first."""
         found = [compilation for compilation in self.compilations if compilation.state in states]
+        # oldest first
         return sorted(found, key=lambda compilation: compilation.started or compilation.asked)
 
     def alive(self):
@@ -145,25 +142,19 @@ class Schedule:
         self.decided.append((what, compilation, text))
 
     def decisions(self):
-        """All since the last call."""
         decided = self.decided
         self.decided = []
         return decided
 
-    # the life of a compilation
-
     def asked(self, command, now):
-        """Add a compilation that wants to start."""
         compilation = Compilation(command, now)
         self.compilations.append(compilation)
         return compilation
 
     def measured(self, memory, now):
-        """Take in {compilation: bytes}."""
         for compilation, amount in memory.items():
             compilation.measure(amount, now)
-            compilation.learnt = self.knowledge.learn_spans(
-                compilation.name, compilation.language, compilation.recorder, compilation.learnt)
+            self.knowledge.learn_spans(compilation)
         self.own = sum(compilation.memory for compilation in self.alive())
 
     def ended(self, compilation, status, resident, out_of_memory, kernel_killed, now):
@@ -181,13 +172,11 @@ class Schedule:
         return self.decisions()
 
     def close(self, compilation, status, now):
-        """End a compilation for good."""
         self.killing.pop(compilation, None)
         if compilation.started:
             compilation.seconds = compilation.age(now)
             if status == 0:
-                self.knowledge.learn_end(compilation.name, compilation.language, compilation.seconds,
-                                         compilation.recorder, compilation.learnt)
+                self.knowledge.learn_end(compilation)
         compilation.state = ENDED
         compilation.status = status
         compilation.ended = now
@@ -240,8 +229,6 @@ class Schedule:
     def not_started(self, compilation):
         return 'ramgate: %s is not started: %s' % (compilation.name, self.refused)
 
-    # short of memory
-
     def relieve(self, tick, now):
         """Freeze the newest if memory runs out within `tick` seconds; kill if that is not enough."""
         self.killing = {compilation: when for compilation, when in self.killing.items() if now - when <= DYING}
@@ -280,7 +267,6 @@ class Schedule:
         return None
 
     def kill(self, compilation, now):
-        """Kill a compilation, which starts again later."""
         compilation.killed = True
         self.killing[compilation] = now
         if compilation.state == FROZEN:
@@ -289,11 +275,7 @@ class Schedule:
 
     def thaw(self, compilation, now):
         compilation.thaw(now)
-        compilation.growth = 0.0
-        compilation.measured = None
         self.decide(THAW, compilation)
-
-    # planning
 
     def expected(self, compilation):
         """The estimate of a waiting compilation, with what it is known to need since earlier attempts."""
@@ -393,11 +375,7 @@ class Schedule:
         futures = {compilation: self.future(compilation, now) for compilation in alive}
         remaining = [seconds - age for _, seconds, age, _ in futures.values()]
         power = math.log(max([1.0, longest] + remaining), HORIZON_STEP)
-        horizon = HORIZON_STEP ** math.ceil(power)
-        if horizon != self.horizon:
-            self.horizon = horizon
-            self.steps_of_new = {}
-        forecast = curves.Forecast(horizon)
+        forecast = curves.Forecast(HORIZON_STEP ** math.ceil(power))
         for compilation, (curve, seconds, age, slow) in futures.items():
             has = compilation.memory / MB
             if compilation.state == FROZEN:
@@ -420,10 +398,7 @@ class Schedule:
             if shape in refused:
                 continue
             slow = estimate.slowness
-            key = (compilation.name if estimate.known else None, shape, slow)
-            if key not in self.steps_of_new:
-                self.steps_of_new[key] = forecast.steps(estimate.curve, estimate.seconds * slow, slowness=slow)
-            steps = self.steps_of_new[key]
+            steps = forecast.steps(estimate.curve, estimate.seconds * slow, slowness=slow)
             free = room - (squares + estimate.uncertainty ** 2) ** 0.5
             if not alive or forecast.fits(steps, free):
                 self.start(compilation, estimate, alive, now)

@@ -1,5 +1,6 @@
 """What builds leave in profiles, and what it says about others."""
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ def end(knowledge, name, language, seconds, megabytes):
     recorder = Recorder()
     recorder.add(0.0, MB)
     recorder.add(seconds, megabytes * MB)
-    knowledge.learn_end(name, language, seconds, recorder, 0)
+    knowledge.learn_end(SimpleNamespace(name=name, language=language, seconds=seconds, recorder=recorder, learnt=0))
 
 
 def test_knowledge_goes_from_files_to_kinds(tmp_path):

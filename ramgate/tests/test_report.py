@@ -17,7 +17,8 @@ Command = namedtuple('Command', 'name language partial')
 def some_build(*watchers):
     """Two jobs, one of which was run again."""
     knowledge = Knowledge()
-    knowledge.add_profile({name: {'seconds': 9, 'curve': [100], 'language': 'CXX'} for name in ('a&b</script>.o', 'c.cpp.o')})
+    names = ('a&b</script>.o', 'c.cpp.o')
+    knowledge.add_profile({name: {'seconds': 9, 'curve': [100], 'language': 'CXX'} for name in names})
     schedule = Schedule(knowledge, 2, Constraint('the <node>', 1000 * MB, 900 * MB))
     now = watchers[0].begin
 
@@ -26,7 +27,7 @@ def some_build(*watchers):
             for watcher in watchers:
                 watcher(what, job, schedule)
 
-    jobs = [schedule.asked(Command(name, 'CXX', ''), now) for name in ('a&b</script>.o', 'c.cpp.o')]
+    jobs = [schedule.asked(Command(name, 'CXX', ''), now) for name in names]
     happened(schedule.plan(now))
     for at in range(1, 5):
         schedule.measured({job: 40 * at * MB for job in jobs}, now + at)
