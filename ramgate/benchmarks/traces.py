@@ -133,7 +133,7 @@ def as_profile(works, scale=(1.0, 1.0)):
         for since, until in zip(ages, ages[1:]):
             moments = [min(work.seconds, age / scale[1]) * 0.9999 for age in (since, (since + until) / 2, until)]
             memory = scale[0] * max(memory_at(work, moment) for moment in moments)
-            curve.append(int(memory + 0.5) if memory > 100 else round(memory, 1))
+            curve.append(round(memory, 1))
         files[work.name] = {'seconds': round(seconds, 2), 'curve': curve, 'language': work.language}
     return files
 

@@ -34,7 +34,7 @@ LATE = 0.05
 DYING = 5
 # killing a compilation below this share of the limit frees nothing
 WORTH = 0.001
-# a compilation that was killed more often is not started again
+# a compilation that was killed more often, and not by ramgate, is not started again
 ATTEMPTS = 10
 # a compilation that ran out of memory gets so many times what it was seen to need (what was expected, if the kernel
 # killed it), but not all of the limit
@@ -82,6 +82,7 @@ class Compilation:
         self.reserved = 0.0
         # (start, end, peak in MB, why) of earlier attempts
         self.retries = []
+        self.failures = 0
         self.reset()
 
     def reset(self):
@@ -189,15 +190,16 @@ class Schedule:
         peak = compilation.recorder.peak
         why = 'made room' if compilation.killed else 'out of memory'
         compilation.retries.append((now - compilation.age(now), now, peak / MB, why))
+        compilation.failures += not compilation.killed
         too_large = ALONE_KILLED if kernel_killed or compilation.killed else ALONE
         if self.refused:
             self.refuse(compilation, 137, self.not_started(compilation), now)
         elif compilation.alone and peak > too_large * self.limit:
             self.refused = '%s needs more memory than the limit' % compilation.name
             self.refuse(compilation, 137, self.does_not_fit(compilation), now)
-        elif len(compilation.retries) > ATTEMPTS:
+        elif compilation.failures > ATTEMPTS:
             self.refuse(compilation, 137, 'ramgate: giving up on %s: killed %d times by something other than ramgate'
-                        % (compilation.name, len(compilation.retries)), now)
+                        % (compilation.name, compilation.failures), now)
         else:
             self.reserve(compilation, peak / MB, kernel_killed)
             compilation.state = WAITING

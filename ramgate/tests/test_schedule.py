@@ -137,6 +137,17 @@ def test_a_job_that_is_always_killed_is_given_up():
     assert what == 'refused' and 'giving up on job: killed 11 times' in line
 
 
+def test_a_job_that_only_made_room_is_not_given_up():
+    node = Node(1000, old=(1000, 300), new=(50, 300))
+    old, new = node.ask('old', 'new')
+    for _ in range(20):
+        node.plan()
+        node.look(1, {old: 300, new: 300})
+        assert ('killed', 'new') in node.look(1, {old: 700, new: 299})
+        assert node.end(new, 137) == [('retried', new, 'new.o')]
+        node.look(1, {old: 300})
+
+
 def test_a_peak_between_two_looks_is_in_the_kernel_s_figure():
     node = Node(1000, job=(10, 100))
     job, = node.ask('job')
