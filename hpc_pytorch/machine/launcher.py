@@ -213,6 +213,7 @@ def configure_files(system):
     text = "# made by ./eb: what %%(COLLECTION)s in systems/*/easybuild.cfg stands for\n[DEFAULT]\nCOLLECTION = %s\n"
     text %= COLLECTION.replace('%', '%%')
     if not os.path.exists(where) or open(where).read() != text:
+        os.makedirs(os.path.dirname(where), exist_ok=True)
         temporary = '%s.%d' % (where, os.getpid())
         Path(temporary).write_text(text)
         os.replace(temporary, where)

@@ -93,6 +93,7 @@ def node_list(chance):
     return ','.join(hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('count', [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_get_master_as_scontrol(scontrol, count):
     """The first host of generated lists."""
@@ -118,6 +119,7 @@ def test_get_master_as_scontrol(scontrol, count):
     ('n1, n[3-4],', 'n1'),
     (' n[2-3]', 'n2'),
 ])
+@pytest.mark.slow
 def test_get_master(scontrol, nodes, first):
     """The first host; the list from the job step."""
     assert run('get-master', nodes)[0] == first + '\n'
