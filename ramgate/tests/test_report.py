@@ -6,6 +6,8 @@ import re
 import subprocess
 from collections import namedtuple
 
+import pytest
+
 from ramgate.estimates import MB, Knowledge
 from ramgate.limits import Constraint
 from ramgate.report import Progress, Report, duration

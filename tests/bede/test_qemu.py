@@ -71,7 +71,8 @@ def test_ramgate(arm, tmp_path):
     done = subprocess.run(
         arm('usr/bin/python3.11') + ['-m', 'ramgate', 'run', '--jobs', '2', '--report', 'report', '--', 'ninja'],
         env=dict(os.environ, PATH=path, PYTHONPATH=str(CHECKOUT / 'ramgate'), WRAPPERS=str(tmp_path / 'wrappers')),
-        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200)
+        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=1200)
     assert done.returncode == 0, done.stdout
     assert 'FAILED' not in done.stdout and 'Traceback' not in done.stdout, done.stdout
     assert all((tmp_path / (name + '.o')).stat().st_size for name in ('one', 'two', 'three'))
