@@ -176,7 +176,7 @@ def installed(built, tmp_path_factory):
 def test_ramgate_beside_the_collection(installed, ramgate_alone, tmp_path):
     """Each has files of its own: installing and removing ramgate leaves the collection as it was."""
     def own(*words):
-        return run(installed / 'bin' / 'python', *words)
+        return run(installed / 'bin' / 'python', *words, cwd=tmp_path)
 
     def files():
         return {path: path.read_bytes() for path in installed.rglob('*')
