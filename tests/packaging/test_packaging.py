@@ -167,6 +167,8 @@ def installed(built, tmp_path_factory):
     wheel, which was built from the sdist.
     """
     environment = shutil.copytree(CHECKOUT / '.venv', tmp_path_factory.mktemp('environment') / 'venv', symlinks=True)
+    # the checkout's collection must not stand in for what the wheel lacks
+    next(environment.rglob('collection.pth')).unlink()
     run(environment / 'bin' / 'python', '-m', 'pip', '--disable-pip-version-check', 'install', '--no-index',
         built['wheel'])
     return environment
