@@ -43,11 +43,11 @@ def say_what_was_watched(report, log):
     """Print how much memory building took; a build that went past ramgate shows here."""
     path = os.path.join(report, 'report.json')
     if os.path.exists(path):
-        jobs = json.loads(read_file(path))['jobs']
-        restarted = len([job for job in jobs if job['retries']])
-        largest = max([job['peak_mb'] for job in jobs] or [0]) / 1024
-        print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs), restarted, largest,
-                  log=log)
+        compilations = json.loads(read_file(path))['compilations']
+        restarted = [compilation for compilation in compilations if compilation['retries']]
+        largest = max([compilation['peak_mb'] for compilation in compilations] or [0]) / 1024
+        print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB", len(compilations),
+                  len(restarted), largest, log=log)
 
 
 def find_program(name):
