@@ -268,10 +268,11 @@ def ramgate(cfg, report, profile):
 
 
 def say_what_was_watched(report, log):
-    """How much memory building took; a build that went past ramgate shows here."""
+    """Print how much memory the build took: a build that ramgate did not see shows here, too."""
     path = os.path.join(report, 'report.json')
     if os.path.exists(path):
-        jobs = json.loads(read_file(path))['jobs']
-        print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs),
-                  sum(bool(job['retries']) for job in jobs), max([0] + [job['peak_mb'] for job in jobs]) / 1024,
-                  log=log)
+        compilations = json.loads(read_file(path))['compilations']
+        again = [compilation for compilation in compilations if compilation['retries']]
+        largest = max([0] + [compilation['peak_mb'] for compilation in compilations])
+        print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
+                  len(compilations), len(again), largest / 1024, log=log)

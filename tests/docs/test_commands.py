@@ -17,8 +17,7 @@ from test_docs import DOCS
 # A line -> a test's file and the words in it that try the line.
 TRIED = (
     (r'\./test [^|]*', '.ci/run', 'test'),
-    (r'PYTHONPATH=COLLECTION python3 -m ramgate run .*', 'tests/ramgate/test_ramgate_launcher.py',
-     "'-m', 'ramgate', 'run'"),
+    (r'PYTHONPATH=COLLECTION/ramgate python3 -m ramgate run .*', 'ramgate/tests/conftest.py', "'-m', 'ramgate', 'run'"),
     (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),

@@ -98,7 +98,7 @@ def test_chain(toys, slurm, lmod, checkout):
     profile = json.loads((small.sources / 'PyTorch-1.13.1-small-ARCHER2-ramgate.json').read_text())
     assert profile['files']
     provenance = small.installation / 'easybuild/provenance'
-    assert json.loads((provenance / 'ramgate/report.json').read_text())['jobs']
+    assert json.loads((provenance / 'ramgate/report.json').read_text())['compilations']
     facts_kept = json.loads((provenance / 'provenance.json').read_text())
     assert facts_kept['job'] == 'slurm:%s' % torch and 'cray-python/3.9.13.1' in facts_kept['modules']
     assert facts_kept['sources'].keys() == {'small-torch.tar.gz'}
