@@ -111,7 +111,7 @@ def test_docker_definition_files(place):
     (place.directory / 'tool.docker').write_text('FROM scratch\n')
     place.install(place.easyconfig("sources += ['tool.docker']\nchecksums += [None]"))
     assert (installed(place) / 'share/docker-defs/tool.docker').read_text() == 'FROM scratch\n'
-    assert {'system.cfg', 'pairs.cfg', 'versions.py'} <= {path.name for path in (installed(place) / 'share').iterdir()}
+    assert {'system.cfg', 'launchers.cfg'} <= {path.name for path in (installed(place) / 'share').iterdir()}
 
 
 def test_extended_dry_run_without_the_image(place):
