@@ -10,6 +10,7 @@ import atexit
 import configparser
 import difflib
 import glob
+import importlib
 import os
 import re
 import runpy
@@ -125,9 +126,9 @@ def try_software_version(version, arguments):
     names, unchanged = easyconfig_names(arguments), arguments + ['%s=%s' % (TRY, version)]
     if len(names) != 1 or any(word.startswith('--from-') for word in arguments):
         return unchanged
-    program = runpy.run_module(PROGRAMS['new-version'])
+    new_version = importlib.import_module(PROGRAMS['new-version'])
     try:
-        ours = 'lock_files' in Path(program['find'](names[0])).read_text(encoding='utf-8')
+        ours = 'lock_files' in Path(new_version.find(names[0])).read_text(encoding='utf-8')
     except UsersProblem:
         # on a path that only EasyBuild knows
         ours = False
@@ -137,7 +138,7 @@ def try_software_version(version, arguments):
         raise UsersProblem("jobs need files that stay; write them first: ./eb --new-version")
     directory = tempfile.mkdtemp(prefix='try-version-')
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    path = program['try_version'](names[0], version, directory)
+    path = new_version.try_version(names[0], version, directory)
     say("%s and its lock files were made for this call alone; to keep them: ./eb --new-version %s %s"
         % (os.path.basename(path), shlex.quote(version), shlex.quote(names[0])))
     return [path if word == names[0] else word for word in arguments]

@@ -42,7 +42,7 @@ def known(data, packages):
 
 def in_words(name, version, advisories):
     """One line: how many, the newest of them, and in which version none of them is left."""
-    newest = sorted(advisories, key=version_key, reverse=True)
+    newest = sorted(advisories, key=lambda name: [int(part) for part in re.findall(r'\d+', name)], reverse=True)
     ends = [re.findall(r'(<=?)([\w.]+)', next(part for part in value.split(',') if has(part, version)))
             for value in advisories.values()]
     if [] in ends:

@@ -44,7 +44,6 @@ BESIDE = 2 * GIB
 
 
 def needs_of(ec):
-    from ramgate.limits import size
     watched = ', ramgate' if 'ramgate' in ec and ec['ramgate'] else ''
     needs = NEEDS.get((ec['easyblock'] or 'EB_%s' % ec['name']) + watched, OTHERS)
     profile = read_profile(profile_path(ec))
@@ -52,8 +51,6 @@ def needs_of(ec):
         needs = measured(needs, profile, needs.cores or ec['max_parallel'])
     if ec['max_parallel']:
         needs = needs._replace(cores=min(ec['max_parallel'], needs.cores or ec['max_parallel']))
-    if 'max_memory' in ec and ec['max_memory']:
-        needs = needs._replace(memory=size(ec['max_memory']) + BESIDE)
     return needs
 
 

@@ -20,7 +20,7 @@ import sys
 
 from easybuild.base import fancylogger
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import HERE, UsersProblem, collection_path
 from hpc_pytorch.machine.systems import current, decision, nearest, parse, read_section, words, yes_or_no
 from hpc_pytorch.machine.versions import RELATIONS, version_key
 from hpc_pytorch.packages.lock_files import sha256_of
@@ -147,7 +147,7 @@ def add_options(ec, rule, _):
 def add_contract(ec, rule, _):
     """A program in front of upstream's command, which begins with what it asks for; the collection's blocks compare."""
     if ec['easyblock'] in (None, 'EB_PyTorch'):
-        program = [sys.executable, '-I', collection_path(os.path.join('hpc_pytorch', 'source', 'compared.py'))]
+        program = [sys.executable, '-I', os.path.join(HERE, 'source', 'compared.py')]
         ec['preinstallopts'] = ec['preinstallopts'] + ' '.join(map(shlex.quote, program)) + ' '
 
 

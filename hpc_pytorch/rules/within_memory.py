@@ -39,9 +39,8 @@ _running = []
 def begin(easyblock):
     """The installation is about to be configured, perhaps not for the first time."""
     cfg = easyblock.cfg
-    # an easyblock with a parameter for its memory watches that itself
     asked = 'ramgate' in cfg and cfg['ramgate'] or site_rules.has(cfg, 'ramgate')
-    if _running or easyblock.dry_run or 'max_memory' in cfg or not asked:
+    if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', False) or not asked:
         return
     command = ramgate(cfg, report_directory(easyblock), profile_to_keep(cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
