@@ -75,7 +75,7 @@ def drafted(name, machine):
     launcher = 'srun' if kind == 'slurm' else 'mpiexec'
     said = why.get(survey.partitions, 'sinfo; qstat -Q')
     return {
-        'system': {'format': ('2', ''), 'title': (name, 'to be filled in'), 'easyconfig_suffix': (name, ''),
+        'system': {'format': ('2', ''), 'title': (name, 'to be filled in'), 'easyconfig_suffix': (suffix_of(name), ''),
                    'host_names': (' '.join(sorted({re.sub(r'\d', '[0-9]', host), host})), 'hostname'),
                    'architecture': (os.uname().machine, 'uname -m')},
         'compilers': {'c': ('gcc', 'which'), 'cxx': ('g++', 'which'), 'mpi_c': (mpi[0], 'which'),
@@ -95,6 +95,11 @@ def drafted(name, machine):
                  'temporary_directory': ('/tmp', '')},
         'network': {'interfaces': (' '.join(interfaces) or None, '/sys/class/net')},
     }
+
+
+def suffix_of(name):
+    """The system's word in names of easyconfigs, in which dashes separate words."""
+    return name.replace('-', '')
 
 
 def system_text(name, machine):
@@ -123,7 +128,7 @@ def texts(name, machine):
         stand_in += ['', '[module %s]' % module, 'part = %s' % part]
     with open(os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG), encoding='utf-8') as handle:
         easyconfig = handle.read()
-    easyconfig = easyconfig.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % name)
+    easyconfig = easyconfig.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % suffix_of(name))
     easyconfig = re.sub(r'this machine\'s MPI\..*?"""', 'the MPI of %s."""' % name, easyconfig, flags=re.S)
     if modules:
         listed = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
@@ -132,6 +137,7 @@ def texts(name, machine):
     kind = asked(survey.scheduler_kind, machine)
     if kind in BACKENDS:
         easyconfig = easyconfig.replace("'pytorch-srun', ", "'pytorch-jobscript', 'pytorch-run', 'pytorch-srun', ", 1)
+    file_name = EASYCONFIG.replace('workstation', suffix_of(name))
     readme = "Stand-in of %s\n%s\n\nA draft: the modules have the machine's names, and are made of parts of this one.\n"
     return {
         'systems/%s/system.cfg' % name: system_text(name, machine),
@@ -139,15 +145,16 @@ def texts(name, machine):
         'systems/%s/easybuild.cfg' % name: EASYBUILD_CFG.format(name=name, backend=BACKENDS.get(kind, '')),
         'systems/%s/stand_in.cfg' % name: '\n'.join(stand_in) + '\n',
         'systems/%s/stand_in.rst' % name: readme % (name, '=' * (12 + len(name))),
-        'easyconfigs/p/PyTorch/%s' % EASYCONFIG.replace('workstation', name): easyconfig,
-        'systems/%s/easystack.yaml' % name: 'easyconfigs:\n  - %s\n' % EASYCONFIG.replace('workstation', name),
+        'easyconfigs/p/PyTorch/%s' % file_name: easyconfig,
+        'systems/%s/easystack.yaml' % name: 'easyconfigs:\n  - %s\n' % file_name,
     }
 
 
 def write_drafts(name, machine):
     """Write what is not there yet; returns the paths."""
-    if not re.match(r'[a-z][a-z0-9_]*$', name):
-        raise UsersProblem("--new-system wants a name of small letters and digits, such as cirrus; found: %r" % name)
+    if not re.match(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*$', name):
+        raise UsersProblem("--new-system requires a name of lower-case letters, digits and dashes, such as cirrus; "
+                           "found: %r" % name)
     top = os.path.dirname(collection_path('systems'))
     drafts = texts(name, machine)
     for path in drafts:
