@@ -202,13 +202,15 @@ class Limits:
                   ('the address space limit (ulimit -v)', address_space()))
         self.grants = [(name, limit) for name, limit in grants if limit]
 
-    def tightest(self, own):
-        """The constraint that leaves least; `own`: bytes that the build's compilations occupy now."""
-        found = [cgroup.constraint() for cgroup in self.cgroups]
-        found = [constraint for constraint in found if constraint]
-        found.append(host())
+    def constraints(self, own):
+        """All that hold now; `own`: bytes that the build's compilations occupy."""
+        found = [host()] + [cgroup.constraint() for cgroup in self.cgroups]
         found += [Constraint(name, limit, limit - own) for name, limit in self.grants]
-        return min(found, key=lambda constraint: constraint.free)
+        return [constraint for constraint in found if constraint]
+
+    def tightest(self, own):
+        """The constraint that leaves least."""
+        return min(self.constraints(own), key=lambda constraint: constraint.free)
 
     def warnings(self):
         """What the user should know before the build starts."""

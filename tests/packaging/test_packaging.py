@@ -167,6 +167,8 @@ def installed(built, tmp_path_factory):
     wheel, which was built from the sdist.
     """
     environment = shutil.copytree(CHECKOUT / '.venv', tmp_path_factory.mktemp('environment') / 'venv', symlinks=True)
+    # the checkout's collection must not stand in for what the wheel lacks
+    next(environment.rglob('collection.pth')).unlink()
     run(environment / 'bin' / 'python', '-m', 'pip', '--disable-pip-version-check', 'install', '--no-index',
         built['wheel'])
     return environment
@@ -176,7 +178,7 @@ def installed(built, tmp_path_factory):
 def test_ramgate_beside_the_collection(installed, ramgate_alone, tmp_path):
     """Each has files of its own: installing and removing ramgate leaves the collection as it was."""
     def own(*words):
-        return run(installed / 'bin' / 'python', *words)
+        return run(installed / 'bin' / 'python', *words, cwd=tmp_path)
 
     def files():
         return {path: path.read_bytes() for path in installed.rglob('*')
