@@ -429,8 +429,11 @@ def from_pip(directory):
                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     source = directory / 'source'
     shutil.copytree(CHECKOUT, source, ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'build', '__pycache__'))
-    subprocess.run([str(environment / 'bin/python'), '-m', 'pip', 'install', '--quiet', '--no-index',
-                    '--no-build-isolation', str(source)], env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, '-m', 'build', '--no-isolation', '--wheel', '--outdir', directory, source],
+                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wheel, = directory.glob('*.whl')
+    subprocess.run([environment / 'bin/python', '-m', 'pip', 'install', '--quiet', '--no-index', wheel],
+                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
     package, = environment.glob('lib/python3*/site-packages/hpc_pytorch')
     return environment / 'bin/eb', {'EB_PYTHON': str(environment / 'bin/python')}, package
 
@@ -444,7 +447,7 @@ def from_module(directory):
     (tree / 'bin').mkdir()
     shutil.copy(CHECKOUT / '.venv/bin/eb', tree / 'bin/eb')
     shutil.copytree(site / 'rich', tree / 'lib/rich')
-    return tree / 'bin/eb', {'PYTHONPATH': '%s:%s' % (tree / 'lib', CHECKOUT / '.local/site'),
+    return tree / 'bin/eb', {'PYTHONPATH': '%s:%s' % (tree / 'lib', CHECKOUT / '.venv/collection'),
                              'EB_PYTHON': shutil.which('python3', path='/usr/bin')}, CHECKOUT
 
 
