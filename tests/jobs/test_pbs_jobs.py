@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, FOR_ROOT, clean_environment
+from common import CHECKOUT, EB, FOR_ROOT, clean_environment, stand_in
 from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 
@@ -457,7 +457,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
     command, environment, top = place(toys.directory)
     where = toys.directory / 'where.cfg'
     where.write_text('[DEFAULT]\nCOLLECTION = %s\n' % top)
-    modules = CHECKOUT / '.local/stand_ins/derecho-2024/modules'
+    modules = stand_in('derecho-2024')
     environment.update(
         EASYBUILD_CONFIGFILES='%s,%s' % (top / 'systems/derecho/easybuild.cfg', where),
         EASYBUILD_HOOKS=str(top / 'hooks/hpc_pytorch_hooks.py'), EASYBUILD_MODULES_TOOL='Lmod',
