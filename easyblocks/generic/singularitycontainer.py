@@ -30,7 +30,7 @@ from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages import container_modules, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
@@ -315,7 +315,7 @@ class SingularityContainer(EasyBlock):
         for name in ('RUNSCRIPTS', 'RUNSCRIPTS' + self.variable):
             text += module.set_environment(name, 'runscripts', relpath=True)
         # the user's comes back when the module is unloaded
-        text += put_aside(module, self.name, 'PYTHONPATH', '')
+        text += override(module, self.name, 'PYTHONPATH', '')
         text += container_modules.inside(module, self.cfg['venv'] and self.venv, self.cfg['container_environment'])
         text += ''.join(set_by_default(module, setting) for setting in self.settings)
         told = [(name, value) for name, value in told_by(self.system) if name not in self.cfg['modextravars']]

@@ -15,7 +15,7 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import UsersProblem, collection_path
-from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES
 from hpc_pytorch.packages import built_wheels, gpu_code, locked_packages, own_tests
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
@@ -304,7 +304,7 @@ class PythonEnvironment:
         """
         module = self.easyblock.module_generator
         path = os.pathsep.join([self.site_packages()] + self.packages_below())
-        text = ''.join(put_aside(module, self.easyblock.name, name, value)
+        text = ''.join(override(module, self.easyblock.name, name, value)
                        for name, value in (('PYTHONPATH', path), ('PYTHONNOUSERSITE', '1')))
         return text + (self.system_settings(module) if self.features else '')
 
