@@ -1,6 +1,7 @@
 """Sphinx's configuration: `./test tests/docs` builds this with warnings as errors."""
 import os
 import re
+import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -8,6 +9,9 @@ project = 'hpc-pytorch'
 author = 'The authors of hpc-pytorch'
 with open(os.path.join(HERE, os.pardir, 'hpc_pytorch', '__init__.py'), encoding='utf-8') as handle:
     release = version = re.search(r"^VERSION = '(.*)'", handle.read(), re.M).group(1)
+
+# the pages of commands and errors are made of the code
+subprocess.run([os.path.join(HERE, 'make-reference'), '--built'], check=True)
 
 html_theme = 'furo'
 html_show_copyright = False

@@ -6,8 +6,10 @@ each easyconfig are loaded. The report has no user name and no path below $HOME,
 """
 import argparse
 import configparser
+import contextlib
 import json
 import os
+import re
 import shlex
 import tempfile
 from collections import namedtuple
@@ -17,6 +19,7 @@ from hpc_pytorch import UsersProblem, VERSION
 from hpc_pytorch.machine import batch_systems, new_system, systems
 from hpc_pytorch.machine.modules import first_that_fails
 from hpc_pytorch.machine.inspection import BOTH, JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of, external_modules
+from hpc_pytorch.machine.versions import in_words, known
 
 # result is one of the words below; TOLD: systems/ has nothing to compare with
 Finding = namedtuple('Finding', 'name result found expected how')
@@ -47,7 +50,25 @@ def expectation(probe, system):
     return probe.expected(system)
 
 
-# -- the modules of each easyconfig
+# -- versions and modules of each easyconfig
+
+def versions_of(machine, path):
+    """Return {software: version} that come together: what an easyconfig names, this machine's libfabric and driver."""
+    found = re.findall(r"^ *\('([\w-]+)(?:', '|/)(\d[\w.-]*)'", Path(path).read_text(encoding='utf-8'), re.M)
+    found += re.findall(r'(.+?)-(\d[\d.]*)', os.path.basename(path))[:1]
+    with contextlib.suppress(NotAsked):
+        found.append(('driver', machine.read('/sys/module/nvidia/version')))
+    with contextlib.suppress(NotAsked):
+        found += re.findall(r'^(libfabric): (\S+)', machine.output('fi_info', '--version'), re.M)
+    return {name.lower(): version for name, version in found}
+
+
+def about_versions(machine, path):
+    """Report what pairs.cfg knows of versions that an easyconfig brings together."""
+    for row in known(versions_of(machine, path), machine.system.words):
+        result = DIFFERS if row['result'] == 'fails' else TOLD
+        yield Finding('versions of', result, in_words(row), 'versions that go together', 'pairs.cfg')
+
 
 def about_modules(machine, path):
     """Report whether an easyconfig's modules load in their order, and what external_modules.cfg has wrong about them."""
@@ -91,11 +112,12 @@ def about_easyconfigs(machine):
     """Report on all easyconfigs; what holds for several is one finding with all of their names."""
     found = {}
     for path in easyconfigs_of(machine.system):
-        for finding in about_modules(machine, path):
-            found.setdefault(finding, []).append(os.path.basename(path))
+        for about in about_versions, about_modules:
+            for finding in about(machine, path):
+                found.setdefault(finding, []).append(os.path.basename(path))
     for finding, files in found.items():
-        if finding.name == 'modules of':
-            finding = finding._replace(name='modules of ' + ', '.join(files))
+        if finding.name.endswith(' of'):
+            finding = finding._replace(name='%s %s' % (finding.name, ', '.join(files)))
         yield finding
 
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections import namedtuple
 
-from hpc_pytorch.machine.versions import version_key
+from hpc_pytorch.machine.versions import satisfies, within
 
 # How a range of versions is built: the commands after `python`; `configure` only runs CMake, None where there is no
 # such command and CMake's decisions are compared after the build. The first row that is not newer than what is built.
@@ -72,12 +72,6 @@ OPTION_FILES = ('setup.py', 'CMakeLists.txt', 'cmake', os.path.join('tools', 'se
 GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBOSE|PYTORCH_BUILD_\w+|\w+_ROOT)$')
 
 
-def within(version, since, before):
-    """Whether a version is in a range."""
-    key = version_key(version)
-    return version_key(since) <= key and (before is None or key < version_key(before))
-
-
 def route(version):
     """How this version is built; None if nobody knows."""
     return next((row for row in ROUTES if within(version, row.since, None)), None)
@@ -86,7 +80,7 @@ def route(version):
 def lacking(version, found):
     """What is too old to build this version, in words; `found` has the versions by the names of NEEDS."""
     return ['%s %s or newer (%s is here)' % (what, least, found[what]) for what, least, since in NEEDS
-            if what in found and within(version, since, None) and version_key(found[what]) < version_key(least)]
+            if what in found and within(version, since, None) and satisfies(found[what], '<', least)]
 
 
 def unknown_architectures(asked, listing):

@@ -1,12 +1,7 @@
 """
 Of hpc_pytorch/jobs/checks.py: ReFrame's settings made from systems/, pasted into a site's own; comparing reports.
-
-And docs/tried.rst, which is made from such reports.
 """
-import importlib.machinery
-import importlib.util
 import json
-import os
 import subprocess
 import xml.etree.ElementTree as ElementTree
 
@@ -94,33 +89,3 @@ def test_what_ended_otherwise(eb, tmp_path):
     assert '%s WorksCheck %%way=mpi: pass, now fail' % NAME in eb(*words, tmp_path / 'after', cwd=tmp_path).stdout
     assert '%s WorksCheck %%way=mpi: pass, now not there' % NAME in eb(*words, tmp_path / 'gone', cwd=tmp_path).stdout
     assert 'cannot be read' in eb(*words, tmp_path / 'none', cwd=tmp_path, status=1).stdout
-
-
-def test_tried(tmp_path, monkeypatch):
-    """One line for each report that was sent; systems that nobody has sent one from are named."""
-    loader = importlib.machinery.SourceFileLoader('make_reference', str(CHECKOUT / 'docs/make-reference'))
-    make = importlib.util.module_from_spec(importlib.util.spec_from_loader('make_reference', loader))
-    monkeypatch.setattr('sys.path', list(__import__('sys').path))
-    loader.exec_module(make)
-    monkeypatch.setattr(make, 'HERE', str(tmp_path))
-    names = sorted(path.name for path in (CHECKOUT / 'systems').iterdir() if (path / 'system.cfg').exists())
-    assert 'Nothing was sent from: %s.' % ', '.join(names) in make.tried()
-    (tmp_path / 'tried').mkdir()
-    for name, content in {
-            '2026-11-02_frontier.json': report(NAME, 'WorksCheck %way=mpi', None, None, 'fail'),
-            '2026-11-03_lumi.json': dict(report(NAME, 'WorksCheck', None, None, system='lumi'), rehearsal=True),
-            '2026-11-04_bede.json': {'format': 1, 'collection': '2.0.0', 'system': 'bede', 'where': 'job', 'findings': [
-                {'result': 'same'}, {'result': 'differs'}]}}.items():
-        (tmp_path / 'tried' / name).write_text(json.dumps(content))
-    text = make.tried()
-    assert 'Nothing was sent from: %s.' % ', '.join(name for name in names if name not in ('bede', 'frontier')) in text
-    lines = [line.strip(' *-') for line in text.splitlines() if line.startswith('   ')]
-    assert lines[-4:] == ['2026-11-02', 'frontier', NAME, '0 of 1 checks passed']
-    assert lines[5:9] == ['2026-11-04', 'bede', 'survey', '1 of 2 the same']
-    assert 'lumi, its stand-in' in lines
-
-
-def test_no_reports_are_kept_that_nobody_sent():
-    """The page and its reports agree; tests/docs compares the page with what is made now."""
-    assert {path.suffix for path in (CHECKOUT / 'docs/tried').iterdir()} <= {'', '.json'}
-    assert os.path.exists(CHECKOUT / 'docs/tried.rst')

@@ -25,7 +25,7 @@ TRIED = (
     (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
     (r'\./eb --check --compare .*', 'tests/checks/test_settings.py', '--compare'),
-    (r'\./eb --survey( \S+\.json)?', 'docs/make-pictures', '--survey'),
+    (r'\./eb --survey( \S+\.json)?', 'tests/machine/test_survey.py', '--survey'),
     (r'\./eb --survey --new-system[ =]\S+', 'tests/machine/test_survey.py', '--new-system'),
     (r'\./eb --new-version \S+ \S+\.eb', 'tests/packages/test_new_version.py', '--new-version'),
     (r'\./eb \S+/easybuild/provenance/NAME.eb .*', 'tests/rules/test_provenance.py', 'easybuild/provenance'),
@@ -59,7 +59,6 @@ TRIED = (
     (r'mpiexec .* pytorch-bandwidth', 'tests/torch_mpi/test_bandwidth.py', 'pytorch-bandwidth'),
     (r'staged=\$\(pytorch-stage\) \|\| exit|eval "\$staged"', 'tests/scripts/test_pytorch_stage.py', 'pytorch-stage'),
     (r'docs/make-reference', 'tests/docs/test_docs.py', 'make-reference'),
-    (r'docs/make-pictures', 'tests/docs/test_docs.py', 'make-pictures'),
 )
 # ./eb EASYCONFIG ...: a dry run here
 DRY_RUN = re.compile(r'\./eb [^|$]*\b[A-Z]\w*-[\w.-]+\.eb\b.*')

@@ -14,7 +14,7 @@ DOCS = CHECKOUT / 'docs'
 PATH = re.compile(r'(?<![\w./~$}-])(?:%s)/[\w./+-]+' % '|'.join(
     ('docs', 'easyblocks', 'easyconfigs', 'hooks', 'hpc_pytorch', 'ramgate', 'systems', 'tests', 'torch_mpi')))
 # Words in capitals stand for something else.
-PLACEHOLDER = re.compile(r'(?<![A-Z])(NAME|VERSION|SUFFIX|EASYCONFIG)(?![A-Z])')
+PLACEHOLDER = re.compile(r'(?<![A-Z])(NAME|SYSTEM|VERSION|SUFFIX|EASYCONFIG)(?![A-Z])')
 
 
 def documents():

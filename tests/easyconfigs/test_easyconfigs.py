@@ -3,9 +3,12 @@ import ast
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from common import CHECKOUT
+
+from hpc_pytorch.machine.collection_files import named_file
 
 EASYCONFIGS = sorted((CHECKOUT / 'easyconfigs').glob('*/*/*.eb'))
 # What EasyBuild puts into an easyconfig's namespace, besides its templates.
@@ -73,9 +76,10 @@ def test_file_name_matches_content(easyconfig):
 
 
 def test_only_what_easybuild_knows(easyconfig):
-    """flake8, with EasyBuild's constants as the only names that are not defined in the file."""
-    done = subprocess.run([sys.executable, '-m', 'flake8', '--builtins=' + ','.join(CONSTANTS), str(easyconfig)],
-                          cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """ruff, with EasyBuild's constants as the only names that are not defined in the file."""
+    builtins = 'builtins = [%s]' % ', '.join(map(repr, CONSTANTS))
+    done = subprocess.run([sys.executable, '-m', 'ruff', 'check', '--config', builtins, str(easyconfig)], cwd=CHECKOUT,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
 
 
@@ -113,7 +117,7 @@ def test_locked_packages_have_checksums(easyconfig):
         if 'lock_files' not in key:
             continue
         for name in plain(node):
-            text = (CHECKOUT / 'locks' / with_version(name, easyconfig)).read_text()
+            text = Path(named_file(str(easyconfig), with_version(name, easyconfig))).read_text()
             entries = parse_lock(text)
             assert entries and all(entry.hashes for entry in entries), name
             names = [line for line in text.splitlines() if re.match(r'[A-Za-z0-9]', line)]
@@ -166,8 +170,8 @@ def test_nothing_lies_around():
     # by what is a parameter's value where an easyconfig has no other
     easyconfigs += (CHECKOUT / 'hpc_pytorch/packages/locked_packages.py').read_text()
     for path in [*CHECKOUT.glob('easyconfigs/?/*/*'), *CHECKOUT.glob('easyconfigs/?/*/locks/*')]:
-        if path.suffix != '.eb':
-            assert path.suffix == ('.patch' if 'easyconfigs' in path.parts else path.suffix), path
+        if path.suffix != '.eb' and path.name != 'locks':
+            assert path.suffix in (('.in', '.lock') if path.parent.name == 'locks' else ('.patch',)), path
             assert path.with_suffix('.lock' if path.suffix == '.in' else path.suffix).name in easyconfigs, path
 
 

@@ -1,13 +1,15 @@
 """Files that easyconfigs name: beside the easyconfig first, else in the collection."""
+from pathlib import Path
+
 from common import CHECKOUT
 
-from hpc_pytorch.machine.collection_files import ROOMS, named_file
+from hpc_pytorch.machine.collection_files import named_file, rooms
 
 
 def test_beside_it_comes_first(tmp_path):
     """A copy of an easyconfig with a lock file of its own uses that."""
     easyconfig = tmp_path / 'toy.eb'
-    assert named_file(str(easyconfig), 'pytorch-check') == str(CHECKOUT / 'hpc_pytorch/scripts' / 'pytorch-check')
+    assert named_file(str(easyconfig), 'pytorch-check') == str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-check')
     (tmp_path / 'pytorch-check').touch()
     assert named_file(str(easyconfig), 'pytorch-check') == str(tmp_path / 'pytorch-check')
     assert named_file(str(easyconfig), 'no-such-file') is None
@@ -15,5 +17,5 @@ def test_beside_it_comes_first(tmp_path):
 
 def test_names_are_unique():
     """No name is in two rooms: which one is meant would depend on their order."""
-    names = [path.name for room in ROOMS for path in (CHECKOUT / room).iterdir() if path.is_file()]
+    names = [path.name for room in rooms() for path in Path(room).iterdir() if path.is_file()]
     assert len(names) == len(set(names))

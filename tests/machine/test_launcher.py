@@ -11,6 +11,8 @@ from common import CHECKOUT, EB, clean_environment, stand_in
 
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
 
+ENVIRONMENTS = CHECKOUT / 'hpc_pytorch/environments'
+
 
 def test_says_what_it_chose_and_why(eb):
     """One line, before anything else."""
@@ -127,8 +129,8 @@ def test_nothing_stays_in_tmp(eb, tmp_path):
 
 def run_make_environment(directory, **environment):
     """The script that makes the environment of ./eb, on a directory of the test's."""
-    script, lock = CHECKOUT / 'environments' / 'make-environment', CHECKOUT / 'environments' / 'eb.txt'
-    return subprocess.run([str(script), str(directory), str(lock)], env=dict(clean_environment(), **environment),
+    command = [ENVIRONMENTS / 'make-environment', directory, ENVIRONMENTS / 'eb.txt']
+    return subprocess.run(command, env=dict(clean_environment(), **environment),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -186,8 +188,8 @@ def test_interrupted_first_call(tmp_path):
     duration = time.monotonic() - begin
     (directory / '.complete').unlink()
     for part in (0.02, 0.15, 0.4, 0.7, 0.95):
-        running = subprocess.Popen([str(CHECKOUT / 'environments' / 'make-environment'), str(directory),
-                                    str(CHECKOUT / 'environments' / 'eb.txt')], env=clean_environment(),
+        running = subprocess.Popen([ENVIRONMENTS / 'make-environment', directory, ENVIRONMENTS / 'eb.txt'],
+                                   env=clean_environment(),
                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                                    start_new_session=True)
         try:
@@ -207,7 +209,7 @@ def test_interrupted_first_call(tmp_path):
 @pytest.mark.slow
 def test_two_first_calls_at_once(tmp_path):
     """One makes the environment, the other waits for it."""
-    command = [str(CHECKOUT / 'environments' / name) for name in ('make-environment', 'eb.txt')]
+    command = [str(ENVIRONMENTS / name) for name in ('make-environment', 'eb.txt')]
     command.insert(1, str(tmp_path / 'venv'))
     both = [subprocess.Popen(command, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True) for _ in range(2)]

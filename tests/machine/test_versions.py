@@ -2,6 +2,7 @@
 import configparser
 import datetime
 
+import packaging.version
 import pytest
 
 from hpc_pytorch.machine import systems, versions
@@ -17,6 +18,28 @@ def test_table():
         assert list(row) == ['when', 'result', 'why', 'source', 'date'] and row['result'] in versions.RESULTS
         assert all(map(versions.CONDITION.match, row['when'].split())), section
         assert datetime.date(2023, 1, 1) < datetime.date.fromisoformat(row['date']) <= datetime.date.today()
+
+
+ORDER = ('latest', '1.0', '2.4.0.dev3', '2.4.0a0', '2.4.0a0+git1', '2.4.0b2', '2.4.0rc1.dev2', '2.4.0rc1', '2.4.0',
+         '2.4.0+cpu', '2.4.0+cu118.2', '2.4.0.post1.dev2', '2.4.0.post1', '2.4.0-2', '2.4.1', '2.10.0rc1', '2.10.0',
+         '2.21.5', '2.21.5-1')
+
+
+def test_order():
+    """PEP 440's; what it has no place for, a module's `latest`, comes first; a release candidate once came last."""
+    assert sorted(reversed(ORDER), key=versions.version_key) == list(ORDER)
+    assert sorted(reversed(ORDER[1:]), key=packaging.version.Version) == list(ORDER[1:])
+    assert versions.version_key('2.0') == versions.version_key('v2.0.0')
+
+
+@pytest.mark.parametrize('version, since, before, expected', [
+    ('2.4.0a0', '2.4', None, True), ('2.10.0rc1', '2.9', '2.10', False), ('2.3.1', '2.4', None, False),
+    ('2.3.1', None, '2.4', True), ('2.10', '2.9', '2.11', True), ('8.8.1.3-12', '8.8.1.3', '8.9', True),
+    ('latest', '2.0', None, False),
+])
+def test_within(version, since, before, expected):
+    """A pre-release has what its release has."""
+    assert versions.within(version, since, before) is expected
 
 
 @pytest.mark.parametrize('words, found, results', [

@@ -60,6 +60,7 @@ document.body.append(`then ${document.querySelectorAll('.job').length}`);
 </script>"""
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path):
     some_build(Report(str(tmp_path / 'report')))
     page = (tmp_path / 'report' / 'report.html').read_text()

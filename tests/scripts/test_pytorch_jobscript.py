@@ -100,6 +100,7 @@ def test_awkward_names(jobscript, tmp_path):
     assert '#SBATCH --job-name=job' in jobscript('frontier', '...')
 
 
+@pytest.mark.slow
 def test_sbatch_reads_it(jobscript, tmp_path):
     """What sbatch itself says of a script's head; it reads that before it asks for a cluster."""
     script = tmp_path / 'script'

@@ -99,6 +99,7 @@ def nowhere(tmp_path):
     return Login(tmp_path, 'slurm', 'srun', {'PATH': '/nowhere'})
 
 
+@pytest.mark.slow
 def test_dry_run(nowhere):
     """The job script, and no file."""
     before = os.listdir(nowhere.directory)
@@ -108,6 +109,7 @@ def test_dry_run(nowhere):
     assert os.listdir(nowhere.directory) == before
 
 
+@pytest.mark.slow
 def test_refused(nowhere):
     """One line: no sbatch, no job to be in, an option that pytorch-jobscript refuses."""
     (nowhere.directory / 'train.py').touch()

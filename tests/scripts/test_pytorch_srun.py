@@ -116,6 +116,7 @@ def test_same_variables(script, tmp_path, launcher):
     assert Path(found['MIOPEN_USER_DB_PATH']).parent == tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('program', ['mpiexec.mpich', 'mpiexec.openmpi'])
 def test_real_launchers(script, program):
     """Four real ranks."""

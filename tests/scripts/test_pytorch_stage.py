@@ -21,6 +21,8 @@ class Place:
         self.root = directory / 'software' / 'PyTorch'
         self.local = directory / 'disk'
         self.local.mkdir()
+        # another user may not read the checkout
+        self.stage = shutil.copy(STAGE, directory)
         subprocess.run([python, '-m', 'venv', '--without-pip', self.root], check=True)
         self.site = next(self.root.glob('lib/python3*/site-packages'))
         (self.site / 'toy.py').write_text('here = __file__\n')
@@ -36,7 +38,7 @@ class Place:
         environment = {'EBROOTPYTORCH': str(self.root), 'PATH': '%s/bin:/usr/bin:/bin' % self.root, 'USER': 'me',
                        'PYTHONPATH': str(self.site), 'HOME': str(self.root.parent)}
         environment.update(variables)
-        script = 'staged=$(%s) || exit 3\neval "$staged"\n%s' % (STAGE, script)
+        script = 'staged=$(%s) || exit 3\neval "$staged"\n%s' % (self.stage, script)
         done = subprocess.run([*prefix, 'bash', '-c', script], env=environment, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=120, user=user)
         assert done.returncode == status, done.stdout + done.stderr

@@ -48,7 +48,7 @@ def test_every_script_is_installed():
     from hpc_pytorch.packages.container_scripts import scripts_for
     table = scripts_for('torch')
     easyconfigs = ''.join(path.read_text() for path in CHECKOUT.glob('easyconfigs/*/*/*.eb'))
-    checks = (CHECKOUT / 'checks' / 'pytorch_checks.py').read_text()
+    checks = (CHECKOUT / 'hpc_pytorch/reframe/pytorch_checks.py').read_text()
     scripts = [path.name for path in SCRIPTS.iterdir() if path.is_file()]
     assert set(table) <= set(scripts)
     assert [name for name in scripts if name not in table and "'%s'" % name not in easyconfigs
@@ -93,6 +93,7 @@ def node_list(chance):
     return ','.join(hosts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('count', [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_get_master_as_scontrol(scontrol, count):
     """The first host of generated lists."""
@@ -118,6 +119,7 @@ def test_get_master_as_scontrol(scontrol, count):
     ('n1, n[3-4],', 'n1'),
     (' n[2-3]', 'n2'),
 ])
+@pytest.mark.slow
 def test_get_master(scontrol, nodes, first):
     """The first host; the list from the job step."""
     assert run('get-master', nodes)[0] == first + '\n'
