@@ -23,6 +23,8 @@ from hpc_pytorch.machine import own_lmod, systems
 from hpc_pytorch.stand_ins import make as stand_in
 
 COLLECTION = Path(__file__).resolve().parent.parent
+# EasyBuild's own, in the environment of ./eb
+EB = os.path.join(sys.prefix, 'bin', 'eb')
 
 USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...
 
@@ -65,6 +67,7 @@ INSTEAD = {
 }
 # What must not reach EasyBuild or anything that it builds.
 NOT_THE_USERS = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV')
+COLLECTION_CFG = "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg\n[DEFAULT]\nCOLLECTION = %s\n"
 LOG_IN = 'module() { eval "$("$MODULES_PROGRAM" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0'
 
 
@@ -129,7 +132,7 @@ def configure_modules_tool(arguments):
     """Tell EasyBuild which modules tool to use, unless the user does."""
     chosen = any(word.startswith('--modules-tool') for word in arguments)
     if not chosen and 'EASYBUILD_MODULES_TOOL' not in os.environ:
-        tool = own_lmod.modules_tool()
+        tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program
         set_default('MODULES_TOOL', tool.name)
         set_default('MODULE_SYNTAX', tool.syntax)
@@ -138,8 +141,7 @@ def configure_modules_tool(arguments):
 def configure_files(system):
     """Let EasyBuild read the system's configuration, where the collection is, then the user's; a later one wins."""
     where = COLLECTION / '.local/collection.cfg'
-    write_atomically(where, "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg\n[DEFAULT]\nCOLLECTION = %s\n"
-                % str(COLLECTION).replace('%', '%%'))
+    write_atomically(where, COLLECTION_CFG % str(COLLECTION).replace('%', '%%'))
     files = [COLLECTION / 'systems' / system / 'easybuild.cfg', where, os.environ.get('EASYBUILD_CONFIGFILES')]
     os.environ['EASYBUILD_CONFIGFILES'] = ','.join(str(path) for path in files if path)
 
@@ -148,10 +150,14 @@ def configure_hooks(given):
     """Name our hooks to EasyBuild, which knows one file only, and the site's or the user's to our hooks."""
     from easybuild.tools.options import EasyBuildOptions
 
+    class OnlyRead(EasyBuildOptions):
+        """EasyBuild's options without what follows from them, such as a temporary directory."""
+        def postprocess(self):
+            pass
+
     ours = COLLECTION / 'hooks/hpc_pytorch_hooks.py'
     try:
-        options = EasyBuildOptions(go_args=[], envvar_prefix='EASYBUILD', with_include=False).options
-        others = given or options.hooks
+        others = given or OnlyRead(go_args=[], envvar_prefix='EASYBUILD').options.hooks
     except Exception:
         # EasyBuild is going to report what is wrong with its configuration
         others = None
@@ -186,7 +192,7 @@ def log_in(place):
         if name.startswith(('_ModuleTable', '__LMOD_', '__MODULES_')) or name in ('LOADEDMODULES', '_LMFILES_'):
             del os.environ[name]
     os.environ['MODULEPATH'] = str(place / 'modules')
-    tool = own_lmod.modules_tool()
+    tool = own_lmod.installed_modules_tool()
     environment = dict(os.environ, MODULES_PROGRAM=tool.program, **{tool.variable: tool.program})
     done = subprocess.run(['bash', '-c', LOG_IN, 'bash', str(place)], stdout=subprocess.PIPE, text=True,
                           env=environment, check=True)
@@ -225,10 +231,10 @@ def prepare(arguments):
     if ours.program == 'survey':
         # nothing is installed for it, not even a modules tool
         return ours.program, arguments
+    os.environ.update(EB_SCRIPT_PATH=EB, EB_PYTHON=sys.executable)
     configure_modules_tool(arguments)
     configure_hooks(ours.hooks)
     configure_files(system)
-    os.environ.update(EB_SCRIPT_PATH=os.path.join(sys.prefix, 'bin', 'eb'), EB_PYTHON=sys.executable)
     words = consent_of_root()
     for argument in arguments:
         words += INSTEAD.get(argument, [argument])
@@ -238,7 +244,7 @@ def prepare(arguments):
 def main():
     try:
         program, arguments = prepare(sys.argv[1:])
-        sys.argv = [os.path.join(sys.prefix, 'bin', 'eb')] + arguments
+        sys.argv = [EB] + arguments
         if program:
             return importlib.import_module(PROGRAMS[program]).main(arguments)
     except UsersProblem as problem:

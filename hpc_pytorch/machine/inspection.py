@@ -146,7 +146,7 @@ class Machine(object):
         return ModulesShell(tool.program, self.environ)
 
     def with_modules(self, commands):
-        """Return those of these commands that are there once the modules of the system's first easyconfig are loaded."""
+        """Return those of these commands that are there with the modules of the system's first easyconfig."""
         environ = self.environ
         for names in filter(None, map(external_modules, easyconfigs_of(self.system))):
             shell = self.modules_shell()

@@ -1,5 +1,5 @@
 """
-``./eb --survey [FILE] [--job] [--new-system NAME]``: compare this machine with its description in systems/<name>/.
+``./eb --survey [FILE] [--job] [--new-system NAME]``: compare this machine with its description in systems/NAME.
 
 What inspection.py asks is asked once on a login node and once in a job (``--job`` submits itself); besides, the modules of
 each easyconfig are loaded. The report has no user name and no path below $HOME, so it can be sent to somebody.
@@ -71,7 +71,7 @@ def about_versions(machine, path):
 
 
 def about_modules(machine, path):
-    """Report whether an easyconfig's modules load in their order, and what external_modules.cfg has wrong about them."""
+    """Report whether an easyconfig's modules load in their order, and errors in external_modules.cfg about them."""
     names = external_modules(path)
     if not names:
         return

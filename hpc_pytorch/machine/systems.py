@@ -170,7 +170,6 @@ SCHEMA = {
         'gpu_architecture': (text, "as compilers name it: gfx90a, 8.0"),
         'cuda': (number, "newest CUDA that the driver takes, its first number: 12"),
         'gpu_cores': (core_lists, "for each GPU, in their order, the cores nearest to it"),
-        'gpu_variable': (text, "environment variable that says which GPUs a process may see: ROCR_VISIBLE_DEVICES"),
         'local_storage': (text, "directory on the compute node's own disk; may be there only in jobs that ask"),
         'local_storage_option': (words, "what a job asks for to get it"),
         'temporary_directory': (text, "directory for temporary files on compute nodes"),
@@ -182,7 +181,6 @@ SCHEMA = {
         'nccl_net': (text, "what pytorch-srun sets NCCL_NET to on several nodes; one node has no network: OFI"),
     },
     'container': {
-        'runtime_modules': (words, "modules to load for `singularity` to be there"),
         'image_search_path': (words, "directories in which the site keeps images, best first, and below them"),
         'conflicts': (words, "the site's own modules that bind directories for containers"),
         'bind_paths': (words, "what of the system a container must see"),

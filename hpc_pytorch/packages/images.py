@@ -9,7 +9,7 @@ import shutil
 import struct
 import subprocess
 
-from hpc_pytorch import UsersProblem, part_directory, settle
+from hpc_pytorch import UsersProblem, part_directory, fsync
 
 SIF_MAGIC = (32, b'SIF_MAGIC\0')
 SQUASHFS_MAGIC = (0, b'hsqs')
@@ -55,7 +55,7 @@ def place_image(source, target):
                 fcntl.ioctl(copy.fileno(), FICLONE, original.fileno())
             except OSError:
                 shutil.copyfileobj(original, copy, 1 << 20)
-        settle(partial)
+        fsync(partial)
         os.rename(partial, target)
     except OSError as error:
         if os.path.exists(partial):
@@ -136,5 +136,5 @@ def pull(runtime, reference, target):
             raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? "
                                "Fetch it on a machine with a network (eb --fetch), and bring %s here."
                                % (reference, said[-1], target))
-        settle(image)
+        fsync(image)
         os.rename(image, target)

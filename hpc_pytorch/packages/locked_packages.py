@@ -22,7 +22,7 @@ from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem, part_directory, settle
+from hpc_pytorch import UsersProblem, part_directory, fsync
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.systems import current
@@ -377,7 +377,7 @@ def keep(part, store, files):
         target = os.path.join(store, os.path.basename(path))
         if os.path.exists(target) and sha256_of(target) != sha256_of(path):
             os.replace(target, '%s.%s.aside' % (target, sha256_of(target)[:8]))
-        settle(path)
+        fsync(path)
         os.replace(path, target)
         link = os.path.join(files, os.path.basename(path))
         if not os.path.exists(link):

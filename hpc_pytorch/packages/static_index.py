@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from urllib.parse import quote
 
-from hpc_pytorch import UsersProblem, part_directory, settle
+from hpc_pytorch import UsersProblem, part_directory, fsync
 from hpc_pytorch.packages.lock_files import sha256_of
 from hpc_pytorch.packages.wheel_tags import parse_wheel
 
@@ -31,7 +31,7 @@ def add(directory, wheel):
         with part_directory(directory) as part:
             part = shutil.copyfile(wheel, os.path.join(part, 'wheel'))
             os.chmod(part, 0o644)
-            settle(part)
+            fsync(part)
             os.rename(part, target)
     elif sha256_of(target) != sha256_of(wheel):
         raise UsersProblem("%s exists already, with other content. Build another version: a wheel's name must not "
@@ -50,7 +50,7 @@ def write_page(place):
         page = Path(part, 'index.html')
         page.write_text('\n'.join(lines) + '\n', encoding='utf-8')
         page.chmod(0o644)
-        settle(str(page))
+        fsync(str(page))
         page.rename(os.path.join(place, 'index.html'))
 
 

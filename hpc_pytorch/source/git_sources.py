@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tarfile
 
-from hpc_pytorch import UsersProblem, settle
+from hpc_pytorch import UsersProblem, fsync
 from hpc_pytorch.packages.lock_files import sha256_of
 
 TRIES = 3
@@ -140,7 +140,7 @@ def pack(directory, name, tarball):
                     path = os.path.join(top, entry)
                     archive.add(path, os.path.join(name, os.path.relpath(path, directory)), recursive=False,
                                 filter=plain)
-    settle(part)
+    fsync(part)
     with open(tarball + NOTE, 'w') as note:
         note.write(sha256_of(part) + '\n')
     os.rename(part, tarball)

@@ -292,8 +292,8 @@ def make(name, target=None):
         for path, text in texts.items():
             write_atomically(path, text)
         python = target / 'bin/python3'
-        remove(python)
-        if login.get('python3') == 'old':
+        if login.get('python3') == 'old' and not python.exists():
+            remove(python)
             python.symlink_to(HERE / 'scripts/python3.6')
     return target
 

@@ -1,7 +1,6 @@
 """The stand-ins: every module of the systems' metadata, the compiler wrappers, and the script that makes them."""
 import configparser
 import hashlib
-import json
 import os
 import pwd
 import random
@@ -24,7 +23,7 @@ STAND_INS = CHECKOUT / 'hpc_pytorch/stand_ins'
 DESCRIPTIONS = {path.parent.name + path.stem[len('stand_in'):]: path
                 for path in sorted(CHECKOUT.glob('systems/*/stand_in*.cfg'))}
 WITH_MODULES = [name for name, path in DESCRIPTIONS.items() if (path.parent / 'external_modules.cfg').exists()]
-MAKE = STAND_INS / 'make'
+MAKE = STAND_INS / 'make.py'
 MPI_PROGRAM = """
 #include <mpi.h>
 #include <stdio.h>
@@ -206,7 +205,7 @@ HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULE
 def test_old_python_where_there_is_none(tmp_path):
     """Without a real 3.6 (pyenv's, in a $HOME that jobs do not have) this machine's Python runs packages, too."""
     done = subprocess.run([str(CHECKOUT / 'hpc_pytorch/stand_ins' / 'scripts' / 'python3.6'), '-m', 'ramgate', 'run',
-                           '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT), text=True, stdout=subprocess.PIPE,
+                           '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT / 'ramgate'), text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, env={'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'})
     assert not done.returncode, done.stdout
 
@@ -468,7 +467,7 @@ def small(tmp_path):
     here = tmp_path / 'check out' / 'systems' / 'here'
     here.mkdir(parents=True)
     (here / 'stand_in.cfg').write_text('[module tool/1]\npart = tool\nset =\n    VERSION {version}\n')
-    return stand_ins / 'make'
+    return stand_ins / 'make.py'
 
 
 def test_script_makes_what_is_described(small, tmp_path, lmod):
@@ -636,9 +635,9 @@ def test_locks_have_only_hashes():
             assert '==' in line and '--hash=sha256:' in line, (path, line)
 
 
-def test_mark_of_completeness_is_json(stand_ins):
-    mark = json.loads((stand_ins['archer2-2023'].parent / 'parts' / 'gcc' / '.complete').read_text())
-    assert len(mark['fingerprint']) == 64 and all(os.path.isabs(link) for link in mark['links'])
+def test_mark_of_completeness(stand_ins):
+    mark = (stand_ins['archer2'].parent / 'parts' / 'gcc' / '.complete').read_text()
+    assert len(mark) == 64
 
 
 # -- wheels
