@@ -20,14 +20,11 @@ from hpc_pytorch.machine.systems import core_list, host_matches, is_for
 
 SINFO = ('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h')
 QSTAT = ('qstat', '-Q', '-f')
-CPUS = '/sys/devices/system/cpu'
-# how something is asked, for people
-LOAD, QUEUES, TOPOLOGY = 'module load; which', 'sinfo; qstat -Q', 'nvidia-smi topo -m; rocm-smi'
 # where something can be asked
 LOGIN, JOB, BOTH = 'login', 'job', 'both'
 # a question with what is expected ('section key' of system.cfg, or a function of the system; None and [] are not
 # compared) and how that is compared with what is found
-Probe = namedtuple('Probe', 'name where how ask expected same')
+Probe = namedtuple('Probe', 'name where ask expected same')
 PROBES = []
 
 
@@ -35,10 +32,10 @@ class NotAsked(Exception):
     """This machine cannot answer that here; one message."""
 
 
-def probe(where, how, expected, same=operator.eq):
+def probe(where, expected, same=operator.eq):
     """Add a question to the survey."""
     def add(question):
-        PROBES.append(Probe(question.__name__.replace('_', ' '), where, how, question, expected, same))
+        PROBES.append(Probe(question.__name__.replace('_', ' '), where, question, expected, same))
         return question
     return add
 
@@ -155,42 +152,42 @@ class Machine(object):
             break
         return [command for command in commands if shutil.which(command, path=environ.get('PATH'))]
 
-    @probe(BOTH, 'uname -m', 'system architecture')
+    @probe(BOTH, 'system architecture')
     def architecture(self):
         return os.uname().machine
 
-    @probe(BOTH, 'hostname', 'system host_names', host_matches)
+    @probe(BOTH, 'system host_names', host_matches)
     def host_name(self):
         return socket.gethostname()
 
-    @probe(LOGIN, 'hostname', 'system login_hosts', host_matches)
+    @probe(LOGIN, 'system login_hosts', host_matches)
     def login_host(self):
         return socket.gethostname()
 
-    @probe(LOGIN, 'pip index versions', lambda system: 'reached')
+    @probe(LOGIN, lambda system: 'reached')
     def package_index(self):
         command = [sys.executable, '-m', 'pip', 'index', 'versions', 'pip', '--retries=0', '--timeout=10']
         done = subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
         return 'not reached' if done.returncode else 'reached'
 
-    @probe(JOB, 'ls', paths_of_jobs, all_there)
+    @probe(JOB, paths_of_jobs, all_there)
     def paths_in_jobs(self):
         return self.existing(paths_of_jobs(self.system))
 
-    @probe(LOGIN, 'ls', 'container image_search_path', all_there)
+    @probe(LOGIN, 'container image_search_path', all_there)
     def images(self):
         return self.existing(self.system.container['image_search_path'])
 
-    @probe(BOTH, LOAD, commands_of, all_there)
+    @probe(BOTH, commands_of, all_there)
     def commands(self):
         return self.with_modules(commands_of(self.system))
 
-    @probe(JOB, LOAD, lambda system: ['singularity'] if system.container['bind_paths'] else None, all_there)
+    @probe(JOB, lambda system: ['singularity'] if system.container['bind_paths'] else None, all_there)
     def container_run_time(self):
         return self.with_modules(['singularity', 'apptainer'])
 
-    @probe(BOTH, QUEUES, 'scheduler kind')
+    @probe(BOTH, 'scheduler kind')
     def batch_system(self):
         """Return the batch system of this job, or the one that answers, or the one whose commands are there."""
         if self.job:
@@ -204,7 +201,7 @@ class Machine(object):
                 continue
         return there[0][0] if there else 'none'
 
-    @probe(LOGIN, QUEUES, partitions_of, all_there)
+    @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
         """Return Slurm's partitions or PBS's queues: {name: {limit, cores, memory, gpus, exclusive}}."""
         return self.pbs_queues() if self.system.scheduler['kind'] == 'pbs' else self.slurm_partitions()
@@ -236,45 +233,45 @@ class Machine(object):
             raise NotAsked("the batch system does not say")
         return found
 
-    @probe(LOGIN, QUEUES, 'scheduler walltime', long_enough)
+    @probe(LOGIN, 'scheduler walltime', long_enough)
     def time_limit(self):
         return self.partition_fact('limit')
 
-    @probe(LOGIN, 'sinfo', 'scheduler nodes_exclusive')
+    @probe(LOGIN, 'scheduler nodes_exclusive')
     def whole_nodes(self):
         return self.partition_fact('exclusive')
 
-    @probe(LOGIN, 'sinfo', 'node memory', about)
+    @probe(LOGIN, 'node memory', about)
     def memory_of_nodes(self):
         return self.partition_fact('memory')
 
-    @probe(LOGIN, 'sinfo', 'node gpus')
+    @probe(LOGIN, 'node gpus')
     def GPUs_of_nodes(self):
         return self.partition_fact('gpus')
 
     def hardware_threads(self):
         """Return one (package, core) for each hardware thread."""
         found = []
-        for name in self.names(CPUS + '/cpu[0-9]*'):
-            place = '%s/%s/topology/' % (CPUS, name)
+        for name in self.names('/sys/devices/system/cpu/cpu[0-9]*'):
+            place = '/sys/devices/system/cpu/%s/topology/' % name
             found.append((self.read(place + 'physical_package_id'), self.read(place + 'core_id')))
         if not found:
-            raise NotAsked("there is no " + CPUS)
+            raise NotAsked("there is no /sys/devices/system/cpu")
         return found
 
-    @probe(JOB, CPUS, 'node cores')
+    @probe(JOB, 'node cores')
     def cores(self):
         return len(set(self.hardware_threads()))
 
-    @probe(JOB, CPUS, 'node threads_per_core')
+    @probe(JOB, 'node threads_per_core')
     def threads_of_a_core(self):
         return len(self.hardware_threads()) // self.cores()
 
-    @probe(JOB, '/proc/meminfo', 'node memory', about)
+    @probe(JOB, 'node memory', about)
     def memory(self):
         return int(re.search(r'MemTotal:\s+(\d+) kB', self.read('/proc/meminfo')).group(1)) * 1024
 
-    @probe(JOB, TOPOLOGY, 'node gpu_cores', within)
+    @probe(JOB, 'node gpu_cores', within)
     def cores_next_to_GPUs(self):
         """Return for each GPU the cores next to it, as the driver says."""
         if not self.which('nvidia-smi'):
@@ -288,22 +285,22 @@ class Machine(object):
         column = titles[0].index('CPU Affinity')
         return [core_list(row[column]) for row in rows if row[0].startswith('GPU')]
 
-    @probe(JOB, TOPOLOGY, 'node gpus')
+    @probe(JOB, 'node gpus')
     def GPUs(self):
         return len(self.cores_next_to_GPUs())
 
-    @probe(JOB, 'nvidia-smi', 'node cuda', lambda found, expected: float(found) >= expected)
+    @probe(JOB, 'node cuda', lambda found, expected: float(found) >= expected)
     def CUDA_of_the_driver(self):
         found = re.search(r'CUDA Version: (\d+\.\d+)', self.output('nvidia-smi'))
         if not found:
             raise NotAsked("nvidia-smi names no CUDA version")
         return found.group(1)
 
-    @probe(JOB, '/sys/class/net', 'network interfaces', all_there)
+    @probe(JOB, 'network interfaces', all_there)
     def interfaces(self):
         return self.names('/sys/class/net/*')
 
-    @probe(JOB, 'fi_info -l', lambda system: ['cxi'] if 'slingshot' in system.words else None, all_there)
+    @probe(JOB, lambda system: ['cxi'] if 'slingshot' in system.words else None, all_there)
     def libfabric(self):
         """List libfabric's providers."""
         return sorted(set(re.findall(r'^(\S+):$', self.output('fi_info', '-l'), re.M)))

@@ -1,7 +1,7 @@
 """
 ``./eb --survey [FILE] [--job] [--new-system NAME]``: compare this machine with its description in systems/NAME.
 
-What inspection.py asks is asked once on a login node and once in a job (``--job`` submits itself); besides, the modules of
+Call it once on a login node and once in a job (``--job`` submits it). Besides what inspection.py asks, the modules of
 each easyconfig are loaded. The report has no user name and no path below $HOME, so it can be sent to somebody.
 """
 import argparse
@@ -22,7 +22,7 @@ from hpc_pytorch.machine.inspection import BOTH, JOB, LOGIN, Machine, NotAsked, 
 from hpc_pytorch.machine.versions import in_words, known
 
 # result is one of the words below; TOLD: systems/ has nothing to compare with
-Finding = namedtuple('Finding', 'name result found expected how')
+Finding = namedtuple('Finding', 'name result found expected')
 SAME, DIFFERS, NOT_ASKED, TOLD = 'same', 'differs', 'not asked', 'told'
 
 
@@ -35,12 +35,12 @@ def ask(probe, machine):
         found = probe.ask(machine)
     except (NotAsked, OSError, ValueError) as reason:
         # one strange answer does not cost the others
-        return Finding(probe.name, NOT_ASKED, str(reason), expected, probe.how)
+        return Finding(probe.name, NOT_ASKED, str(reason), expected)
     if expected in (None, []):
         result = TOLD
     else:
         result = SAME if probe.same(found, expected) else DIFFERS
-    return Finding(probe.name, result, found, expected, probe.how)
+    return Finding(probe.name, result, found, expected)
 
 
 def expectation(probe, system):
@@ -67,7 +67,7 @@ def about_versions(machine, path):
     """Report what pairs.cfg knows of versions that an easyconfig brings together."""
     for row in known(versions_of(machine, path), machine.system.words):
         result = DIFFERS if row['result'] == 'fails' else TOLD
-        yield Finding('versions of', result, in_words(row), 'versions that go together', 'pairs.cfg')
+        yield Finding('versions of', result, in_words(row), 'versions that go together')
 
 
 def about_modules(machine, path):
@@ -79,14 +79,14 @@ def about_modules(machine, path):
     try:
         shell = machine.modules_shell()
     except NotAsked as reason:
-        yield Finding('modules of', NOT_ASKED, str(reason), wanted, 'module load')
+        yield Finding('modules of', NOT_ASKED, str(reason), wanted)
         return
     problem = first_that_fails(shell, names)
     if problem:
         found = "%s cannot be loaded; versions: %s" % (problem[0], ' '.join(shell.versions(problem[0])) or 'none')
-        yield Finding('modules of', DIFFERS, found, wanted, 'module load')
+        yield Finding('modules of', DIFFERS, found, wanted)
         return
-    yield Finding('modules of', SAME, wanted, wanted, 'module load')
+    yield Finding('modules of', SAME, wanted, wanted)
     metadata = configparser.ConfigParser(interpolation=None)
     metadata.read(os.path.join(machine.system.directory, 'external_modules.cfg'), encoding='utf-8')
     for name in names:
@@ -99,13 +99,13 @@ def about_metadata(shell, name, version, prefix):
     """Compare a loaded module with its version and prefix in external_modules.cfg."""
     loaded = [one for one in shell.loaded if one == name or one.startswith(name + '/')]
     if version and '/' not in name and loaded != ['%s/%s' % (name, version)]:
-        yield Finding('version of ' + name, DIFFERS, ' '.join(loaded), version, 'module load')
+        yield Finding('version of ' + name, DIFFERS, ' '.join(loaded), version)
     if prefix:
         variable = prefix.split('/')[0]
         place = shell.environ.get(variable, '') if variable else prefix
         if not os.path.isdir(place):
             found = 'no directory ' + place if place else 'not set'
-            yield Finding('prefix of ' + name, DIFFERS, found, prefix, 'module load')
+            yield Finding('prefix of ' + name, DIFFERS, found, prefix)
 
 
 def about_easyconfigs(machine):

@@ -25,47 +25,35 @@ from hpc_pytorch.machine.versions import CONDITION, FILES, holds
 DEFAULT = 'workstation'
 
 
-# -- types: each turns the text of a value into what Python code wants, or raises ValueError with what was expected
+# -- types: each turns the text of a value into what Python code needs, or raises ValueError with what was expected
 
-def text(value):
-    """one line of text"""
-    if not value or '\n' in value:
-        raise ValueError("expected one line of text")
-    return value
+def matching(pattern, expected, convert=str):
+    """Make a type of the values that match a pattern."""
+    def kind(value):
+        found = re.match(pattern + '$', value)
+        if not found:
+            raise ValueError("expected " + expected)
+        return convert(*found.groups())
+    kind.__doc__ = expected
+    return kind
+
+
+def bytes_of(number, unit):
+    return int(number) << 10 * (1 + 'KMGT'.index(unit))
+
+
+text = matching('(.+)', "one line of text")
+number = matching(r'(\d+)', "a whole number, such as 64", int)
+yes_or_no = matching('(yes|no)', "yes or no", lambda word: word == 'yes')
+size = matching(r'(\d+) ?([KMGT])iB', "an amount of memory with its unit, such as 256 GiB", bytes_of)
+duration = matching(r'(\d+:[0-5]\d:[0-5]\d)', "hours:minutes:seconds, such as 01:00:00")
+scheduler_kind = matching('(slurm|pbs|none)', "slurm, pbs or none")
+decision = matching('(refuse|warn|allow)', "refuse, warn or allow")
 
 
 def words(value):
     """words separated by blanks"""
     return value.split()
-
-
-def number(value):
-    """a whole number, 0 or more"""
-    if not value.isdigit():
-        raise ValueError("expected a whole number, such as 64")
-    return int(value)
-
-
-def yes_or_no(value):
-    """yes or no"""
-    if value not in ('yes', 'no'):
-        raise ValueError("expected yes or no")
-    return value == 'yes'
-
-
-def size(value):
-    """an amount of memory in bytes, written as 256 GiB"""
-    found = re.match(r'(\d+) ?([KMGT])iB$', value)
-    if not found:
-        raise ValueError("expected an amount of memory with its unit, such as 256 GiB")
-    return int(found.group(1)) << 10 * (1 + 'KMGT'.index(found.group(2)))
-
-
-def duration(value):
-    """a time as hours:minutes:seconds"""
-    if not re.match(r'\d+:[0-5]\d:[0-5]\d$', value):
-        raise ValueError("expected hours:minutes:seconds, such as 01:00:00")
-    return value
 
 
 def core_lists(value):
@@ -83,19 +71,6 @@ def core_list(word):
             raise ValueError("expected one list of cores for each GPU, such as 49-55 57-63, and found %r" % part)
         cores.extend(range(first, last + 1))
     return cores
-
-
-def one_of(*known):
-    """A type with these values only."""
-    def kind(value):
-        if value not in known:
-            raise ValueError("expected " + kind.__doc__)
-        return value
-    kind.__doc__ = '%s or %s' % (', '.join(known[:-1]), known[-1])
-    return kind
-
-
-scheduler_kind, decision = one_of('slurm', 'pbs', 'none'), one_of('refuse', 'warn', 'allow')
 
 
 def conditions(value):

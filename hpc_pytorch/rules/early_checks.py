@@ -6,6 +6,7 @@ import shlex
 import socket
 import sys
 
+from easybuild.framework.easyconfig.constants import EXTERNAL_MODULE_MARKER
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option, build_path, install_path, source_paths, update_build_option
 from easybuild.tools.modules import curr_module_paths, modules_tool
@@ -28,15 +29,9 @@ UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]')
 # -- the system's modules
 
 def external_modules(ec):
-    """List the system's own modules that an easyconfig depends on, in EasyBuild's order; called by parse_hook."""
-    names = []
-    for dep in ec['builddependencies'] + ec['dependencies']:
-        # plain tuples while it is parsed
-        if isinstance(dep, (tuple, list)) and dep[-1] == 'EXTERNAL_MODULE':
-            names.append(dep[0])
-        elif isinstance(dep, dict) and dep.get('external_module'):
-            names.append(dep['full_mod_name'])
-    return names
+    """List the system's own modules that an easyconfig depends on, in EasyBuild's order, while it is parsed."""
+    dependencies = ec['builddependencies'] + ec['dependencies']
+    return [dep[0] for dep in dependencies if isinstance(dep, (tuple, list)) and dep[-1] == EXTERNAL_MODULE_MARKER]
 
 
 def check_external_modules(ec):

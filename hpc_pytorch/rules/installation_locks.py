@@ -7,7 +7,6 @@ before taking the lock, so stale locks can be recognised.
 import contextlib
 import glob
 import os
-import pwd
 import socket
 import time
 
@@ -54,13 +53,15 @@ def is_stale(note, host, pid, started, job):
 
 def remove_stale_lock(lock_path):
     """Remove the lock of an installation that is gone; keep one that somebody may still hold."""
-    living, stale = [], []
-    for owner in owners(lock_path):
-        (stale if is_stale(*owner) else living).append(owner[0])
-    for note in stale:
-        # another process may do the same
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(note)
+    living, stale = [], False
+    for note, host, pid, started, job in owners(lock_path):
+        if is_stale(note, host, pid, started, job):
+            stale = True
+            # another process may do the same
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(note)
+        else:
+            living.append("process %d%s on %s" % (pid, ' in job ' + job if job else '', host))
     if not os.path.isdir(lock_path):
         return
     if stale and not living:
@@ -68,18 +69,7 @@ def remove_stale_lock(lock_path):
         print_msg("removing the stale lock of a killed installation: %s", lock_path)
     elif build_option('wait_on_lock_limit') == 0:
         raise EasyBuildError("Another installation holds %s (%s). If it no longer runs, remove that directory and try "
-                             "again.", lock_path, '; '.join(map(in_words, living)) or 'owner unknown')
-
-
-def in_words(note):
-    host, pid, _, job = note.rsplit('=', 4)[1:]
-    about = os.stat(note)
-    try:
-        user = pwd.getpwuid(about.st_uid).pw_name
-    except KeyError:
-        user = 'user %d' % about.st_uid
-    since = time.strftime('%Y-%m-%d %H:%M', time.localtime(about.st_mtime))
-    return "%s on %s, process %s%s, since %s" % (user, host, pid, ' in job ' + job if job else '', since)
+                             "again.", lock_path, ', '.join(living) or "owner unknown")
 
 
 def lock_of(easyblock):
