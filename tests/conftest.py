@@ -79,7 +79,7 @@ def shared_fixture(item):
 
 def when(item):
     """The place of a test in the order."""
-    name = str(item.path.relative_to(CHECKOUT / 'tests'))
+    name = str(item.path.relative_to(CHECKOUT)).removeprefix('tests/')
     places = [place for place, begin in enumerate(FIRST) if name.startswith(begin)]
     return (places + [len(FIRST)])[0] if item.get_closest_marker('slow') else len(FIRST) + 1
 

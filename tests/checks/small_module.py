@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common import CACHE, CHECKOUT, EB, SCRIPTS
-from torch_mpi.mpi_installation import kept_venv
+from torch_mpi.tests.mpi_installation import kept_venv
 
 NAME = 'PyTorch/2.13.0-small'
 MODULE_FILE = '''local root = "%s"

@@ -95,8 +95,7 @@ def test_no_mpi_backend(module):
     for name in ('torch_mpi.pth', 'torch_mpi_hook.py'):
         shutil.copy(CHECKOUT / 'torch_mpi' / name, module.packages)
     # installed, but for the compiled part
-    (module.packages / 'torch_mpi/_built.py').write_text(
-        "torch_version, compiler, oldest_torch = '2.13.0', 'CC', '2.1'\n")
+    (module.packages / 'torch_mpi/_built.py').write_text("torch_version, compiler = '2.13.0', 'CC'\n")
     module.promise("collection_packages = ['torch_mpi']\n")
     said = module.reasons('way=mpi')
     assert 'The mpi backend is not available' in said and 'build PyTorch from source' not in said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from common import needs_root
 from batch_systems.real_slurm import Slurm, wait_for
-from torch_mpi.mpi_installation import build, kept_venv
+from torch_mpi.tests.mpi_installation import build, kept_venv
 
 from checks.small_module import small_module
 

@@ -19,7 +19,7 @@ TRIED = (
     (r'\./test [^|]*', '.ci/run', 'test'),
     (r'PYTHONPATH=COLLECTION python3 -m ramgate run .*', 'tests/ramgate/test_ramgate_launcher.py',
      "'-m', 'ramgate', 'run'"),
-    (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'tests/torch_mpi/test_install.py', 'MPICXX'),
+    (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
     (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
@@ -56,7 +56,7 @@ TRIED = (
     (r'python -m hpc_pytorch.packages.static_index .*', 'tests/packages/test_static_index.py',
      'hpc_pytorch.packages.static_index'),
     (r'pip install --no-deps --index-url file://\S+ torch', 'tests/packages/test_static_index.py', '--index-url'),
-    (r'mpiexec .* pytorch-bandwidth', 'tests/torch_mpi/test_bandwidth.py', 'pytorch-bandwidth'),
+    (r'mpiexec .* pytorch-bandwidth', 'tests/scripts/test_pytorch_bandwidth.py', 'pytorch-bandwidth'),
     (r'staged=\$\(pytorch-stage\) \|\| exit|eval "\$staged"', 'tests/scripts/test_pytorch_stage.py', 'pytorch-stage'),
     (r'docs/make-reference', 'tests/docs/test_docs.py', 'make-reference'),
 )

@@ -4,9 +4,9 @@
     python tests/gpu/check_gpus.py [--mpi mpicxx mpirun] [--keep FOLDER]
 
 Needs a PyTorch with CUDA or ROCm in this Python, setuptools and wheel beside it, and an MPI; no network. Compiles
-torch_mpi for that MPI, and runs the programs of tests/torch_mpi on the GPU: every collective on tensors whose contents
+torch_mpi for that MPI, and runs the programs of torch_mpi/tests on the GPU: every collective on tensors whose contents
 are still to come, on two streams, copied through pinned memory and, where MPI says that it takes them, handed over as
-they are; ``python -m torch_mpi.check``; ``pytorch-bandwidth``; DistributedDataParallel against the CPU. Prints a table;
+they are; ``pytorch-bandwidth``; DistributedDataParallel against the CPU. Prints a table;
 ends with 1 when something failed.
 """
 
@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-TESTS = HERE.parent / "torch_mpi"
+CHECKOUT = HERE.parent.parent
 
 
 def arguments():
@@ -33,16 +33,15 @@ def arguments():
 
 def steps():
     """Name → (arguments of the program, what each rank prints when it is right, variables)."""
-    programs = TESTS / "programs"
+    programs = CHECKOUT / "torch_mpi" / "tests" / "programs"
     found = {}
     for aware in ("0", None):
         name = "every collective, %s" % ("through pinned memory" if aware else "as MPI says")
         found[name] = ([programs / "gpu_tensors.py"], "GPU tensors are right",
                        {"TORCH_MPI_GPU_AWARE": aware} if aware else {})
-    found["types and speed"] = (["-m", "torch_mpi.check"], None, {})
     # not NCCL, which refuses two ranks on one GPU
-    found["bandwidth"] = ([HERE.parent.parent / "scripts" / "pytorch-bandwidth", "mpi", "gloo", "--to", "4M",
-                           "--seconds", "0.1"], None, {})
+    found["bandwidth"] = ([CHECKOUT / "hpc_pytorch" / "scripts" / "pytorch-bandwidth", "mpi", "gloo", "--to",
+                           "4M", "--seconds", "0.1"], None, {})
     found["DDP as on the CPU"] = ([HERE / "ddp_on_gpu.py"], "as on the CPU", {})
     return found
 
@@ -61,7 +60,7 @@ def main():
         folder = given.keep or Path(scratch)
         if not (folder / "prefix").exists():
             folder.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(HERE.parent.parent / "torch_mpi", folder / "source")
+            shutil.copytree(CHECKOUT / "torch_mpi", folder / "source")
             subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation",
                             "--no-deps", "--prefix", folder / "prefix", folder / "source"], check=True,
                            env=dict(os.environ, MPICXX=given.mpi[0]))

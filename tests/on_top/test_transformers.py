@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from common import CACHE, EB, SCRIPTS
-from torch_mpi.mpi_installation import kept_venv
+from torch_mpi.tests.mpi_installation import kept_venv
 
 pytestmark = pytest.mark.slow
 

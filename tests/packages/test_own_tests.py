@@ -2,7 +2,7 @@
 import sys
 
 import pytest
-from torch_mpi.mpi_installation import kept_venv
+from torch_mpi.tests.mpi_installation import kept_venv
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages import own_tests

@@ -15,7 +15,7 @@ from easyblocks.small_builds import SmallTorch
 from lumi.lumi_site import EASYCONFIG as CONTAINER
 from lumi.lumi_site import LMOD
 from test_style import tracked
-from torch_mpi.mpi_installation import kept_venv
+from torch_mpi.tests.mpi_installation import kept_venv
 
 # Directory of the checkout -> where the wheel has it; all that an installed collection can need.
 INSTALLED = {

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from common import SCRIPTS, clean_environment
-from torch_mpi.mpi_installation import kept_venv
+from torch_mpi.tests.mpi_installation import kept_venv
 
 # c10::Error's constructor with GCC's new std::string, and with the old one that torchtext 0.14.1's wheel was made for
 NEW, OLD = '_ZN3c105ErrorC1ENSt7__cxx1112basic_stringIcEE', '_ZN3c105ErrorC1ESs'

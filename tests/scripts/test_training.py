@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
 from common import CHECKOUT, clean_environment, needs_root
-from torch_mpi.mpi_installation import kept_venv, make_venv_of_trainers
+from torch_mpi.tests.mpi_installation import kept_venv, make_venv_of_trainers
 
 pytestmark = pytest.mark.slow
 EXAMPLES = CHECKOUT / 'hpc_pytorch/scripts/examples'

@@ -4,20 +4,20 @@
 ``.pth`` file of this package is read, without that import too. See README.rst.
 """
 
-from ._barrier import monitored_barrier
-from ._register import MPIUnavailable, register, start
+from ._process import MPIUnavailable, start
+from ._register import register
 
-__all__ = ["MPIUnavailable", "gpu_aware", "library_version", "monitored_barrier", "register", "start"]
+__all__ = ["MPIUnavailable", "gpu_aware", "library_version", "register", "start"]
 
 
 def library_version():
-    """What the MPI library of this process says it is."""
+    """Return what the MPI library of this process calls itself."""
     from . import _c
     return _c.library_version()
 
 
 def gpu_aware():
-    """Whether GPU tensors are handed to MPI as they are; asked after init_process_group."""
+    """Return True if GPU tensors are passed to MPI as they are; call it after init_process_group."""
     from . import _c
     return _c.gpu_aware()
 

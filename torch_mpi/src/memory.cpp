@@ -33,15 +33,9 @@ bool reachable(const MPIWork& work, const at::Device& device) {
   if (device.is_cpu())
     return true;
   const char* reason = why_not_gpu_memory(work);
-  if (!reason)
-    return true;
-  static const bool said = [&] {
-    if (Runtime::get().world_rank() == 0)
-      TORCH_WARN("torch_mpi: tensors on ", device.type(), " are copied through pinned host memory: ", reason);
-    return true;
-  }();
-  (void)said;
-  return false;
+  if (reason && Runtime::get().world_rank == 0)
+    TORCH_WARN_ONCE("torch_mpi: tensors on ", device.type(), " are copied through pinned host memory: ", reason);
+  return !reason;
 }
 
 bool plain(const at::Tensor& tensor) {
@@ -60,7 +54,7 @@ at::Tensor new_memory(const MPIWork& work, const at::Tensor& like, at::IntArrayR
   return at::empty(sizes, host_options(like));
 }
 
-bool usable_as_it_is(const MPIWork& work, const at::Tensor& tensor) {
+bool directly_usable(const MPIWork& work, const at::Tensor& tensor) {
   return plain(tensor) && reachable(work, tensor.device());
 }
 
@@ -77,10 +71,10 @@ at::Tensor copy_of(const MPIWork& work, const at::Tensor& tensor) {
   return copy;
 }
 
-bool one_after_the_other(const MPIWork& work, const std::vector<at::Tensor>& tensors) {
+bool adjacent(const MPIWork& work, const Tensors& tensors) {
   const char* end = nullptr;
   for (const auto& tensor : tensors) {
-    if (!usable_as_it_is(work, tensor))
+    if (!directly_usable(work, tensor))
       return false;
     const char* begin = static_cast<const char*>(tensor.data_ptr());
     if (end && begin != end)
@@ -90,7 +84,7 @@ bool one_after_the_other(const MPIWork& work, const std::vector<at::Tensor>& ten
   return true;
 }
 
-int64_t total_elements(const std::vector<at::Tensor>& tensors) {
+int64_t total_elements(const Tensors& tensors) {
   int64_t sum = 0;
   for (const auto& tensor : tensors)
     sum += tensor.numel();
@@ -98,7 +92,7 @@ int64_t total_elements(const std::vector<at::Tensor>& tensors) {
 }
 
 // The memory of tensors that lie one after the other, as one flat tensor.
-at::Tensor span_of(MPIWork& work, const std::vector<at::Tensor>& tensors) {
+at::Tensor span_of(MPIWork& work, const Tensors& tensors) {
   for (const auto& tensor : tensors)
     work.keep(tensor);
   const auto& first = tensors.front();
@@ -107,7 +101,7 @@ at::Tensor span_of(MPIWork& work, const std::vector<at::Tensor>& tensors) {
       first.data_ptr(), {total_elements(tensors)}, at::TensorOptions().dtype(first.dtype()).device(first.device()));
 }
 
-void copy_parts(const at::Tensor& flat, const std::vector<at::Tensor>& tensors, bool into_tensors) {
+void copy_parts(const at::Tensor& flat, const Tensors& tensors, bool into_tensors) {
   c10::NoGradGuard no_grad;
   int64_t start = 0;
   for (const auto& tensor : tensors) {
@@ -150,43 +144,43 @@ struct AbsoluteTypes {
 
 }  // namespace
 
-at::Tensor readable(MPIWork& work, const at::Tensor& tensor) {
-  return kept(work, usable_as_it_is(work, tensor) ? tensor : copy_of(work, tensor));
+at::Tensor send_buffer(MPIWork& work, const at::Tensor& tensor) {
+  return kept(work, directly_usable(work, tensor) ? tensor : copy_of(work, tensor));
 }
 
-at::Tensor writable(MPIWork& work, const at::Tensor& tensor) {
-  if (usable_as_it_is(work, tensor))
+at::Tensor receive_buffer(MPIWork& work, const at::Tensor& tensor) {
+  if (directly_usable(work, tensor))
     return kept(work, tensor);
-  at::Tensor landing = new_memory(work, tensor, tensor.sizes());
-  work.then([tensor, landing] { at::Tensor(tensor).copy_(landing); });
+  at::Tensor buffer = new_memory(work, tensor, tensor.sizes());
+  work.then([tensor, buffer] { at::Tensor(tensor).copy_(buffer); });
   await_stream(tensor.device());
-  return kept(work, landing);
+  return kept(work, buffer);
 }
 
-at::Tensor exchangeable(MPIWork& work, const at::Tensor& tensor) {
-  if (usable_as_it_is(work, tensor))
+at::Tensor in_place_buffer(MPIWork& work, const at::Tensor& tensor) {
+  if (directly_usable(work, tensor))
     return kept(work, tensor);
   at::Tensor copy = copy_of(work, tensor);
   work.then([tensor, copy] { at::Tensor(tensor).copy_(copy); });
   return kept(work, copy);
 }
 
-at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
-  if (one_after_the_other(work, tensors))
+at::Tensor send_buffer(MPIWork& work, const Tensors& tensors) {
+  if (adjacent(work, tensors))
     return span_of(work, tensors);
   at::Tensor flat = new_memory(work, tensors.front(), {total_elements(tensors)});
   copy_parts(flat, tensors, /*into_tensors=*/false);
   return kept(work, flat);
 }
 
-at::Tensor joined(const std::vector<at::Tensor>& tensors) {
+at::Tensor concatenated(const Tensors& tensors) {
   at::Tensor flat = at::empty({total_elements(tensors)}, tensors.front().options());
   copy_parts(flat, tensors, /*into_tensors=*/false);
   return flat;
 }
 
-at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors) {
-  if (one_after_the_other(work, tensors))
+at::Tensor receive_buffer(MPIWork& work, const Tensors& tensors) {
+  if (adjacent(work, tensors))
     return span_of(work, tensors);
   at::Tensor flat = new_memory(work, tensors.front(), {total_elements(tensors)});
   work.then([flat, tensors] { copy_parts(flat, tensors, /*into_tensors=*/true); });
@@ -221,9 +215,9 @@ Span::~Span() {
 void exchange(MPIWork& work, MPI_Comm comm, const std::vector<Piece>& to, const std::vector<Piece>& from) {
   // MPI reads these arrays until the operation is complete.
   auto sends = std::make_shared<AbsoluteTypes>(to);
-  work.keep(std::shared_ptr<void>(sends));
+  work.keep(sends);
   auto receives = std::make_shared<AbsoluteTypes>(from);
-  work.keep(std::shared_ptr<void>(receives));
+  work.keep(receives);
   check_mpi(
       MPI_Ialltoallw(
           MPI_BOTTOM, sends->counts.data(), sends->displacements.data(), sends->types.data(), MPI_BOTTOM,

@@ -16,16 +16,16 @@ constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 void await_stream(const at::Device& device);
 
 // The tensor itself where MPI can read it as it is, else a copy.
-at::Tensor readable(MPIWork& work, const at::Tensor& tensor);
+at::Tensor send_buffer(MPIWork& work, const at::Tensor& tensor);
 // The tensor itself where MPI can write it as it is, else new memory that is copied to it at the end.
-at::Tensor writable(MPIWork& work, const at::Tensor& tensor);
-// For operations in place: like writable(), with the contents of the tensor.
-at::Tensor exchangeable(MPIWork& work, const at::Tensor& tensor);
-// A list of tensors as one piece of memory: their own where they lie one after the other, else a copy.
-at::Tensor readable(MPIWork& work, const std::vector<at::Tensor>& tensors);
-// A copy of all of them in one piece, where they are.
-at::Tensor joined(const std::vector<at::Tensor>& tensors);
-at::Tensor writable(MPIWork& work, const std::vector<at::Tensor>& tensors);
+at::Tensor receive_buffer(MPIWork& work, const at::Tensor& tensor);
+// Like receive_buffer(), with the contents of the tensor.
+at::Tensor in_place_buffer(MPIWork& work, const at::Tensor& tensor);
+// The same for a list of tensors as one piece of memory: their own where they are adjacent, else a copy.
+at::Tensor send_buffer(MPIWork& work, const Tensors& tensors);
+at::Tensor receive_buffer(MPIWork& work, const Tensors& tensors);
+// A copy of all of them in one piece, on their device.
+at::Tensor concatenated(const Tensors& tensors);
 
 // `count` elements of `type` are so many bytes. A longer span is one element of a type of its
 // own, which lives as long as this object (MPI keeps what a pending operation needs).

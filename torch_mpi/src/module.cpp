@@ -1,14 +1,4 @@
 // The Python module torch_mpi._c.
-#include <mpi.h>
-#ifdef OPEN_MPI
-#define HEADER_IS_OPEN_MPI 1
-#else
-#define HEADER_IS_OPEN_MPI 0
-#endif
-#if HEADER_IS_OPEN_MPI != WRAPPER_IS_OPEN_MPI
-#error "torch_mpi: the mpi.h found is of another MPI than the compiler wrapper's; look for it in $CPATH and include/ of the venv"
-#endif
-
 #include <pybind11/chrono.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -30,27 +20,21 @@ std::string library_version() {
 }
 
 // MPICH and what derives from it have one binary interface (Cray MPICH, MVAPICH, Intel MPI); Open MPI has another.
-const char* family_built_for() {
+void check_library() {
 #if defined(OPEN_MPI)
-  return "Open MPI";
+  const char* built_for = "Open MPI";
 #elif defined(MPICH_VERSION) || defined(MPICH_NUMVERSION) || defined(I_MPI_VERSION) || defined(MVAPICH2_VERSION)
-  return "MPICH";
+  const char* built_for = "MPICH";
 #else
 #error "torch_mpi knows Open MPI, MPICH and what derives from MPICH"
 #endif
-}
-
-const char* family_loaded() {
   const std::string version = library_version();
-  return version.find("Open MPI") != std::string::npos ? "Open MPI" : "MPICH";
-}
-
-void check_library() {
-  if (std::string(family_built_for()) == family_loaded())
+  const std::string loaded = version.find("Open MPI") != std::string::npos ? "Open MPI" : "MPICH";
+  if (loaded == built_for)
     return;
   throw py::import_error(c10::str(
-      "torch_mpi was built for ", family_built_for(), ", but the MPI library loaded in this process is ",
-      library_version(), ". Load the MPI that it was built for, or install torch_mpi again with that library's mpicxx."));
+      "torch_mpi was built for ", built_for, ", but the MPI library loaded in this process is ", version,
+      ". Load the MPI that it was built for, or install torch_mpi again with that library's mpicxx."));
 }
 
 }  // namespace
@@ -61,20 +45,19 @@ PYBIND11_MODULE(_c, module) {
   check_library();
   py::module_::import("torch._C._distributed_c10d");
   py::class_<MPIBackend, c10d::Backend, c10::intrusive_ptr<MPIBackend>>(module, "MPIBackend")
-      .def("abort", &MPIBackend::abort, py::call_guard<py::gil_scoped_release>())
-      .def("_set_timeout", &MPIBackend::setTimeout);
+      .def("abort", &MPIBackend::abort, py::call_guard<py::gil_scoped_release>());
   module.def(
       "create", &MPIBackend::create, py::arg("ranks"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "start", [](Milliseconds timeout) { Runtime::get().start(timeout); }, py::arg("timeout"),
       py::call_guard<py::gil_scoped_release>());
-  Runtime::get().act_on_signals = [] {
+  Runtime::get().signal_check = [] {
     const py::gil_scoped_acquire python;
     if (PyErr_CheckSignals() != 0)
       throw py::error_already_set();
   };
-  module.def("world_rank", [] { return Runtime::get().world_rank(); });
-  module.def("world_size", [] { return Runtime::get().world_size(); });
+  module.def("world_rank", [] { return Runtime::get().world_rank; });
+  module.def("world_size", [] { return Runtime::get().world_size; });
   module.def("library_version", &library_version);
   module.def("gpu_aware", [] { return gpu_aware(Runtime::get().platform) != 0; });
   module.def("set_platform", [](const std::string& name) {

@@ -1,5 +1,6 @@
 #include "reduction.h"
 
+#include <functional>
 #include <map>
 #include <utility>
 
@@ -49,55 +50,43 @@ struct Builtin {
   Kind kind;
 };
 
-bool builtin_type(at::ScalarType type, Builtin* found) {
+// MPI_DATATYPE_NULL where MPI does not know the type.
+Builtin builtin_type(at::ScalarType type) {
   switch (type) {
     case at::kByte:
-      *found = {MPI_UINT8_T, Kind::integer};
-      return true;
+      return {MPI_UINT8_T, Kind::integer};
     case at::kChar:
-      *found = {MPI_INT8_T, Kind::integer};
-      return true;
+      return {MPI_INT8_T, Kind::integer};
     case at::kShort:
-      *found = {MPI_INT16_T, Kind::integer};
-      return true;
+      return {MPI_INT16_T, Kind::integer};
     case at::kInt:
-      *found = {MPI_INT32_T, Kind::integer};
-      return true;
+      return {MPI_INT32_T, Kind::integer};
     case at::kLong:
-      *found = {MPI_INT64_T, Kind::integer};
-      return true;
-#if TORCH_MPI_HAS_WIDE_UNSIGNED
+      return {MPI_INT64_T, Kind::integer};
+#if TORCH_MPI_TORCH_IS_AT_LEAST(2, 3)
     case at::kUInt16:
-      *found = {MPI_UINT16_T, Kind::integer};
-      return true;
+      return {MPI_UINT16_T, Kind::integer};
     case at::kUInt32:
-      *found = {MPI_UINT32_T, Kind::integer};
-      return true;
+      return {MPI_UINT32_T, Kind::integer};
     case at::kUInt64:
-      *found = {MPI_UINT64_T, Kind::integer};
-      return true;
+      return {MPI_UINT64_T, Kind::integer};
 #endif
     case at::kFloat:
-      *found = {MPI_FLOAT, Kind::floating};
-      return true;
+      return {MPI_FLOAT, Kind::floating};
     case at::kDouble:
-      *found = {MPI_DOUBLE, Kind::floating};
-      return true;
+      return {MPI_DOUBLE, Kind::floating};
     case at::kComplexFloat:
-      *found = {MPI_C_FLOAT_COMPLEX, Kind::complex};
-      return true;
+      return {MPI_C_FLOAT_COMPLEX, Kind::complex};
     case at::kComplexDouble:
-      *found = {MPI_C_DOUBLE_COMPLEX, Kind::complex};
-      return true;
+      return {MPI_C_DOUBLE_COMPLEX, Kind::complex};
     case at::kBool:
-      *found = {MPI_C_BOOL, Kind::boolean};
-      return true;
+      return {MPI_C_BOOL, Kind::boolean};
     default:
-      return false;
+      return {MPI_DATATYPE_NULL, Kind::integer};
   }
 }
 
-// Types MPI does not know: a contiguous type of their size, and operations of our own that compute in float.
+// For types MPI does not know: operations of our own, which compute in float.
 template <class T>
 struct Wide {
   using type = float;
@@ -107,27 +96,13 @@ struct Wide<c10::complex<c10::Half>> {
   using type = c10::complex<float>;
 };
 
-struct Add {
-  template <class W>
-  static W apply(W a, W b) {
-    return a + b;
-  }
-};
-struct Multiply {
-  template <class W>
-  static W apply(W a, W b) {
-    return a * b;
-  }
-};
 struct Minimum {  // NaN wins, as in torch.minimum
-  template <class W>
-  static W apply(W a, W b) {
+  float operator()(float a, float b) const {
     return a != a || a < b ? a : b;
   }
 };
 struct Maximum {
-  template <class W>
-  static W apply(W a, W b) {
+  float operator()(float a, float b) const {
     return a != a || a > b ? a : b;
   }
 };
@@ -138,98 +113,82 @@ void combine(void* in, void* inout, int* count, MPI_Datatype*) {
   const T* from = static_cast<const T*>(in);
   T* into = static_cast<T*>(inout);
   for (int i = 0; i < *count; ++i)
-    into[i] = static_cast<T>(Function::apply(static_cast<W>(from[i]), static_cast<W>(into[i])));
+    into[i] = static_cast<T>(Function()(static_cast<W>(from[i]), static_cast<W>(into[i])));
 }
 
+// Null where the operation has no meaning for the type.
 template <class T>
-MPI_User_function* ordered_function(Op op) {
-  switch (op) {
-    case Op::SUM:
-      return combine<T, Add>;
-    case Op::PRODUCT:
-      return combine<T, Multiply>;
-    case Op::MIN:
+MPI_User_function* function_of(Op op) {
+  constexpr bool is_complex = !std::is_same_v<typename Wide<T>::type, float>;
+  if (op == Op::SUM)
+    return combine<T, std::plus<>>;
+  if (op == Op::PRODUCT)
+    return combine<T, std::multiplies<>>;
+  if constexpr (!is_complex) {
+    if (op == Op::MIN)
       return combine<T, Minimum>;
-    case Op::MAX:
+    if (op == Op::MAX)
       return combine<T, Maximum>;
-    default:
-      return nullptr;
   }
+  return nullptr;
 }
 
-MPI_User_function* complex_half_function(Op op) {
-  using T = c10::complex<c10::Half>;
-  switch (op) {
-    case Op::SUM:
-      return combine<T, Add>;
-    case Op::PRODUCT:
-      return combine<T, Multiply>;
-    default:
-      return nullptr;
-  }
-}
-
-MPI_User_function* custom_function(at::ScalarType type, Op op, bool* known) {
-  *known = true;
+MPI_User_function* custom_function(at::ScalarType type, Op op) {
   switch (type) {
     case at::kHalf:
-      return ordered_function<c10::Half>(op);
+      return function_of<c10::Half>(op);
     case at::kBFloat16:
-      return ordered_function<c10::BFloat16>(op);
+      return function_of<c10::BFloat16>(op);
     case at::ScalarType::Float8_e4m3fn:
-      return ordered_function<c10::Float8_e4m3fn>(op);
+      return function_of<c10::Float8_e4m3fn>(op);
     case at::ScalarType::Float8_e5m2:
-      return ordered_function<c10::Float8_e5m2>(op);
-#if TORCH_MPI_HAS_FLOAT8_FNUZ
+      return function_of<c10::Float8_e5m2>(op);
+#if TORCH_MPI_TORCH_IS_AT_LEAST(2, 2)
     case at::ScalarType::Float8_e4m3fnuz:
-      return ordered_function<c10::Float8_e4m3fnuz>(op);
+      return function_of<c10::Float8_e4m3fnuz>(op);
     case at::ScalarType::Float8_e5m2fnuz:
-      return ordered_function<c10::Float8_e5m2fnuz>(op);
+      return function_of<c10::Float8_e5m2fnuz>(op);
 #endif
     case at::kComplexHalf:
-      return complex_half_function(op);
+      return function_of<c10::complex<c10::Half>>(op);
     default:
-      *known = false;
       return nullptr;
   }
 }
 
 std::map<std::pair<at::ScalarType, Op>, Reduction> custom_reductions;
-std::map<at::ScalarType, MPI_Datatype> custom_types;
 
-MPI_Datatype custom_type(at::ScalarType type) {
-  auto found = custom_types.find(type);
-  if (found != custom_types.end())
-    return found->second;
-  MPI_Datatype made = MPI_DATATYPE_NULL;
-  check_mpi(MPI_Type_contiguous(static_cast<int>(c10::elementSize(type)), MPI_BYTE, &made), "MPI_Type_contiguous");
-  check_mpi(MPI_Type_commit(&made), "MPI_Type_commit");
-  return custom_types[type] = made;
+Reduction custom_reduction(at::ScalarType type, MPI_User_function* function) {
+  Reduction made{MPI_DATATYPE_NULL, MPI_OP_NULL};
+  const int bytes = static_cast<int>(c10::elementSize(type));
+  check_mpi(MPI_Type_contiguous(bytes, MPI_BYTE, &made.type), "MPI_Type_contiguous");
+  check_mpi(MPI_Type_commit(&made.type), "MPI_Type_commit");
+  check_mpi(MPI_Op_create(function, /*commute=*/1, &made.op), "MPI_Op_create");
+  return made;
 }
 
 }  // namespace
 
 Reduction reduction_for(at::ScalarType type, Op asked) {
-  TORCH_CHECK(asked != Op::AVG || type != at::kBool, "torch_mpi: ReduceOp.AVG has no meaning for bool tensors");
+  const auto check_meaning = [&](bool has_one) {
+    TORCH_CHECK(has_one, "torch_mpi: ReduceOp.", name_of(asked), " has no meaning for ", type, " tensors");
+  };
+  check_meaning(asked != Op::AVG || type != at::kBool);
   const Op op = base_of(asked);
-  Builtin builtin;
-  if (builtin_type(type, &builtin)) {
+  const Builtin builtin = builtin_type(type);
+  if (builtin.type != MPI_DATATYPE_NULL) {
     const MPI_Op found = builtin_op(builtin.kind, op);
-    TORCH_CHECK(found != MPI_OP_NULL, "torch_mpi: ReduceOp.", name_of(asked), " has no meaning for ", type, " tensors");
+    check_meaning(found != MPI_OP_NULL);
     return {builtin.type, found};
   }
+  MPI_User_function* function = custom_function(type, op);
+  check_meaning(function != nullptr);
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
   const auto key = std::make_pair(type, op);
-  auto made = custom_reductions.find(key);
-  if (made != custom_reductions.end())
-    return made->second;
-  bool known = false;
-  MPI_User_function* function = custom_function(type, op, &known);
-  TORCH_CHECK(known, "torch_mpi: cannot reduce ", type, " tensors; it can broadcast, gather and send them");
-  TORCH_CHECK(function, "torch_mpi: ReduceOp.", name_of(asked), " has no meaning for ", type, " tensors");
-  MPI_Op created = MPI_OP_NULL;
-  check_mpi(MPI_Op_create(function, /*commute=*/1, &created), "MPI_Op_create");
-  return custom_reductions[key] = {custom_type(type), created};
+  const auto found = custom_reductions.find(key);
+  if (found != custom_reductions.end())
+    return found->second;
+  return custom_reductions[key] = custom_reduction(type, function);
 }
 
 #if defined(OPEN_MPI)
@@ -274,12 +233,11 @@ void choose_all_reduce(int64_t, int) {}
 #endif
 
 void free_reductions() {
-  for (auto& entry : custom_reductions)
+  for (auto& entry : custom_reductions) {
     MPI_Op_free(&entry.second.op);
-  for (auto& entry : custom_types)
-    MPI_Type_free(&entry.second);
+    MPI_Type_free(&entry.second.type);
+  }
   custom_reductions.clear();
-  custom_types.clear();
 }
 
 }  // namespace torch_mpi

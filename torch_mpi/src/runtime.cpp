@@ -49,9 +49,9 @@ void Runtime::check_usable() const {
   TORCH_CHECK(usable(), "torch_mpi: MPI cannot be used any more (finalised, or a forked process)");
 }
 
-void Runtime::heed_signals() const {
-  if (act_on_signals && syscall(SYS_gettid) == getpid())  // Python acts on them in its first thread
-    act_on_signals();
+void Runtime::check_signals() const {
+  if (signal_check && syscall(SYS_gettid) == getpid())  // Python acts on them in its first thread
+    signal_check();
 }
 
 void Runtime::start(Milliseconds timeout) {
@@ -59,8 +59,8 @@ void Runtime::start(Milliseconds timeout) {
   TORCH_CHECK(!forked_, "torch_mpi: MPI cannot be used in a forked process");
   TORCH_CHECK(!stopping_, "torch_mpi: MPI has been finalised");
   if (started_) {
-    if (meeting_ == MPI_COMM_NULL)
-      meeting_ = duplicate(timeout);
+    if (control_ == MPI_COMM_NULL)
+      control_ = duplicate_world(timeout);
     return;
   }
   int initialised = 0, finalised = 0;
@@ -82,35 +82,35 @@ void Runtime::start(Milliseconds timeout) {
       thread_level_ == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED",
       initialised_here_ ? "; this MPI library was built without threads"
                         : " by somebody else in this process; let it ask for MPI_THREAD_MULTIPLE");
-  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank_), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &world_size_), "MPI_Comm_size");
+  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &world_size), "MPI_Comm_size");
   pthread_atfork(nullptr, nullptr, [] { Runtime::get().forked_ = true; });
-  on_exit([](int status, void*) { Runtime::get().finish(status); }, nullptr);
-  int* limit = nullptr;
+  on_exit([](int status, void*) { Runtime::get().end_process(status); }, nullptr);
+  int* highest_tag = nullptr;
   int found = 0;
-  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found);
+  MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &highest_tag, &found);
   if (found)
-    tag_limit_ = *limit;
+    notice_tag = *highest_tag;
   started_ = true;
-  thread_ = std::thread([this] { run(); });
-  meeting_ = duplicate(timeout);
+  thread_ = std::thread([this] { progress_thread(); });
+  control_ = duplicate_world(timeout);
 }
 
 void Runtime::add(const WorkPointer& work, bool asynchronous) {
-  work->position_ = under_way_.size();
-  under_way_.push_back(work);
-  count_.store(under_way_.size(), std::memory_order_relaxed);
+  work->position_ = pending_.size();
+  pending_.push_back(work);
+  count_.store(pending_.size(), std::memory_order_relaxed);
   if (asynchronous)
     wake();
 }
 
 WorkPointer Runtime::remove(MPIWork& work) {
   const size_t position = work.position_;
-  under_way_[position].swap(under_way_.back());
-  under_way_[position]->position_ = position;
-  WorkPointer removed = std::move(under_way_.back());
-  under_way_.pop_back();
-  count_.store(under_way_.size(), std::memory_order_relaxed);
+  pending_[position].swap(pending_.back());
+  pending_[position]->position_ = position;
+  WorkPointer removed = std::move(pending_.back());
+  pending_.pop_back();
+  count_.store(pending_.size(), std::memory_order_relaxed);
   return removed;
 }
 
@@ -143,25 +143,25 @@ bool Runtime::doze(Milliseconds time) {
   return end == std::cv_status::no_timeout;
 }
 
-void Runtime::run() {
+void Runtime::progress_thread() {
   sleep_precisely();
   Milliseconds idle = kShortestDoze;
   Clock::duration pause = kShortestPause;
   auto last_notice = Clock::now();
   const auto turn = [&] {
-    if (all_attended()) {
-      push_on();
+    if (all_waited_for()) {
+      nudge_mpi();
       idle = doze(idle) ? kShortestDoze : std::min<Milliseconds>(idle * 2, kLongestDoze);
       pause = kShortestPause;
       return;
     }
     idle = kShortestDoze;
-    if (tend())
+    if (test_all())
       pause = Clock::duration::zero();
     else
       pause = std::min<Clock::duration>(std::max<Clock::duration>(pause * 2, kShortestPause), kLongestPause);
     if (Clock::now() - last_notice >= kNoticeInterval) {
-      look_after();
+      give_up_late_ones();
       last_notice = Clock::now();
     }
     if (pause > Clock::duration::zero())
@@ -173,19 +173,19 @@ void Runtime::run() {
     try {
       turn();
     } catch (const std::exception& error) {  // out of memory, say: no reason to end the process
-      std::fprintf(stderr, "torch_mpi: rank %d: the progress thread met: %s\n", world_rank_, error.what());
+      std::fprintf(stderr, "torch_mpi: rank %d: error in the progress thread: %s\n", world_rank, error.what());
     }
 }
 
-// Tests all operations and ends those that are complete. True when something moved.
-bool Runtime::tend() {
+// Tests all operations and ends those that are complete. True when data moved.
+bool Runtime::test_all() {
   std::vector<WorkPointer> complete;
   bool moved = false;
   {
     std::lock_guard<std::mutex> lock(mutex);
     const auto start = Clock::now();
-    for (size_t i = under_way_.size(); i-- > 0;) {
-      MPIWork& work = *under_way_[i];
+    for (size_t i = pending_.size(); i-- > 0;) {
+      MPIWork& work = *pending_[i];
       if (!work.advance())
         continue;
       work.state_.store(MPIWork::completing, std::memory_order_release);
@@ -200,7 +200,7 @@ bool Runtime::tend() {
 
 // A send is complete for this rank once MPI has taken its data. Delivering them may still need MPI to be called here,
 // although this program may be waiting for the receiver by other means: without this the two would wait for ever.
-void Runtime::push_on() {
+void Runtime::nudge_mpi() {
   const std::unique_lock<std::mutex> lock(mutex, std::try_to_lock);
   if (!lock)
     return;  // somebody is calling MPI just now
@@ -210,19 +210,19 @@ void Runtime::push_on() {
 
 // ---------------------------------------------------------------------------------------------- communicators
 
-Communicator::Communicator(MPI_Comm comm) : comm_(comm) {
+Communicator::Communicator(MPI_Comm comm) : handle(comm) {
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-  check_mpi(MPI_Comm_rank(comm_, &rank_), "MPI_Comm_rank");
-  check_mpi(MPI_Comm_size(comm_, &size_), "MPI_Comm_size");
+  check_mpi(MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_rank(handle, &rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(handle, &size), "MPI_Comm_size");
 }
 
 Communicator::~Communicator() {
   // A failed one has requests that will never be complete: MPI keeps it.
-  if (failed() || messages_left_ || !Runtime::get().usable())
+  if (failed() || leftovers_ || !Runtime::get().usable())
     return;
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  Runtime::get().retire(comm_);
+  Runtime::get().retire(handle);
 }
 
 // A later communicator may get the number of one that was freed, and with it the messages that nobody received: from a
@@ -242,134 +242,133 @@ void Runtime::retire(MPI_Comm comm) {
     MPI_Comm_free(&oldest);
 }
 
-void Talk::say(int rank, int64_t word) const {
+void ControlMessages::send(int rank, int64_t value) const {
   // Small enough to leave at once; the memory stays where a rank that is gone never takes it.
-  auto* words = new int64_t[2]{subject_, word};
+  auto* message = new int64_t[2]{round_, value};
   MPI_Request request = MPI_REQUEST_NULL;
   int complete = 0;
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  check_mpi(MPI_Isend(words, 2, MPI_INT64_T, rank, tag_, comm_, &request), "MPI_Isend");
+  check_mpi(MPI_Isend(message, 2, MPI_INT64_T, rank, tag_, comm_, &request), "MPI_Isend");
   MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
   if (complete)
-    delete[] words;
+    delete[] message;
   else
     MPI_Request_free(&request);
 }
 
-std::map<int, int64_t> Talk::hear(const std::vector<int>& ranks, Clock::time_point deadline) const {
-  struct Ear {
-    int64_t heard[2];
+std::map<int, int64_t> ControlMessages::receive(const std::vector<int>& ranks, Clock::time_point deadline) const {
+  struct Receive {
+    int64_t message[2];
     MPI_Request request = MPI_REQUEST_NULL;
+
+    ~Receive() {
+      std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+      if (request == MPI_REQUEST_NULL)
+        return;
+      MPI_Cancel(&request);
+      MPI_Wait(&request, MPI_STATUS_IGNORE);
+    }
   };
   auto& runtime = Runtime::get();
-  std::vector<Ear> ears(ranks.size());
-  std::map<int, int64_t> words;
-  const auto listen = [&](size_t i) {
-    check_mpi(MPI_Irecv(ears[i].heard, 2, MPI_INT64_T, ranks[i], tag_, comm_, &ears[i].request), "MPI_Irecv");
+  std::vector<Receive> receives(ranks.size());
+  std::map<int, int64_t> values;
+  const auto post = [&](size_t i) {
+    check_mpi(
+        MPI_Irecv(receives[i].message, 2, MPI_INT64_T, ranks[i], tag_, comm_, &receives[i].request), "MPI_Irecv");
   };
-  const auto stop_listening = [&] {
+  {
     std::lock_guard<std::mutex> lock(runtime.mutex);
-    for (auto& ear : ears)
-      if (ear.request != MPI_REQUEST_NULL) {
-        MPI_Cancel(&ear.request);
-        MPI_Wait(&ear.request, MPI_STATUS_IGNORE);
-      }
-  };
-  try {
-    const auto start = Clock::now();
-    for (bool begun = false; words.size() < ranks.size(); begun = true) {
-      if (begun) {
-        if (Clock::now() > deadline)
-          break;
-        runtime.heed_signals();
-        rest(Clock::now() - start);
-      }
-      std::lock_guard<std::mutex> lock(runtime.mutex);
-      for (size_t i = 0; i < ranks.size(); ++i) {
-        int complete = 0;
-        if (!begun)
-          listen(i);
-        if (ears[i].request == MPI_REQUEST_NULL)
-          continue;
-        check_mpi(MPI_Test(&ears[i].request, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-        if (complete && ears[i].heard[0] == subject_)
-          words[ranks[i]] = ears[i].heard[1];
-        else if (complete)
-          listen(i);
-      }
-    }
-  } catch (...) {
-    stop_listening();
-    throw;
+    for (size_t i = 0; i < ranks.size(); ++i)
+      post(i);
   }
-  stop_listening();
-  return words;
+  runtime.test_until(deadline, [&] {
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      int complete = 0;
+      if (receives[i].request == MPI_REQUEST_NULL)
+        continue;
+      check_mpi(MPI_Test(&receives[i].request, &complete, MPI_STATUS_IGNORE), "MPI_Test");
+      if (complete && receives[i].message[0] == round_)
+        values[ranks[i]] = receives[i].message[1];
+      else if (complete)
+        post(i);
+    }
+    return values.size() == ranks.size();
+  });
+  return values;
 }
 
+namespace {
+
+[[noreturn]] void ranks_missing() {
+  C10_THROW_ERROR(DistBackendError, "torch_mpi: timed out creating a process group: not all of its ranks came");
+}
+
+}  // namespace
+
 // Creating a communicator blocks and knows no timeout, so it may only begin when all members are sure to take part. The
-// first one hears from all; as some may have timed out since, it asks all once more, and then decides.
-void Runtime::agree(const std::vector<int>& ranks, int64_t subject, Milliseconds timeout) {
+// first one waits for all; as some may have timed out since, it asks all once more, and then decides.
+void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds timeout) {
   enum : int64_t { here, asked, gone, begin, off };
   constexpr auto kAnswer = std::chrono::seconds(10);
-  const Talk talk(meeting_, static_cast<int>(subject % tag_limit_), subject);
+  const ControlMessages control(control_, static_cast<int>(round % notice_tag), round);
   const auto deadline = Clock::now() + timeout;
   const int first = ranks.front();
   bool all = false;
-  if (world_rank_ == first) {
+  if (world_rank == first) {
     const std::vector<int> others(ranks.begin() + 1, ranks.end());
     const auto all_here = [&](Clock::time_point until) {
       size_t count = 0;
-      for (const auto& [rank, word] : talk.hear(others, until))
-        count += word == here;
+      for (const auto& [rank, value] : control.receive(others, until))
+        count += value == here;
       return count == others.size();
     };
-    const auto tell = [&](int64_t word) {
+    const auto send_all = [&](int64_t value) {
       for (int rank : others)
-        talk.say(rank, word);
+        control.send(rank, value);
     };
     if (all_here(deadline)) {
-      tell(asked);
+      send_all(asked);
       all = all_here(Clock::now() + kAnswer);
     }
-    tell(all ? begin : off);
+    send_all(all ? begin : off);
   } else {
     const auto answer = [&](Clock::time_point until) {
-      const auto words = talk.hear({first}, until);
-      return words.empty() ? gone : words.begin()->second;
+      const auto values = control.receive({first}, until);
+      return values.empty() ? gone : values.begin()->second;
     };
-    talk.say(first, here);
-    int64_t word = answer(deadline);
-    if (word == asked) {
-      talk.say(first, here);
-      word = answer(Clock::now() + 2 * kAnswer);
+    control.send(first, here);
+    int64_t value = answer(deadline);
+    if (value == asked) {
+      control.send(first, here);
+      value = answer(Clock::now() + 2 * kAnswer);
     } else {
-      talk.say(first, gone);
+      control.send(first, gone);
     }
-    all = word == begin;
+    all = value == begin;
   }
   if (!all)
-    C10_THROW_ERROR(DistBackendError, "torch_mpi: timed out creating a process group: not all of its ranks came");
+    ranks_missing();
 }
 
 MPI_Comm Runtime::create(const std::vector<int>& world_ranks, Milliseconds timeout) {
-  uint64_t subject = 0;
+  uint64_t round = 0;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    subject = created_[world_ranks]++;  // the same on all members
+    round = created_[world_ranks]++;  // the same on all members
   }
   for (int rank : world_ranks)
-    subject = (subject * 1099511628211u) ^ (static_cast<uint64_t>(rank) + 7);
-  subject >>= 1;
-  agree(world_ranks, static_cast<int64_t>(subject), timeout);
+    round = (round * 1099511628211u) ^ (static_cast<uint64_t>(rank) + 7);
+  round >>= 1;
+  agree(world_ranks, static_cast<int64_t>(round), timeout);
   MPI_Comm made = MPI_COMM_NULL;
   MPI_Group all, some;
   std::unique_lock<std::mutex> lock(mutex);
-  check_mpi(MPI_Comm_group(meeting_, &all), "MPI_Comm_group");
+  check_mpi(MPI_Comm_group(control_, &all), "MPI_Comm_group");
   check_mpi(MPI_Group_incl(all, static_cast<int>(world_ranks.size()), world_ranks.data(), &some), "MPI_Group_incl");
   // It blocks until all members are there: others may go on meanwhile, if MPI allows it.
   if (thread_level_ == MPI_THREAD_MULTIPLE)
     lock.unlock();
-  const int code = MPI_Comm_create_group(meeting_, some, static_cast<int>(subject % 32000), &made);
+  const int code = MPI_Comm_create_group(control_, some, static_cast<int>(round % 32000), &made);
   if (!lock.owns_lock())
     lock.lock();
   MPI_Group_free(&some);
@@ -378,14 +377,20 @@ MPI_Comm Runtime::create(const std::vector<int>& world_ranks, Milliseconds timeo
   return made;
 }
 
-MPI_Comm Runtime::duplicate(Milliseconds timeout) {
+MPI_Comm Runtime::duplicate_world(Milliseconds timeout) {
   auto* made = new MPI_Comm(MPI_COMM_NULL);  // MPI may write there after this has given up
-  std::vector<MPI_Request> requests(1, MPI_REQUEST_NULL);
+  MPI_Request request = MPI_REQUEST_NULL;
   {
     std::lock_guard<std::mutex> lock(mutex);
-    check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, made, &requests[0]), "MPI_Comm_idup");
+    check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, made, &request), "MPI_Comm_idup");
   }
-  await_all(requests, Clock::now() + timeout);
+  const bool complete = test_until(Clock::now() + timeout, [&] {
+    int found = 0;
+    check_mpi(MPI_Test(&request, &found, MPI_STATUS_IGNORE), "MPI_Comm_idup");
+    return found != 0;
+  });
+  if (!complete)
+    ranks_missing();
   const std::unique_ptr<MPI_Comm> done(made);
   return *done;
 }

@@ -23,8 +23,9 @@ namespace torch_mpi {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
+using Tensors = std::vector<at::Tensor>;
 
-// How often it is looked whether a group has failed or is late.
+// How often a waiter looks whether its group has failed or its operation is late.
 constexpr auto kNoticeInterval = Milliseconds(1);
 
 // Throws when `code` is not MPI_SUCCESS; `what` is the MPI function.
@@ -32,22 +33,22 @@ void check_mpi(int code, const char* what);
 std::string mpi_error_text(int code);
 std::exception_ptr error_of(const std::string& message);
 std::string in_seconds(Milliseconds time);
-// Between two tests: offers the core of this thread to others.
-void rest(Clock::duration without_news);
+// Between two tests: yields the core of this thread, or naps.
+void rest(Clock::duration without_progress);
 
-// Small messages with a time limit about one subject; the number of that tells them from those of an earlier one, which
-// may have been left over. Every rank may talk to several.
-class Talk {
+// Numbers sent between ranks with a time limit. `round` tells them from those of an earlier exchange, which may have been
+// left over.
+class ControlMessages {
  public:
-  Talk(MPI_Comm comm, int tag, int64_t subject) : comm_(comm), tag_(tag), subject_(subject) {}
-  void say(int rank, int64_t word) const;
-  // Rank → word; those that said nothing in time are not in it.
-  std::map<int, int64_t> hear(const std::vector<int>& ranks, Clock::time_point deadline) const;
+  ControlMessages(MPI_Comm comm, int tag, int64_t round) : comm_(comm), tag_(tag), round_(round) {}
+  void send(int rank, int64_t value) const;
+  // Rank → value, without the ranks that sent nothing in time.
+  std::map<int, int64_t> receive(const std::vector<int>& ranks, Clock::time_point deadline) const;
 
  private:
   MPI_Comm comm_;
   int tag_;
-  int64_t subject_;
+  int64_t round_;
 };
 
 class MPIWork;
@@ -62,49 +63,29 @@ class Communicator {
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  MPI_Comm handle() const {
-    return comm_;
-  }
-  int rank() const {
-    return rank_;
-  }
-  int size() const {
-    return size_;
-  }
-  // The highest tag is kept for the notice of a failure, the next one for monitoredBarrier, one for all_gather.
-  int notice_tag() const;
-  int barrier_tag() const {
-    return notice_tag() - 1;
-  }
-  int gather_tag() const {
-    return notice_tag() - 2;
-  }
-  int highest_user_tag() const {
-    return notice_tag() - 3;
-  }
+  const MPI_Comm handle;
+  int rank = 0;
+  int size = 1;
 
   bool failed() const {
     return failed_.load(std::memory_order_acquire);
   }
   std::string reason();
   void throw_if_failed();
-  // Marks it as failed and tells the other ranks, so that they end with the same reason instead of waiting.
+  // Marks it as failed and notifies the other ranks, so that they end with the same reason instead of waiting.
   void fail(const std::string& reason);
-  // Some ranks may never receive what was sent to them here.
-  void messages_stay() {
-    messages_left_.store(true, std::memory_order_relaxed);
-  }
-  // Has another rank told that it failed?
+  // Has another rank sent notice of a failure?
   void look_for_notice();
+  // Some ranks may never receive what was sent to them here.
+  void expect_leftovers() {
+    leftovers_.store(true, std::memory_order_relaxed);
+  }
 
  private:
   void mark_failed(const std::string& reason);
 
-  MPI_Comm comm_;
-  int rank_ = 0;
-  int size_ = 1;
   std::atomic<bool> failed_{false};
-  std::atomic<bool> messages_left_{false};
+  std::atomic<bool> leftovers_{false};
   std::mutex reason_mutex_;
   std::string reason_;
 };
@@ -117,14 +98,13 @@ class MPIWork : public c10d::Work {
       c10d::OpType type,
       const char* title,
       const OptionalTensors& inputs,
-      std::vector<at::Tensor> outputs,
+      Tensors outputs,
       Milliseconds timeout);
 
   bool isCompleted() override;
   bool isSuccess() const override;
-  std::exception_ptr exception() const override;
   int sourceRank() const override;
-  std::vector<at::Tensor> result() override;
+  Tensors result() override;
   void synchronize() override;
   bool wait(Milliseconds timeout = kNoTimeout) override;
   void abort() override;
@@ -145,27 +125,30 @@ class MPIWork : public c10d::Work {
   void then(std::function<void()> finish) {
     finish_.push_back(std::move(finish));
   }
-  // Runs when all requests are complete, under the lock, and may add further ones: an operation of several stages.
-  void next(std::function<void()> stage) {
-    stages_.push_back(std::move(stage));
-  }
-  void is_receive() {
-    receive_ = true;
+  // Runs once when all requests are complete, under the lock, and posts further ones.
+  void second_stage(std::function<void()> post) {
+    second_stage_ = std::move(post);
   }
   // A send or receive, and no collective.
   bool is_message() const {
-    return opType_ == c10d::OpType::SEND || opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE;
+    return c10d::isP2POp(opType_);
+  }
+  bool is_receive() const {
+    return is_message() && opType_ != c10d::OpType::SEND;
   }
 
  private:
   friend class Runtime;
-  struct Attendance;
+  struct Waiter;
   enum State { pending, completing, complete };
 
+  bool done() const {
+    return state_.load(std::memory_order_acquire) == complete;
+  }
   // Under the runtime's lock. True when there is nothing more to wait for.
   bool advance();
   bool test_requests();
-  // Without any lock: finishes and tells everyone who waits.
+  // Without any lock: finishes and notifies everyone who waits.
   void end(std::exception_ptr error);
   void give_up(const std::string& reason);
   bool cancel_receive();
@@ -173,26 +156,23 @@ class MPIWork : public c10d::Work {
 
   std::shared_ptr<Communicator> communicator_;
   const char* title_;
-  std::vector<at::Tensor> outputs_;
+  Tensors outputs_;
   c10::SmallVector<at::Tensor, 2> kept_;
   std::vector<std::shared_ptr<void>> kept_data_;
   c10::SmallVector<MPI_Request, 2> requests_;
   size_t complete_requests_ = 0;
   std::vector<std::function<void()>> finish_;
-  std::vector<std::function<void()>> stages_;
-  size_t complete_stages_ = 0;
+  std::function<void()> second_stage_;
   Clock::time_point deadline_;
   Milliseconds timeout_;
-  bool receive_ = false;
   bool cancelled_ = false;
   bool future_ended_ = false;  // under mutex_
   int source_ = -1;
   int mpi_error_ = MPI_SUCCESS;
   std::exception_ptr stage_error_;
-  size_t position_ = 0;  // in Runtime::under_way_
-  std::atomic<bool> attended_{false};  // somebody is in wait()
+  size_t position_ = 0;  // in Runtime::pending_
+  std::atomic<bool> waited_for_{false};
   std::atomic<State> state_{pending};
-  std::atomic<bool> done_{false};
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -208,90 +188,102 @@ class Runtime {
   bool usable() const;
   void check_usable() const;
   // Ctrl-C while this thread waits; throws what Python makes of it.
-  void heed_signals() const;
-  std::function<void()> act_on_signals;
+  void check_signals() const;
 
   // Around every call of MPI.
   std::mutex mutex;
 
   // Posts the requests of an operation; what MPI completes at once, as it does small messages, needs nothing more.
   template <class Post>
-  void launch(const WorkPointer& work, bool asynchronous, const Post& post) {
-    std::exception_ptr error;
-    {
+  void post(const WorkPointer& work, bool asynchronous, const Post& post_requests) {
+    try {
       std::lock_guard<std::mutex> lock(mutex);
-      try {
-        post();
-        if (!work->advance()) {
-          add(work, asynchronous);
-          return;
-        }
-        work->state_.store(MPIWork::completing, std::memory_order_release);
-      } catch (...) {
-        error = std::current_exception();
+      post_requests();
+      if (!work->advance()) {
+        add(work, asynchronous);
+        return;
       }
+      work->state_.store(MPIWork::completing, std::memory_order_release);
+    } catch (...) {
+      posting_failed(work);
+      throw;
     }
-    if (C10_UNLIKELY(error != nullptr))
-      posting_failed(work, error);
     work->end(nullptr);
   }
   // Under the lock: nobody needs to test it any more.
   WorkPointer remove(MPIWork& work);
   // Tests one operation and ends it when it is complete.
   void poll(MPIWork& work);
+  // Calls `test` under the lock until it returns true, or returns false at the deadline. Ctrl-C ends it.
+  template <class Test>
+  bool test_until(Clock::time_point deadline, const Test& test) {
+    const auto start = Clock::now();
+    while (true) {
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        if (test())
+          return true;
+      }
+      if (Clock::now() > deadline)
+        return false;
+      check_signals();
+      rest(Clock::now() - start);
+    }
+  }
   // Its requests may still write into its memory: neither is ever released.
   void abandon(const WorkPointer& work);
   // Nobody uses this communicator any more; under the lock.
   void retire(MPI_Comm comm);
+  // Makes the progress thread look now.
   void wake();
 
+  MPI_Comm duplicate_world(Milliseconds timeout);
   // Creates a communicator of these ranks; called by its members only.
   MPI_Comm create(const std::vector<int>& world_ranks, Milliseconds timeout);
-  MPI_Comm duplicate_world(Milliseconds timeout) {
-    return duplicate(timeout);
-  }
 
-  int world_rank() const {
-    return world_rank_;
-  }
-  int world_size() const {
-    return world_size_;
-  }
-
-  int tag_limit() const {
-    return tag_limit_;
-  }
-
+  // Set once, before or by start().
+  std::function<void()> signal_check;
   enum gpu_platform platform = GPU_PLATFORM_OTHER;
+  int world_rank = 0;
+  int world_size = 1;
+  // The highest tags are reserved: for failure notices, monitoredBarrier and all_gather.
+  int notice_tag = 32767;
+  int barrier_tag() const {
+    return notice_tag - 1;
+  }
+  int gather_tag() const {
+    return notice_tag - 2;
+  }
+  int highest_user_tag() const {
+    return notice_tag - 3;
+  }
 
  private:
-  friend struct MPIWork::Attendance;
+  friend struct MPIWork::Waiter;
   Runtime() = default;
-  bool all_attended() const {
-    return attended_.load(std::memory_order_relaxed) >= count_.load(std::memory_order_relaxed);
+  bool all_waited_for() const {
+    return waited_for_.load(std::memory_order_relaxed) >= count_.load(std::memory_order_relaxed);
   }
   void add(const WorkPointer& work, bool asynchronous);
-  void run();
-  bool tend();
-  void look_after();
-  void push_on();
+  void progress_thread();
+  bool test_all();
+  void give_up_late_ones();
+  void nudge_mpi();
   bool doze(Milliseconds time);
   bool drain();
-  void finish(int status);
+  void end_process(int status);
   bool others_end(int status);
-  void posting_failed(const WorkPointer& work, std::exception_ptr error);
-  MPI_Comm duplicate(Milliseconds timeout);
-  void agree(const std::vector<int>& ranks, int64_t subject, Milliseconds timeout);
-  void await_all(std::vector<MPI_Request>& requests, Clock::time_point deadline);
+  void posting_failed(const WorkPointer& work);
+  void agree(const std::vector<int>& ranks, int64_t round, Milliseconds timeout);
 
-  std::vector<WorkPointer> under_way_;
+  std::vector<WorkPointer> pending_;
   // Read without the lock: how many those are, and how many of them somebody waits for, and so tests.
   std::atomic<size_t> count_{0};
-  std::atomic<size_t> attended_{0};
+  std::atomic<size_t> waited_for_{0};
   std::vector<WorkPointer> abandoned_;
   std::deque<MPI_Comm> retired_;
   std::map<std::vector<int>, unsigned> created_;  // how many groups of these ranks there were
-  MPI_Comm meeting_ = MPI_COMM_NULL;  // where the members of a new group meet; of the whole world
+  MPI_Comm control_ = MPI_COMM_NULL;  // of all processes, for the members of a new group and for the end
   std::thread thread_;
   std::condition_variable wake_;
   std::mutex doze_mutex_;
@@ -303,13 +295,6 @@ class Runtime {
   bool clean_ = true;
   int thread_level_ = MPI_THREAD_SINGLE;
   bool forked_ = false;
-  int world_rank_ = 0;
-  int world_size_ = 1;
-  int tag_limit_ = 32767;
 };
-
-inline int Communicator::notice_tag() const {
-  return Runtime::get().tag_limit();
-}
 
 }  // namespace torch_mpi

@@ -9,7 +9,6 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
-#include <torch/csrc/distributed/c10d/debug.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <torch/version.h>
 
@@ -29,18 +28,11 @@ bool asked_async(const Options&, long) {
   return true;
 }
 
-// The factor of ReduceOp.PREMUL_SUM; the newer name is an alias of this one.
-using PremultiplySupplement = c10d::NCCLPreMulSumSupplement;
-
 // Work's constructor takes c10::optional in older versions, std::optional in newer ones.
 #if TORCH_MPI_TORCH_IS_AT_LEAST(2, 5)
 using OptionalTensors = std::optional<std::vector<at::Tensor>>;
 #else
 using OptionalTensors = c10::optional<std::vector<at::Tensor>>;
 #endif
-
-// Element types that came later than 2.1.
-#define TORCH_MPI_HAS_WIDE_UNSIGNED TORCH_MPI_TORCH_IS_AT_LEAST(2, 3)
-#define TORCH_MPI_HAS_FLOAT8_FNUZ TORCH_MPI_TORCH_IS_AT_LEAST(2, 2)
 
 }  // namespace torch_mpi

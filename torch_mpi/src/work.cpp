@@ -13,7 +13,7 @@ namespace {
 
 // A test that took longer than this moved data: test again at once.
 constexpr auto kDataMoved = std::chrono::microseconds(1);
-// A waiter tests so often before it offers its core to others between the tests, and naps after so long without news.
+// A waiter tests so often before it offers its core to others between the tests, and naps after so long without progress.
 constexpr unsigned kSpins = 100;
 constexpr auto kSpin = std::chrono::milliseconds(20);
 // A quarter of the time that has passed already, within these limits: it ends at most so much later than it could.
@@ -22,10 +22,6 @@ constexpr Clock::duration kShortestNap = std::chrono::microseconds(20), kLongest
 constexpr auto kOthersRan = std::chrono::microseconds(30);
 constexpr auto kInARow = std::chrono::milliseconds(20);
 constexpr auto kScarce = std::chrono::milliseconds(100);
-
-}  // namespace
-
-namespace {
 
 std::atomic<Clock::time_point> scarce_until{Clock::time_point{}};
 
@@ -52,10 +48,10 @@ bool others_ran(Clock::time_point before, Clock::time_point now) {
 
 // Where cores are scarce one who naps gets a core back soon after waking up; who has used up his share by testing waits
 // for milliseconds.
-void rest(Clock::duration without_news) {
+void rest(Clock::duration without_progress) {
   const auto now = Clock::now();
-  if (without_news > kSpin || scarce(now)) {
-    std::this_thread::sleep_for(std::min(std::max(without_news / 4, kShortestNap), kLongestNap));
+  if (without_progress > kSpin || scarce(now)) {
+    std::this_thread::sleep_for(std::min(std::max(without_progress / 4, kShortestNap), kLongestNap));
     return;
   }
   sched_yield();
@@ -70,7 +66,7 @@ MPIWork::MPIWork(
     std::vector<at::Tensor> outputs,
     Milliseconds timeout)
     // Without a profiler there are no inputs and no title: preparing a record costs time even when nobody reads it.
-    : c10d::Work(communicator->rank(), type, inputs ? title : nullptr, inputs),
+    : c10d::Work(communicator->rank, type, inputs ? title : nullptr, inputs),
       communicator_(std::move(communicator)),
       title_(title),
       outputs_(std::move(outputs)),
@@ -88,7 +84,7 @@ bool MPIWork::test_requests() {
     }
     if (!complete)
       return false;
-    if (receive_) {
+    if (is_receive()) {
       int cancelled = 0;
       MPI_Test_cancelled(&status, &cancelled);
       cancelled_ = cancelled != 0;
@@ -99,22 +95,21 @@ bool MPIWork::test_requests() {
 }
 
 bool MPIWork::advance() {
-  while (true) {
-    if (!test_requests())
-      return false;
-    if (mpi_error_ != MPI_SUCCESS || complete_stages_ == stages_.size())
-      return true;
-    try {
-      stages_[complete_stages_++]();
-    } catch (...) {
-      stage_error_ = std::current_exception();
-      return true;
-    }
+  if (!test_requests())
+    return false;
+  if (mpi_error_ != MPI_SUCCESS || !second_stage_)
+    return true;
+  try {
+    std::exchange(second_stage_, nullptr)();
+  } catch (...) {
+    stage_error_ = std::current_exception();
+    return true;
   }
+  return test_requests();
 }
 
 std::string MPIWork::description() const {
-  return std::strncmp(title_, "mpi:", 4) == 0 ? title_ + 4 : title_;
+  return title_ + std::strlen("mpi:");
 }
 
 void MPIWork::end(std::exception_ptr error) {
@@ -141,7 +136,6 @@ void MPIWork::end(std::exception_ptr error) {
   }
   if (mpi_is_done) {
     finish_.clear();
-    stages_.clear();
     kept_.clear();
     kept_data_.clear();
   }
@@ -153,7 +147,6 @@ void MPIWork::end(std::exception_ptr error) {
     future = future_;
   }
   state_.store(complete, std::memory_order_release);
-  done_.store(true, std::memory_order_release);
   if (!future)
     return;
   // Callbacks run now, maybe on the progress thread, where an exception would end the process.
@@ -164,23 +157,17 @@ void MPIWork::end(std::exception_ptr error) {
       future->markCompleted(c10::IValue(outputs_));
   } catch (const std::exception& problem) {
     TORCH_WARN("torch_mpi: a callback of ", description(), " failed: ", problem.what());
-  } catch (...) {
-    TORCH_WARN("torch_mpi: a callback of ", description(), " failed");
   }
 }
 
 bool MPIWork::isCompleted() {
-  if (!done_.load(std::memory_order_acquire))
+  if (!done())
     Runtime::get().poll(*this);
-  return done_.load(std::memory_order_acquire);
+  return done();
 }
 
 bool MPIWork::isSuccess() const {
-  return done_.load(std::memory_order_acquire) && !exception_;
-}
-
-std::exception_ptr MPIWork::exception() const {
-  return done_.load(std::memory_order_acquire) ? exception_ : nullptr;
+  return done() && !exception_;
 }
 
 int MPIWork::sourceRank() const {
@@ -196,16 +183,16 @@ void MPIWork::synchronize() {
 }
 
 // While somebody waits for an operation the progress thread has nothing to do for it.
-struct MPIWork::Attendance {
-  explicit Attendance(MPIWork& work) : work_(work), first_(!work.attended_.exchange(true)) {
+struct MPIWork::Waiter {
+  explicit Waiter(MPIWork& work) : work_(work), first_(!work.waited_for_.exchange(true)) {
     if (first_)
-      Runtime::get().attended_.fetch_add(1, std::memory_order_relaxed);
+      Runtime::get().waited_for_.fetch_add(1, std::memory_order_relaxed);
   }
-  ~Attendance() {
+  ~Waiter() {
     if (!first_)
       return;
-    Runtime::get().attended_.fetch_sub(1, std::memory_order_relaxed);
-    work_.attended_.store(false);
+    Runtime::get().waited_for_.fetch_sub(1, std::memory_order_relaxed);
+    work_.waited_for_.store(false);
   }
   MPIWork& work_;
   const bool first_;
@@ -213,18 +200,18 @@ struct MPIWork::Attendance {
 
 bool MPIWork::wait(Milliseconds asked) {
   auto& runtime = Runtime::get();
-  if (!done_.load(std::memory_order_acquire)) {
+  if (!done()) {
     runtime.check_usable();
-    const Attendance attendance(*this);
+    const Waiter waiter(*this);
     const bool sooner = asked > kNoTimeout && Clock::now() + asked < deadline_;
     const auto limit = sooner ? Clock::now() + asked : deadline_;
-    auto before = Clock::now(), news = before, notice = before;
+    auto before = Clock::now(), progress = before, notice = before;
     unsigned spins = scarce(before) ? 1 : kSpins;
     for (unsigned turn = 0;; ++turn) {
       if (turn >= spins)
         before = Clock::now();
       runtime.poll(*this);
-      if (done_.load(std::memory_order_acquire))
+      if (done())
         break;
       const auto now = Clock::now();
       const bool lost = others_ran(before, now), moved = now - before > kDataMoved;
@@ -235,7 +222,7 @@ bool MPIWork::wait(Milliseconds asked) {
         continue;
       if (now - notice >= kNoticeInterval) {
         notice = now;
-        runtime.heed_signals();
+        runtime.check_signals();
         communicator_->look_for_notice();
         if (communicator_->failed())
           give_up("the process group failed: " + communicator_->reason());
@@ -243,10 +230,10 @@ bool MPIWork::wait(Milliseconds asked) {
       if (now >= limit)
         give_up(c10::str("Timed out after ", in_seconds(sooner ? asked : timeout_)));
       if (moved && !lost) {
-        news = now;
+        progress = now;
         turn = 0;
       } else {
-        rest(now - news);
+        rest(now - progress);
       }
     }
   }
@@ -256,21 +243,15 @@ bool MPIWork::wait(Milliseconds asked) {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> MPIWork::getFuture() {
-  bool created = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!future_) {
-      future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-      created = true;
-    }
-    if (created && future_ended_) {
-      if (exception_)
-        future_->setError(exception_);
-      else
-        future_->markCompleted(c10::IValue(outputs_));
-    }
-  }
+  std::lock_guard<std::mutex> lock(mutex_);
   Runtime::get().wake();
+  if (future_)
+    return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if (future_ended_ && exception_)
+    future_->setError(exception_);
+  else if (future_ended_)
+    future_->markCompleted(c10::IValue(outputs_));
   return future_;
 }
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from mpi_installation import CHECKOUT, environment
+from mpi_installation import PROJECT, copy_sources, environment, mpi_program, mpirun
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_installed_is_not_wanted(installed, tmp_path):
 
 def test_import_torch_beside_the_sources(installed):
     """A folder torch_mpi in the current one is not taken for the installed package."""
-    for folder in (CHECKOUT, CHECKOUT / "torch_mpi"):
+    for folder in (PROJECT.parent, PROJECT):
         assert installed.alone(AVAILABLE, cwd=folder).strip().endswith(HERE_BY_NAME)
 
 
@@ -71,24 +71,15 @@ def test_too_few_open_files_for_a_rendezvous(installed):
 
 
 def test_headers_of_another_mpi(python, tmp_path):
-    """The wrapper's come before those of the venv; others end the compilation."""
+    """The wrapper's come before those of the venv."""
     log = tmp_path / "log"
     wrapper = tmp_path / "mpicxx"
     wrapper.write_text('#!/bin/sh\ncase " $* " in *" -show "*) echo g++ -I/of/the/wrapper -lmpi;;\n'
-                       '*" -E "*) echo "#define OPEN_MPI 1";; *) echo "$@" >%s; exit 1;; esac\n' % log)
+                       '*) echo "$@" >%s; exit 1;; esac\n' % log)
     wrapper.chmod(0o755)
-    source = tmp_path / "source"
-    shutil.copytree(CHECKOUT / "torch_mpi", source)
-    subprocess.run([python, "setup.py", "build_ext"], cwd=source, env=environment(MPICXX=str(wrapper)),
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    words = log.read_text().split()
-    assert [word for word in words if word.startswith("-I")][0] == "-I/of/the/wrapper"
-    assert "-DWRAPPER_IS_OPEN_MPI=1" in words
-    (tmp_path / "mpi.h").write_text("#define MPICH_VERSION 4\n")
-    for family, text in [("1", True), ("0", False)]:
-        command = ["g++", "-E", "-DWRAPPER_IS_OPEN_MPI=" + family, "-I", tmp_path, source / "src" / "module.cpp"]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        assert ("is of another MPI than the compiler wrapper's" in done.stderr) == text
+    subprocess.run([python, "setup.py", "build_ext"], cwd=copy_sources(tmp_path / "source"),
+                   env=environment(MPICXX=str(wrapper)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert [word for word in log.read_text().split() if word.startswith("-I")][0] == "-I/of/the/wrapper"
 
 
 def test_one_process_without_mpirun(installed):
@@ -107,7 +98,9 @@ def test_another_mpi_loaded(installed):
 
 def test_started_by_the_other_mpirun(installed):
     other = {"mpich": "openmpi", "openmpi": "mpich"}[installed.mpi]
-    installed.mpirun, kept = ["mpirun." + other] + (["--oversubscribe"] if other == "openmpi" else []), installed.mpirun
+    if not mpi_program("mpirun", other):
+        pytest.skip("no mpirun of %s" % other)
+    kept, installed.mpirun = installed.mpirun, mpirun(other)
     try:
         output = installed.run(2, "faults.py", "availability", status=None)
     finally:
@@ -127,18 +120,14 @@ def test_library_missing(installed, tmp_path):
     assert ABSENT_IMPORTED in output, output
 
 
-@pytest.mark.parametrize("built, message", [
-    ("torch_version = '2.1.0'", "it was built for torch 2.1.0 and this is"),
-    ("oldest_torch = '99.1'", "expected PyTorch 99.1 or newer, found"),
-])
-def test_other_torch(installed, tmp_path, built, message):
-    """Built for another version of torch, or this one is too old: says so."""
+def test_other_torch(installed, tmp_path):
+    """Built for another version of torch: says so."""
     site = tmp_path / "site"
     shutil.copytree(installed.site, site)
     with open(site / "torch_mpi" / "_built.py", "a") as note:
-        note.write(built + "\n")
+        note.write("torch_version = '2.1.0'\n")
     output = installed.alone(AVAILABLE, PYTHONPATH=str(site))
-    assert message in output and "Traceback" not in output, output
+    assert "it was built for torch 2.1.0 and this is" in output and "Traceback" not in output, output
     assert ABSENT_IMPORTED in output, output
 
 
@@ -159,8 +148,7 @@ def bare(tmp_path_factory):
 ])
 def test_no_torch_or_too_old(bare, tmp_path, version, message):
     """pip says in one line what is missing, before anything is compiled."""
-    source, place = tmp_path / "source", tmp_path / "place"
-    shutil.copytree(CHECKOUT / "torch_mpi", source)
+    source, place = copy_sources(tmp_path / "source"), tmp_path / "place"
     place.mkdir()
     if version:
         (place / "torch.py").write_text("__version__ = %r\n" % version)
@@ -173,8 +161,7 @@ def test_no_torch_or_too_old(bare, tmp_path, version, message):
 
 def test_old_setuptools(bare, python, tmp_path):
     """It gets as far as the compiler with the setuptools that Python 3.11 puts into a venv."""
-    source = tmp_path / "source"
-    shutil.copytree(CHECKOUT / "torch_mpi", source)
+    source = copy_sources(tmp_path / "source")
     setuptools = subprocess.run(
         [bare, "-c", "import os, setuptools; print(os.path.dirname(os.path.dirname(setuptools.__file__)))"],
         check=True, stdout=subprocess.PIPE, text=True, env=environment()).stdout.strip()
@@ -186,8 +173,7 @@ def test_old_setuptools(bare, python, tmp_path):
 
 def test_no_compiler(python, tmp_path):
     """The build says what it misses."""
-    source = tmp_path / "source"
-    shutil.copytree(CHECKOUT / "torch_mpi", source)
+    source = copy_sources(tmp_path / "source")
     done = subprocess.run([python, "setup.py", "build_ext"], cwd=source, env=environment(MPICXX=str(tmp_path / "none")),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode != 0 and "expected an MPI C++ compiler" in done.stdout, done.stdout
@@ -207,4 +193,4 @@ def test_forked_process_leaves_mpi_alone(installed):
 
 
 def test_nothing_is_left_in_the_checkout(installed):
-    assert not os.path.exists(CHECKOUT / "torch_mpi" / "build")
+    assert not os.path.exists(PROJECT / "build")

@@ -4,7 +4,7 @@ import subprocess
 import time
 
 import pytest
-from mpi_installation import HERE
+from mpi_installation import HERE, mpi_program
 
 pytestmark = pytest.mark.slow
 
@@ -17,15 +17,11 @@ SURVIVED = {
     "dropped": (2, [("all arrived", 2)]),
     "leftover": (2, [("nothing left over", 2), ("[Rank 0]: Rank 1 failed to pass", 5),
                      ("[Rank 1]: Rank 1 successfully reached", 5)]),
-    "contradicted": (2, [("rank and size come from MPI", 2), ("rank=5 was given by __main__", 2),
-                         ("leave that out", 2)]),
-    "contradicted_by_lightning": (2, [("rank=7 was given by lightning.fabric.utilities, line 1", 2), ("mpi4py", 2)]),
+    "contradicted": (2, [("rank and size come from MPI", 2), ("rank=5 was given", 2), ("leave that out", 2)]),
     "late_first": (2, [("timed out creating a process group", 2), ("the next group has 2", 2)]),
     "handled": (2, [("all is well", 2)]),
     "forked": (2, [("stuck 0", 2)]),
     "interrupted": (2, [("rank 0: interrupted [", 1), ("rank 0: interrupted again [", 1)]),
-    "mismatch": (2, [("Detected mismatch between collectives on ranks", 6), ("Elements=4)", 4), ("Elements=5)", 2),
-                     ("TensorDtypes=Double", 2), ("OpType=BROADCAST", 2), ("still usable", 2)]),
     "arrived_meanwhile": (2, [("rank 0: no error [1.0, 1.0, 1.0]", 1)]),
     # the last one, as the ranks no longer agree on how many groups there were
     "subset": (2, [("timed out creating a process group", 1)]),
@@ -56,8 +52,8 @@ def contains(output, expected):
 def preload(installed, tmp_path_factory):
     """MPI that does what it rarely does."""
     library = tmp_path_factory.mktemp("preload") / "preload_mpi.so"
-    subprocess.run(["mpicc." + installed.mpi, "-Wall", "-Werror", "-fPIC", "-shared", HERE / "preload_mpi.c", "-o",
-                    library], check=True)
+    compiler = mpi_program("mpicc", installed.mpi)
+    subprocess.run([compiler, "-Wall", "-Werror", "-fPIC", "-shared", HERE / "preload_mpi.c", "-o", library], check=True)
     return str(library)
 
 

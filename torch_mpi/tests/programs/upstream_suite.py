@@ -5,7 +5,7 @@ processes itself; here mpirun has started them, and each runs the tests one afte
 group for each. The class decides by ``$BACKEND`` which tests to skip: it is told ``gloo``, so that everything gloo
 runs is run, and the groups are then made with the backend that was asked for.
 
-    python upstream_suite.py --launcher "mpirun -n 2" --backend mpi --results DIR [--only PATTERN]
+    python upstream_suite.py --start "mpirun -n 2" --backend mpi --results DIR [--only PATTERN]
 
 starts it, sees to it that a test which ends the processes only costs that one test, and writes DIR/summary.json.
 """
@@ -198,10 +198,10 @@ def combine(directory, size):
     return summary
 
 
-def launch(launcher, backend, directory, only, tries=10, timeout=3000, python=sys.executable, environment=os.environ):
+def run_all(start, backend, directory, only, tries=10, timeout=3000, python=sys.executable, environment=os.environ):
     """Run the suite under mpirun; start again after a test that ended the processes. Returns the summary."""
     os.makedirs(directory, exist_ok=True)
-    command = [*launcher, python, os.path.abspath(__file__), "--rank", "--backend", backend, "--results", directory,
+    command = [*start, python, os.path.abspath(__file__), "--rank", "--backend", backend, "--results", directory,
                "--only", *only]
     for attempt in range(tries):
         with open(os.path.join(directory, "output.txt"), "a") as output:
@@ -231,7 +231,7 @@ def lost(reference, summary):
 def main():
     """Start the suite, or be one of its processes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--launcher", default="mpirun -n 2", help="starts the processes, e.g. 'mpirun -n 2'")
+    parser.add_argument("--start", default="mpirun -n 2", help="starts the processes, e.g. 'mpirun -n 2'")
     parser.add_argument("--backend", default="mpi", choices=["mpi", "gloo"])
     parser.add_argument("--results", default=None, help="directory for the results")
     parser.add_argument("--only", nargs="*", default=["test_*"], help="patterns of test names")
@@ -241,7 +241,7 @@ def main():
     if arguments.rank:
         rank_main(arguments)
         return
-    summary = launch(shlex.split(arguments.launcher), arguments.backend, arguments.results, arguments.only)
+    summary = run_all(shlex.split(arguments.start), arguments.backend, arguments.results, arguments.only)
     counts = {}
     for name, one in sorted(summary.items()):
         counts[one["status"]] = counts.get(one["status"], 0) + 1

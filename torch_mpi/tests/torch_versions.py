@@ -1,6 +1,6 @@
 """PyTorch's own distributed tests and those of this directory, on many versions of PyTorch.
 
-    PYTHONPATH=.. python torch_versions.py FOLDER [--torch 2.1.2 ...] [--mpis mpich openmpi] [--ranks 2 4]
+    python torch_versions.py FOLDER [--torch 2.1.2 ...] [--mpis mpich openmpi] [--ranks 2 4]
 
 Makes a venv in FOLDER for each version, installs torch_mpi there for each MPI as the README says, runs PyTorch's test
 class on gloo and on mpi, and the programs below; then prints the table of the README, and by name what passes on gloo
@@ -16,7 +16,7 @@ import subprocess
 from pathlib import Path
 
 from programs import upstream_suite
-from mpi_installation import MPIS, Installed, environment, install, make_venv, mpirun
+from mpi_installation import MPIS, Installed, environment, install, make_venv, mpi_program, mpirun
 
 # The oldest supported, the newest, and some between.
 VERSIONS = ["2.1.2", "2.4.1", "2.9.1", "2.13.0", "2.15.0"]
@@ -57,7 +57,7 @@ class Version:
         if not whole.exists():
             shutil.rmtree(prefix.parent, ignore_errors=True)
             prefix.parent.mkdir(parents=True)
-            install("mpicxx." + mpi, self.python(), prefix)
+            install(mpi_program("mpicxx", mpi), self.python(), prefix)
             whole.touch()
         return Installed(mpi, self.python(), prefix)
 
@@ -77,9 +77,9 @@ class Version:
         def run():
             scratch = self.results / ("%s-%d" % (where, ranks))
             shutil.rmtree(scratch, ignore_errors=True)
-            launcher = mpirun("mpich" if where == "gloo" else where) + ["-n", str(ranks)]
+            start = mpirun("mpich" if where == "gloo" else where) + ["-n", str(ranks)]
             around = environment() if where == "gloo" else self.installed(where).environment()
-            return upstream_suite.launch(launcher, "gloo" if where == "gloo" else "mpi", str(scratch), ["test_*"],
+            return upstream_suite.run_all(start, "gloo" if where == "gloo" else "mpi", str(scratch), ["test_*"],
                                          python=self.python(), environment=around)
         return self.once("%s %d" % (where, ranks), run)
 

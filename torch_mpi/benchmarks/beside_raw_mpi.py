@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure torch_mpi against raw MPI, gloo and PyTorch's own ProcessGroupMPI in one run, and print a table.
 
-usage: run.py [--mpirun "mpirun -n 2"] [--mpicc mpicc] [--largest BYTES] [--rounds N] [--batch N]
+usage: beside_raw_mpi.py [--mpirun "mpirun -n 2"] [--mpicc mpicc] [--largest BYTES] [--rounds N] [--batch N]
 
 Run it with the Python that has torch and torch_mpi. With ``$BUILTIN_MPI`` set to an extension module that exposes
 PyTorch's ProcessGroupMPI (with ``create``), that is measured too. Each contender runs once in each round, in turn, so

@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, from what MPI launchers set, without MPI."""
+"""Which rank of how many this process is, from what mpirun and srun set, without MPI."""
 
 import os
 

@@ -19,7 +19,7 @@ import time
 
 import torch
 import torch.distributed as dist
-import torch_mpi
+import torch_mpi  # noqa: F401
 
 CPU = torch.device("cpu")
 
@@ -85,7 +85,7 @@ def notice():
     """Ranks whose own timeout is long end together with the one that times out first."""
     rank, size = start(100)
     if rank == 0:
-        dist.group.WORLD._get_backend(CPU)._set_timeout(datetime.timedelta(seconds=2))
+        dist.group.WORLD._get_backend(CPU).set_timeout(datetime.timedelta(seconds=2))
         report_together(*outcome(dist.all_reduce, torch.ones(5)))
     elif rank == 1:
         report_together(*outcome(dist.recv, torch.ones(5), 0))
@@ -110,7 +110,7 @@ def received():
         report(*outcome(dist.recv, torch.zeros(3), 1))
     else:
         time.sleep(1.5)
-    dist.group.WORLD._get_backend(CPU)._set_timeout(datetime.timedelta(seconds=60))
+    dist.group.WORLD._get_backend(CPU).set_timeout(datetime.timedelta(seconds=60))
     tensor = torch.ones(2)
     dist.all_reduce(tensor)
     report("sum %d" % tensor[0].item())
@@ -140,9 +140,9 @@ def unheard():
     """Rank 1 ends by an exception while its mpirun is busy, which sometimes drops then what it has not read."""
     rank, _ = start(300)
     if rank == 1:
-        launcher = os.getppid()
-        os.kill(launcher, signal.SIGSTOP)
-        subprocess.Popen(["sh", "-c", "sleep 0.5; kill -CONT %d" % launcher])
+        mpirun = os.getppid()
+        os.kill(mpirun, signal.SIGSTOP)
+        subprocess.Popen(["sh", "-c", "sleep 0.5; kill -CONT %d" % mpirun])
         raise ValueError("something is wrong here")
     dist.all_reduce(torch.ones(10))
 
@@ -171,8 +171,7 @@ def monitored():
     rank, size = start(60)
     if rank == size - 1:
         time.sleep(2)
-    barrier = dist.monitored_barrier if rank == 0 else torch_mpi.monitored_barrier
-    report(*outcome(barrier, timeout=datetime.timedelta(seconds=1), wait_all_ranks=True))
+    report(*outcome(dist.monitored_barrier, timeout=datetime.timedelta(seconds=1), wait_all_ranks=True))
     dist.barrier()
     dist.monitored_barrier()
     tensor = torch.ones(1)
@@ -277,7 +276,7 @@ def leftover():
         while rank != 0 and not os.path.exists(mine):
             pass
         seconds = 5 if rank else 0.02
-        report(*outcome(torch_mpi.monitored_barrier, group, datetime.timedelta(seconds=seconds)))
+        report(*outcome(dist.monitored_barrier, group, datetime.timedelta(seconds=seconds)))
         dist.destroy_process_group(group)
         if rank == 0:
             open(mine, "w").close()
@@ -294,15 +293,6 @@ def contradicted():
     """rank and world_size that differ from MPI's."""
     try:
         dist.init_process_group("mpi", rank=5, world_size=7)
-    except RuntimeError as error:
-        say(error)
-
-
-def contradicted_by_lightning():
-    """As Lightning does it without mpi4py."""
-    code = "import torch.distributed as dist; dist.init_process_group('mpi', rank=7, world_size=2)"
-    try:
-        exec(code, {"__name__": "lightning.fabric.utilities"})
     except RuntimeError as error:
         say(error)
 
@@ -391,22 +381,6 @@ def forked():
     dist.destroy_process_group()
 
 
-def mismatch():
-    """Calls that do not fit together, with TORCH_DISTRIBUTED_DEBUG=DETAIL."""
-    rank, _ = start(300)
-    before = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    report(outcome(dist.all_reduce, torch.ones(4 + rank))[0])
-    report(outcome(dist.all_reduce, torch.ones(4, dtype=[torch.float32, torch.float64][rank]))[0])
-    report(outcome(*[(dist.all_reduce, torch.ones(4)), (dist.broadcast, torch.ones(4), 0)][rank])[0])
-    tensors = [torch.ones(one + 1) for one in range(2)]
-    dist.all_gather(tensors, tensors[rank].clone())
-    dist.barrier()
-    report("still usable")
-    dist.set_debug_level(before)
-    dist.destroy_process_group()
-
-
 def half_posted():
     """The second of two parts of an operation cannot be started on rank 1."""
     rank, size = start(300)
@@ -425,9 +399,9 @@ def arrived_meanwhile():
     os.environ["MPI_DOES"] = "deliver"
     tensor = torch.zeros(3)
     if rank == 0:
-        dist.group.WORLD._get_backend(CPU)._set_timeout(datetime.timedelta(milliseconds=100))
+        dist.group.WORLD._get_backend(CPU).set_timeout(datetime.timedelta(milliseconds=100))
         report(outcome(dist.recv, tensor, 1)[0] + " %s" % tensor.tolist())
-        dist.group.WORLD._get_backend(CPU)._set_timeout(datetime.timedelta(seconds=300))
+        dist.group.WORLD._get_backend(CPU).set_timeout(datetime.timedelta(seconds=300))
     else:
         time.sleep(1)
         dist.send(torch.ones(3), 0)

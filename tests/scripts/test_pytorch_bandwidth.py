@@ -4,9 +4,18 @@ import importlib.machinery
 import importlib.util
 
 import pytest
-from mpi_installation import CHECKOUT
+from common import SCRIPTS
 
-SCRIPT = CHECKOUT / "scripts" / "pytorch-bandwidth"
+from torch_mpi.tests.mpi_installation import MPIS, Installed, build, kept_venv
+
+SCRIPT = SCRIPTS / "pytorch-bandwidth"
+
+
+@pytest.fixture(scope="session", params=sorted(MPIS))
+def installed(request):
+    """torch_mpi, once for each MPI."""
+    python = kept_venv()
+    return Installed(request.param, python, build(request.param, "", python))
 
 
 @pytest.fixture(scope="module")
