@@ -23,27 +23,16 @@ OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)),
 
 
 def candidates():
-    """List the modules tools that may be here, that of the user's shell first."""
-    found = []
+    """List the modules tools that may be here; those that a variable of the user's shell names come first."""
+    named, found = [], []
     for name, syntax, variable, places in (('Lmod', 'Lua', 'LMOD_CMD', LMOD_PLACES),
                                            ('EnvironmentModules', 'Tcl', 'MODULES_CMD', MODULECMD_PLACES)):
-        for program in (os.environ.get(variable),) + places:
-            if program and os.access(program, os.X_OK):
-                found.append(Tool(name, syntax, variable, program))
-    return sorted(found, key=lambda tool: tool.name != name_in_shell())
-
-
-def name_in_shell():
-    """Return the name of the modules tool that the user's shell has, None if it has none."""
-    function, home = os.environ.get('BASH_FUNC_module%%', ''), os.environ.get('MODULESHOME')
-    if function:
-        is_lmod = 'LMOD' in function
-    elif home:
-        # each sets it; who initialises both has the one that came last
-        is_lmod = os.environ.get('LMOD_CMD', '').startswith(home + os.sep)
-    else:
-        return None
-    return 'Lmod' if is_lmod else 'EnvironmentModules'
+        named.append(Tool(name, syntax, variable, os.environ.get(variable, '')))
+        found += [Tool(name, syntax, variable, program) for program in places]
+    # a shell may have both: `module` is a function of the one that came last
+    function = os.environ.get('BASH_FUNC_module%%', 'LMOD')
+    named.sort(key=lambda tool: (tool.name == 'Lmod') != ('LMOD' in function))
+    return [tool for tool in named + found if os.access(tool.program, os.X_OK)]
 
 
 def modules_tool(any_version=False):
@@ -98,12 +87,6 @@ class ModulesShell(object):
         """List what can be loaded now and begins with one of these names; without names: everything."""
         said = self.call('--terse', 'avail', *names)[1]
         return [re.sub(r'\(.*\)|<.*>', '', line.strip()).rstrip('/') for line in said.splitlines()]
-
-    def openers(self, name):
-        """List what Lmod says must be loaded before a module can be seen: one string for each way."""
-        said = self.call('spider', name)[1]
-        found = re.search(r'You will need to load all module\(s\).*?\n((?:\s*\n| {6}\S.*\n?)+)', said)
-        return [line.strip() for line in found.group(1).splitlines() if line.strip()] if found else []
 
 
 def changed(environ, code):

@@ -15,6 +15,7 @@ import collections
 import configparser
 import difflib
 import fnmatch
+import glob
 import os
 import re
 import socket
@@ -224,16 +225,9 @@ class System(object):
 
 # -- loading
 
-def systems_directory():
-    place = collection_path('systems')
-    if not os.path.isdir(place):
-        raise UsersProblem("%s is missing: this installation is incomplete; clone or install it again" % place)
-    return place
-
-
 def names():
-    top = systems_directory()
-    return sorted(name for name in os.listdir(top) if os.path.isfile(os.path.join(top, name, 'system.cfg')))
+    paths = glob.glob(os.path.join(glob.escape(collection_path('systems')), '*', 'system.cfg'))
+    return sorted(os.path.basename(os.path.dirname(path)) for path in paths)
 
 
 def nearest(word, known):
@@ -244,7 +238,7 @@ def nearest(word, known):
 
 def load(name):
     check_name(name, "the caller")
-    return load_file(os.path.join(systems_directory(), name, 'system.cfg'))
+    return load_file(os.path.join(collection_path('systems'), name, 'system.cfg'))
 
 
 def check_name(name, where):

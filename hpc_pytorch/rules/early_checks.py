@@ -63,14 +63,13 @@ def check_external_modules(ec):
 
 
 def why_missing(shell, name, said):
-    """Say what helps with a module that cannot be loaded: its versions here, what opens it, or the tool's error."""
+    """Say what helps with a module that cannot be loaded: its versions here, or the tool's error."""
     versions = shell.versions(name)
     if name in versions:
         return "it exists, but loading it fails: %s" % ' '.join(said.split())
     if versions:
         return "versions of it here: %s" % ', '.join(versions)
-    ways = shell.openers(name)
-    return "it can be seen only after: module load %s" % ' or '.join(ways) if ways else "no version of it is here"
+    return "no version of it is here (try: module spider %s)" % name
 
 
 # -- directories
