@@ -285,7 +285,7 @@ def test_draft_of_a_seventh_system(tmp_path):
     copy = tmp_path / 'collection'
     shutil.copytree(CHECKOUT, copy, symlinks=True,
                     ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'benchmarks', '__pycache__'))
-    (copy / '.venv').symlink_to(CHECKOUT / '.venv')
+    shutil.copytree(CHECKOUT / '.venv', copy / '.venv', symlinks=True)
     for name, text in (('gcc/12.9', 'module use %s' % (tmp_path / 'opened')), ('gcc/9.1', ''), ('other/1', '')):
         (tmp_path / 'modules' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'modules' / name).write_text('#%Module1.0\n' + text + '\n')
