@@ -32,6 +32,11 @@ BACKENDS = {'slurm': 'HPCSlurm', 'pbs': 'PbsPro'}
 README = "Stand-in of {name}\n{line}\n\nA draft: the modules have the machine's names, and are parts of this one.\n"
 
 
+def suffix_of(name):
+    """Return the system's word in names of easyconfigs, in which dashes separate words."""
+    return name.replace('-', '')
+
+
 # -- system.cfg
 
 def pattern_of(host):
@@ -80,7 +85,7 @@ PBS = dict(OTHERS, **{'scheduler account_variable': 'PBS_ACCOUNT'})
 
 def describe(name, machine):
     """Ask what system.cfg can have: {'section key': (value or None, where it comes from or why there is none)}."""
-    values = {'system title': (name, 'to be filled in'), 'system easyconfig_suffix': (name, ''),
+    values = {'system title': (name, 'to be filled in'), 'system easyconfig_suffix': (suffix_of(name), ''),
               'node temporary_directory': ('/tmp', '')}
     for key, question, convert, how in ANSWERS:
         try:
@@ -149,7 +154,7 @@ def easyconfig_text(name, modules, kind):
     path = os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG)
     with open(path, encoding='utf-8') as handle:
         text = handle.read()
-    text = text.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % name)
+    text = text.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % suffix_of(name))
     text = re.sub(r'this machine\'s MPI\..*?"""', 'the MPI of %s."""' % name, text, flags=re.S)
     if modules:
         lines = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
@@ -171,7 +176,7 @@ def drafts(name, machine):
     configuration = EASYBUILD_CFG.format(name=name)
     if kind in BACKENDS:
         configuration += '\n[config]\njob-backend = %s\n' % BACKENDS[kind]
-    easyconfig = EASYCONFIG.replace('workstation', name)
+    easyconfig = EASYCONFIG.replace('workstation', suffix_of(name))
     place = 'systems/%s/' % name
     return {
         place + 'system.cfg': system_text(name, values),
@@ -186,9 +191,9 @@ def drafts(name, machine):
 
 def write_drafts(name, machine):
     """Write what is not there yet; returns the paths."""
-    if not re.match(r'[a-z][a-z0-9_]*$', name):
-        raise UsersProblem("--new-system requires a name of lower-case letters and digits, such as cirrus; found: %r"
-                           % name)
+    if not re.match(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*$', name):
+        raise UsersProblem("--new-system requires a name of lower-case letters, digits and dashes, such as cirrus; "
+                           "found: %r" % name)
     top = os.path.dirname(collection_path('systems'))
     texts = drafts(name, machine)
     for path in texts:

@@ -23,9 +23,8 @@ from hpc_pytorch import UsersProblem, collection_path
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
 from hpc_pytorch.machine.versions import version_key
-from hpc_pytorch.packages import rocm_pairs
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS
 
-LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
 # What PyTorch itself asks for, in one version; its name changed with 2.10.
@@ -49,7 +48,7 @@ REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in 
 ENDED = {'_GLIBCXX_USE_CXX11_ABI': '2.8', 'BUILD_CAFFE2': '2.4'}
 
 # What in an easyconfig belongs to one version, and does not follow from it.
-BY_HAND = re.compile(r'\.whl|\.sif|docker://|^git_source = |^package_urls = ', re.M)
+BY_HAND = re.compile(r'\.whl|\.sif|docker://|git_config|^package_urls = ', re.M)
 
 
 def indexes():
@@ -119,7 +118,6 @@ class Change:
         if build and not self.old_build:
             raise UsersProblem("its wheels are those of PyPI, which has none of +%s" % build)
         self.build = '+' + build if build else self.old_build
-        self.check_pairs()
         if self.version == 'latest':
             self.version = self.newest()
             self.check_target()
@@ -191,14 +189,6 @@ class Change:
         words += ['--extra-index-url', self.renamed(index)] if index else []
         said = uv(['pip', 'compile', '--quiet', 'question.in'] + words, self.work)
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', said, re.M))
-
-    def check_pairs(self):
-        """Stop where PyTorch has no wheels of this version for the ROCm that the lock names, or for its Python."""
-        rocm = rocm_pairs.rocm_of(self.build)
-        problem = rocm and (rocm_pairs.why_none(self.version, rocm)
-                            or rocm_pairs.why_not(self.version + self.build, None, self.least, None))
-        if problem:
-            raise UsersProblem(problem)
 
     def new_input(self, text):
         """An .in file for the new version; companions are those that say that they are made for it."""
@@ -298,8 +288,16 @@ def write(made):
 
 
 def try_version(easyconfig, version, directory):
-    """An easyconfig of another version and its lock files, together in a directory; the easyconfig's path there."""
-    path = find(easyconfig)
+    """
+    Write an easyconfig of another version and its lock files into a directory; returns the easyconfig's path, None
+    where it has no lock files or is on a path that only EasyBuild knows.
+    """
+    try:
+        path = find(easyconfig)
+    except UsersProblem:
+        return None
+    if 'lock_files' not in Path(path).read_text(encoding='utf-8'):
+        return None
     change = Change(path, version, directory)
     write({os.path.join(directory, os.path.basename(made)): text for made, text in change.make().items()})
     return os.path.join(directory, replaced(os.path.basename(path), change.old, change.version))

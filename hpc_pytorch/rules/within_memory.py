@@ -42,7 +42,7 @@ def begin(easyblock):
 def watch(easyblock):
     """Watch the compilers of an installation from now on; it may be called twice."""
     # EB_PyTorchHPC does this itself
-    if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', 'max_memory' in easyblock.cfg):
+    if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', False):
         return
     command = ramgate(easyblock.cfg, report_directory(easyblock), profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:

@@ -21,6 +21,8 @@ HEADERS = {
                 'mpiexec -n 8 --ppn 4 --cpu-bind numa'],
     'frontier': ['#SBATCH --ntasks=16', '#SBATCH --gpus-per-node=8', '#SBATCH --cpus-per-task=7',
                  '--cpus-per-task=7 --gpus-per-node=8 --gpu-bind=none', 'unset SLURM_EXPORT_ENV'],
+    'isambard-ai': ['#SBATCH --ntasks=8', '#SBATCH --gpus-per-node=4', '#SBATCH --network=disable_rdzv_get',
+                    '--cpus-per-task=72 --gpus-per-node=4 --gpu-bind=none'],
     'lumi': ['#SBATCH --partition=standard-g', '#SBATCH --mem-per-gpu=60G', '--gpus-per-node=8 --gpu-bind=none'],
 }
 
@@ -47,7 +49,7 @@ def test_beside_a_sites_own_checks(module, tmp_path, name):
                         'partitions': scope['site_configuration']['systems'][0]['partitions']}]}
     (tmp_path / 'mine.py').write_text('site_configuration = %r' % own)
     done = subprocess.run(
-        [REFRAME, '-C', tmp_path / 'mine.py', '-c', CHECKOUT / 'checks', '--prefix', tmp_path, '--dry-run',
+        [REFRAME, '-C', tmp_path / 'mine.py', '-c', CHECKOUT / 'hpc_pytorch/reframe', '--prefix', tmp_path, '--dry-run',
          '-n', 'train'], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path,
         env=dict(clean_environment(), MODULEPATH=str(module.eb.modules), LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod'))
     assert done.returncode == 0 and 'PASSED' in done.stdout, done.stdout

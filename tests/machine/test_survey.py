@@ -280,12 +280,13 @@ def test_script_of_the_job(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_draft_of_a_seventh_system(tmp_path):
-    """Of a machine that nobody described; it fits the schema, and rehearses without a change."""
+def test_draft_of_an_eighth_system(tmp_path):
+    """Of a machine with a dash in its name; it fits the schema, and rehearses without a change."""
     copy = tmp_path / 'collection'
     shutil.copytree(CHECKOUT, copy, symlinks=True,
                     ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'benchmarks', '__pycache__'))
-    shutil.copytree(CHECKOUT / '.venv', copy / '.venv', symlinks=True)
+    # its links lead to the collection beside it: a link to .venv would let drafts be written to the checkout
+    shutil.copytree(CHECKOUT / '.venv', copy / '.venv', symlinks=True, copy_function=os.link)
     for name, text in (('gcc/12.9', 'module use %s' % (tmp_path / 'opened')), ('gcc/9.1', ''), ('other/1', '')):
         (tmp_path / 'modules' / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / 'modules' / name).write_text('#%Module1.0\n' + text + '\n')
@@ -299,17 +300,17 @@ def test_draft_of_a_seventh_system(tmp_path):
         assert done.returncode == 0 and 'Traceback' not in done.stdout, done.stdout
         return done.stdout
 
-    said = eb('--survey', '--new-system', 'seventh', MODULEPATH=str(tmp_path / 'modules'))
-    assert 'systems/seventh/system.cfg' in said
-    text = (copy / 'systems' / 'seventh' / 'system.cfg').read_text()
-    loaded = systems.load_file(str(copy / 'systems' / 'seventh' / 'system.cfg'))
+    said = eb('--survey', '--new-system', 'the-eighth', MODULEPATH=str(tmp_path / 'modules'))
+    assert 'systems/the-eighth/system.cfg' in said
+    text = (copy / 'systems' / 'the-eighth' / 'system.cfg').read_text()
+    loaded = systems.load_file(str(copy / 'systems' / 'the-eighth' / 'system.cfg'))
     assert loaded.node['cores'] and loaded.node['memory'] and text.count('# (') > 5
     # every key is there to be filled in, and what could not be asked says why
     keys = {key for section in systems.SCHEMA.values() for key in section}
     assert keys == set(re.findall(r'^(?:# )?(\w+) = ', text, re.M))
     assert re.search(r'^# cuda = \(newest CUDA .*\); could not be asked: there is no nvidia-smi$', text, re.M)
-    easyconfig = (copy / 'easyconfigs/p/PyTorch/PyTorch-2.13.0-seventh.eb').read_text()
-    assert 'for the MPI of seventh."""' in easyconfig
+    easyconfig = (copy / 'easyconfigs/p/PyTorch/PyTorch-2.13.0-theeighth.eb').read_text()
+    assert 'for the MPI of the-eighth."""' in easyconfig
     assert easyconfig.index('gcc/12.9') < easyconfig.index('openmpi/4.1.8')
-    assert 'module load openmpi/4.1.8' in eb('--rehearse', 'PyTorch-2.13.0-seventh.eb', '-x',
+    assert 'module load openmpi/4.1.8' in eb('--rehearse', 'PyTorch-2.13.0-theeighth.eb', '-x',
                                              '--prefix=%s' % (tmp_path / 'prefix'))

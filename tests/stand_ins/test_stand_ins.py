@@ -153,10 +153,10 @@ def test_every_module_of_the_metadata(stand_ins, modules_tool, system):
 
 def test_nothing_is_said_of_other_modules():
     """Each state of a system has some of the modules in its metadata; together they have all."""
-    for system in {name.split('-')[0] for name in WITH_MODULES}:
+    for system in {DESCRIPTIONS[name].parent.name for name in WITH_MODULES}:
         told = configparser.ConfigParser(interpolation=None)
         told.read(str(CHECKOUT / 'systems' / system / 'external_modules.cfg'))
-        states = [name for name in WITH_MODULES if name.split('-')[0] == system]
+        states = [name for name in WITH_MODULES if DESCRIPTIONS[name].parent.name == system]
         assert {name for state in states for name in metadata_of(state).sections()} >= set(told.sections()), system
 
 
@@ -223,9 +223,9 @@ def test_easybuild_knows_the_modules(stand_ins, eb, tmp_path, system):
                     "description = 'Probe'\ntoolchain = SYSTEM\nsources = []\nmoduleclass = 'devel'\n"
                     "dependencies = [%s]\n"
                     % ', '.join("('%s', EXTERNAL_MODULE)" % name for name in names))
-    files = [CHECKOUT / 'systems' / system.split('-')[0] / 'external_modules.cfg',
+    files = [CHECKOUT / 'systems' / DESCRIPTIONS[system].parent.name / 'external_modules.cfg',
              modules.parent / 'external_modules.cfg']
-    done = eb('--system=%s' % system.split('-')[0], '--rehearse', path, '-x',
+    done = eb('--system=%s' % DESCRIPTIONS[system].parent.name, '--rehearse', path, '-x',
               env={'EASYBUILD_EXTERNAL_MODULES_METADATA': ','.join(map(str, files))})
     for name in names:
         if name not in metadata:
