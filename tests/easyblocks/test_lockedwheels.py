@@ -241,7 +241,7 @@ def test_lock_of_a_dead_installation_goes(eb, toy):
     gone = subprocess.Popen(['true'])
     gone.wait()
     Path('%s.owner=%s=%d=1=' % (lock, os.uname().nodename, gone.pid)).touch()
-    assert 'its lock is removed' in eb(toy.easyconfig, env=toy.online).stdout
+    assert 'removing the stale lock' in eb(toy.easyconfig, env=toy.online).stdout
 
 
 @pytest.mark.slow
