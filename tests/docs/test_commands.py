@@ -25,7 +25,7 @@ TRIED = (
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
     (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
-    (r'\./eb --check --compare .*', 'tests/checks/test_settings.py', '--compare'),
+    (r'\./eb --check --references .*', 'tests/checks/small_module.py', '--references'),
     (r'\./eb --survey( \S+\.json)?', 'tests/machine/test_survey.py', '--survey'),
     (r'\./eb --survey --new-system[ =]\S+', 'tests/machine/test_survey.py', '--new-system'),
     (r'\./eb --new-version \S+ \S+\.eb', 'tests/packages/test_new_version.py', '--new-version'),
