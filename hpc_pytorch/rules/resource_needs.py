@@ -21,7 +21,7 @@ MB = 2 ** 20
 # multiples of the sources (what is fetched in wheels is unpacked as LockedWheels does it); 0: not looked at
 Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours gpus build install temporary')
 
-# PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (ramgate/ramgate/data); later versions
+# PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (ramgate/benchmarks); later versions
 # with GPU code take several times that. A release is 0.3 GB, and about 20 GB are needed to build one.
 NEEDS = {
     'EB_PyTorchHPC': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),

@@ -85,6 +85,7 @@ class Module:
 @contextmanager
 def small_module():
     """The module, until it is no longer needed; beside the kept one, as hard links do not lead to other disks."""
+    CACHE.mkdir(parents=True, exist_ok=True)
     directory = tempfile.mkdtemp(prefix='checks-', dir=CACHE)
     os.chmod(directory, 0o755)
     try:

@@ -29,7 +29,7 @@ def container(apptainer):
 
 def test_container(container):
     """What every image with PyTorch must do; nothing is said of MPI, and no contract is looked for."""
-    found = container.check('way|start')
+    found = container.check('probe|start')
     assert set(found) == {'import', 'packages', 'gloo', 'list-packages', 'run-in-container', 'wrapper', 'start'}
     assert not any(found.values()), found
 

@@ -1,4 +1,4 @@
-"""pytorch-measure and ./eb --check with a real PyTorch: each check fails when what it watches is broken."""
+"""./eb --check with a real PyTorch: each check fails when what it watches is broken."""
 import contextlib
 import glob
 import json
@@ -97,7 +97,7 @@ def test_no_mpi_backend(module):
     # installed, but for the compiled part
     (module.packages / 'torch_mpi/_built.py').write_text("torch_version, compiler = '2.13.0', 'CC'\n")
     module.promise("collection_packages = ['torch_mpi']\n")
-    said = module.reasons('way=mpi')
+    said = module.reasons('probe=mpi')
     assert 'The mpi backend is not available' in said and 'build PyTorch from source' not in said
 
 
@@ -112,7 +112,7 @@ def test_stopped(module):
         for path in map(Path, glob.glob('/proc/[0-9]*/cmdline')):
             with contextlib.suppress(OSError):
                 if str(module.root).encode() in (path.parent / 'environ').read_bytes() and (
-                        b'pytorch-measure' in path.read_bytes()):
+                        b'measure.py' in path.read_bytes()):
                     found.add(path)
         return found
     try:
@@ -140,7 +140,7 @@ def test_wrong_results(module):
     """A collective that does nothing."""
     sitecustomize(module, "os; os.environ.get('RANK') and __import__('torch.distributed') and setattr("
                           "__import__('sys').modules['torch.distributed'], 'all_reduce', lambda *_, **__: None)")
-    reasons = module.reasons('way=gloo|bandwidth')
+    reasons = module.reasons('probe=gloo|bandwidth')
     assert 'wrong results' in reasons and 'has a wrong sum' in reasons
 
 
@@ -160,12 +160,12 @@ def test_nothing_installed(module):
     """What to type, and no traceback."""
     shutil.rmtree(module.eb.modules)
     output = module.eb('--check', status=1).stdout
-    assert 'no check was run. Found: none' in output and 'module avail PyTorch' in output
+    assert 'nothing was checked. Found: none' in output and 'module avail PyTorch' in output
 
 
 def test_words(module):
     """A module behind other options, one that is not there, a prefix in two words, a file that is no report."""
-    output = module.eb('--check', '--name=way=import', NAME).stdout
+    output = module.eb('--check', '--name=probe=import', NAME).stdout
     assert 'WorksCheck' in output
     output = module.eb('--check', 'PyTorch/9.9', status=1).stdout
     assert 'PyTorch/9.9 is not installed' in output and 'Found: %s' % NAME in output

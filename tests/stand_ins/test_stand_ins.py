@@ -206,7 +206,7 @@ HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULE
 def test_old_python_where_there_is_none(tmp_path):
     """Without a real 3.6 (pyenv's, in a $HOME that jobs do not have) this machine's Python runs packages, too."""
     done = subprocess.run([str(CHECKOUT / 'hpc_pytorch/stand_ins' / 'scripts' / 'python3.6'), '-m', 'ramgate', 'run',
-                           '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT), text=True, stdout=subprocess.PIPE,
+                           '--memory', '1G', '--', 'true'], cwd=CHECKOUT / 'ramgate', text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, env={'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'})
     assert not done.returncode, done.stdout
 
