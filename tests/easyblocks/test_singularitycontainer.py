@@ -66,7 +66,7 @@ def test_from_source_path_before_store(place):
     (place.store / 'tool.sif').write_text('something else')
     place.install(place.easyconfig())
     assert (installed(place) / 'tool.sif').exists()
-    assert {'system.cfg', 'pairs.cfg', 'versions.py'} <= {path.name for path in (installed(place) / 'share').iterdir()}
+    assert {'system.cfg', 'launchers.cfg'} <= {path.name for path in (installed(place) / 'share').iterdir()}
 
 
 def test_from_url(place):
