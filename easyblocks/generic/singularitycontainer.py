@@ -29,7 +29,7 @@ from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages import container_modules, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
@@ -272,7 +272,7 @@ class SingularityContainer(EasyBlock):
         for name in ('RUNSCRIPTS', 'RUNSCRIPTS' + self.variable):
             text += module.set_environment(name, 'runscripts', relpath=True)
         # the user's comes back when the module is unloaded
-        text += put_aside(module, self.name, 'PYTHONPATH', '')
+        text += override(module, self.name, 'PYTHONPATH', '')
         text += container_modules.environment_inside(module, self.venv)
         for setting in self.settings:
             text += set_by_default(module, setting)

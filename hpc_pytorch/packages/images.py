@@ -7,7 +7,7 @@ import shutil
 import struct
 import subprocess
 
-from hpc_pytorch import UsersProblem, part_directory, settle
+from hpc_pytorch import UsersProblem, part_directory, fsync
 
 SIF_MAGIC = (32, b'SIF_MAGIC\0')
 SQUASHFS_MAGIC = (0, b'hsqs')
@@ -53,7 +53,7 @@ def place_image(source, target):
         if re.search('No space left|quota exceeded', copied.stderr):
             raise no_room(source, os.path.dirname(target))
         raise UsersProblem("the image %s could not be copied to %s: %s" % (source, target, copied.stderr.strip()))
-    settle(partial)
+    fsync(partial)
     os.rename(partial, target)
 
 
@@ -130,5 +130,5 @@ def pull(runtime, reference, target):
             raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? "
                                "Fetch it on a machine with a network (eb --fetch), and bring %s here."
                                % (reference, said[-1], target))
-        settle(image)
+        fsync(image)
         os.rename(image, target)

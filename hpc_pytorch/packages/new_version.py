@@ -312,8 +312,16 @@ def write(made):
 
 
 def try_version(easyconfig, version, directory):
-    """Write an easyconfig of another version and its lock files into a directory; returns the easyconfig's path."""
-    path = find(easyconfig)
+    """
+    Write an easyconfig of another version and its lock files into a directory; returns the easyconfig's path, None
+    where it has no lock files or is on a path that only EasyBuild knows.
+    """
+    try:
+        path = find(easyconfig)
+    except UsersProblem:
+        return None
+    if 'lock_files' not in Path(path).read_text(encoding='utf-8'):
+        return None
     change = Change(path, version, directory)
     write({os.path.join(directory, os.path.basename(made)): text for made, text in change.make().items()})
     return os.path.join(directory, replaced(os.path.basename(path), change.old, change.version))
@@ -344,7 +352,3 @@ def main(arguments):
         print("Its source has no checksum yet. Fetch and hash it: ./eb --inject-checksums --force " + name)
     print("To try it: ./eb --rehearse -x " + name)
     return 0
-
-
-if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
