@@ -1,7 +1,7 @@
 """
 ``./eb --check [MODULE ...]``: the checks of hpc_pytorch/reframe on what is installed, without knowing ReFrame.
 
-Each call leaves a report, and reports can be compared. Words that are not known here are ReFrame's.
+Each call leaves a report, which later calls can be compared with. Words that are not known here are ReFrame's.
 """
 import argparse
 import json
@@ -22,7 +22,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import installed
 
-# by unit: how far a value may be from its reference; written into new files of references, where a site changes it
+# by unit: how far a value may be from its reference; a site changes it in its file of references
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
 # EasyBuild's options that may stand beside ours
 EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
@@ -40,8 +40,9 @@ def read(path):
 
 
 def read_report(path):
+    """A report, or the references that --update keeps, which are one."""
     report = read(path)
-    if not isinstance(report, dict) or not {'modules', 'date'} <= set(report):
+    if not isinstance(report, dict) or not {'modules', 'margins'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
     return report
 
@@ -101,6 +102,7 @@ def check(system, given, reframes):
         'collection': VERSION,
         'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
         'date': time.strftime('%Y-%m-%d', time.gmtime()),
+        'margins': MARGINS,
         'modules': modules,
     }
 
@@ -122,43 +124,13 @@ def summarize(cases):
     return modules
 
 
-# -- references and reports
-
 def update_references(path, report):
-    """Values of checks that passed become references; margins stay as the site has them."""
-    known = read(path) if os.path.exists(path) else {'margins': MARGINS, 'modules': {}}
+    """Keep the checks that passed; margins stay as the site has them."""
+    known = read_report(path) if os.path.exists(path) else {'margins': MARGINS, 'modules': {}}
     for module, checks in report['modules'].items():
-        references = known['modules'].setdefault(module, {})
-        for name, one in checks.items():
-            if one['result'] == 'pass' and one['values']:
-                references[name] = {key: value for key, (value, _) in one['values'].items()}
+        passed = {name: one for name, one in checks.items() if one['result'] == 'pass'}
+        known['modules'].setdefault(module, {}).update(passed)
     write(path, known)
-
-
-def flatten(report):
-    """{'module check': result} and {'module check name': (value, unit)} of a report."""
-    results, values = {}, {}
-    for module, checks in report['modules'].items():
-        for check, one in checks.items():
-            name = '%s %s' % (module, check)
-            results[name] = one['result']
-            values.update({'%s %s' % (name, key): value for key, value in one['values'].items()})
-    return results, values
-
-
-def compare(before, after):
-    """Print what both have measured, with how many times as good it is now; and what ended otherwise."""
-    (old_results, old_values), (results, values) = flatten(before), flatten(after)
-    for name in sorted(set(old_results) | set(results)):
-        old, new = old_results.get(name, 'not there'), results.get(name, 'not there')
-        if old != new:
-            print('%s: %s, now %s' % (name, old, new))
-    print('%-70s %12s %12s %10s %6s' % ('', before['date'], after['date'], '', 'ratio'))
-    for name, (new, unit) in sorted(values.items()):
-        old = old_values.get(name, [0])[0]
-        if old and new:
-            ratio = old / new if unit == 's' else new / old
-            print('%-70s %12.3f %12.3f %10s %6.2f' % (name, old, new, unit, ratio))
 
 
 def show_results(report):
@@ -178,10 +150,10 @@ def parse(words):
     parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
     parser.add_argument('--check', nargs='*', metavar='MODULE', help="such as PyTorch/2.13.0-workstation; default: all")
     parser.add_argument('--settings', action='store_true', help="only print ReFrame's settings for this system")
-    parser.add_argument('--references', metavar='FILE', help="default: hpc_pytorch/reframe/references/SYSTEM.json")
+    parser.add_argument('--references', metavar='FILE', help="compare with this; also an earlier report; default: what"
+                        " --update has kept, hpc_pytorch/reframe/references/SYSTEM.json")
     parser.add_argument('--update', action='store_true', help="keep values that pass, for later calls to compare with")
     parser.add_argument('--report', metavar='FILE', help="default: check-SYSTEM-DATE.json")
-    parser.add_argument('--compare', nargs=2, metavar=('BEFORE', 'AFTER'), help="only compare two reports")
     for option in EASYBUILDS:
         parser.add_argument(option, dest=option, help=argparse.SUPPRESS)
     parser.add_argument(ROOT, dest=ROOT, action='store_true', help=argparse.SUPPRESS)
@@ -199,9 +171,8 @@ def act(given, reframes):
     if given.settings:
         print(settings(system))
         return 0
-    if given.compare:
-        compare(*map(read_report, given.compare))
-        return 0
+    if given.references and not given.update:
+        read_report(given.references)
     own = os.path.join(collection_path('reframe'), 'references', system.name + '.json')
     given.references = os.path.abspath(given.references or own)
     report = check(system, given, reframes)
@@ -216,10 +187,3 @@ def act(given, reframes):
 def main(words):
     given, easybuilds, reframes = parse(words)
     return with_prefix(easybuilds, lambda _: act(given, reframes))
-
-
-if __name__ == '__main__':
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UsersProblem as problem:
-        sys.exit("ERROR: %s" % problem)

@@ -315,9 +315,9 @@ class SpeedCheck(ModuleCheck):
         known = json.loads(Path(path).read_text())
         name = re.sub(' %module=[^ ]+', '', self.display_name)
         limits = {}
-        for key, reference in known['modules'].get(self.module, {}).get(name, {}).items():
+        checks = known['modules'].get(self.module, {})
+        for key, (reference, unit) in checks.get(name, {'values': {}})['values'].items():
+            margin = known['margins'][unit]
             if key in values:
-                unit = values[key][1]
-                margin = known['margins'][unit]
                 limits[key] = (reference, None, margin, unit) if unit == 's' else (reference, -margin, None, unit)
         self.reference = {'*': limits}

@@ -30,13 +30,13 @@ def test_all_is_well(module):
         'import', 'packages', 'gloo', 'contract', 'bandwidth-gloo', 'train', 'start', 'checkpoint'}
     references = module.directory / 'references.json'
     known = json.loads(references.read_text())
-    kept = known['modules'][NAME]
+    kept = {name: one['values'] for name, one in known['modules'][NAME].items()}
     assert kept['SpeedCheck %what=bandwidth-gloo %nodes=1'].keys() == {'all_reduce_1M', 'broadcast_1M'}
     assert kept['SpeedCheck %what=checkpoint %nodes=1'].keys() == {'read', 'write'}
     # as if it had been a thousand times as fast
     start = kept['SpeedCheck %what=start %nodes=1']
     train = kept['SpeedCheck %what=train %nodes=1']
-    start['import'], train['total'], train['each'] = start['import'] / 1000, train['total'] * 1000, 0.001
+    start['import'][0], train['total'][0], train['each'][0] = start['import'][0] / 1000, train['total'][0] * 1000, 0.001
     known['margins']['GB/s'] = 0.99
     references.write_text(json.dumps(known))
     reasons = module.reasons('start|train|bandwidth')
@@ -172,8 +172,8 @@ def test_words(module):
     output = module.eb('--check', '--installpath', module.directory / 'nowhere', status=1).stdout
     assert 'Found: none, in %s' % (module.directory / 'nowhere') in output
     (module.directory / 'empty.json').write_text('{}')
-    output = module.eb('--check', '--compare', module.directory / 'empty.json', module.directory / 'empty.json',
-                       status=1).stdout
+    output = module.eb('--check', '--references', module.directory / 'empty.json', status=1).stdout
     assert 'empty.json is not a report of ./eb --check' in output
+    assert 'none.json cannot be read' in module.eb('--check', '--references', 'none.json', status=1).stdout
     assert 'usage: eb' in module.eb('--check', '--help').stdout
     assert "EasyBuild's own help" not in module.eb('--check', '--help').stdout
