@@ -29,7 +29,7 @@ from easybuild.tools.filetools import copy_file, make_archive, mkdir, remove_dir
 from easybuild.tools.systemtools import get_cuda_architectures
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem, settle
+from hpc_pytorch import UsersProblem, fsync
 from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
@@ -140,7 +140,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             git_sources.checkout(url, revision, tree)
             git_sources.fetch_cloned(tree)
         part = make_archive(tree, archive_file=filename, archive_dir=target + '.part')
-        settle(part)
+        fsync(part)
         os.replace(part, target)
         remove_dir(target + '.part')
         return target

@@ -1,6 +1,4 @@
 """``--job-cancel``: cancel the jobs that were submitted for a prefix, or for the easyconfigs that are named."""
-import sys
-
 from hpc_pytorch.jobs.status import jobs_of, state_of, with_prefix
 from hpc_pytorch.machine.batch_systems import ALIVE, NoAnswer, Refused, SCHEDULERS, UNKNOWN
 
@@ -27,5 +25,5 @@ def cancel_jobs(easyconfigs):
     return int(failed)
 
 
-if __name__ == '__main__':
-    sys.exit(with_prefix(sys.argv[1:], cancel_jobs))
+def main(arguments):
+    return with_prefix(arguments, cancel_jobs)

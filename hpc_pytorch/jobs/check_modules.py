@@ -187,10 +187,3 @@ def act(given, reframes):
 def main(words):
     given, easybuilds, reframes = parse(words)
     return with_prefix(easybuilds, lambda _: act(given, reframes))
-
-
-if __name__ == '__main__':
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except UsersProblem as problem:
-        sys.exit("ERROR: %s" % problem)

@@ -178,7 +178,3 @@ def main(arguments):
         return 0
 
     return with_prefix([word for word in arguments if word != '--follow'], follow)
-
-
-if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))

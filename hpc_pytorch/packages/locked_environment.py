@@ -23,7 +23,7 @@ from easybuild.tools.utilities import nub
 
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import explain, put_aside, set_by_default, told_by
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.packages import built_wheels, collection_packages, gpu_code, usage, wheel_mpi
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
@@ -467,8 +467,8 @@ class LockedEnvironment(EasyBlock):
         module = self.module_generator
         text = super().make_module_extra(*args, **kwargs)
         path = os.pathsep.join([self.site_packages()] + self.packages_below())
-        text += put_aside(module, self.name, 'PYTHONPATH', path)
-        text += put_aside(module, self.name, 'PYTHONNOUSERSITE', '1')
+        text += override(module, self.name, 'PYTHONPATH', path)
+        text += override(module, self.name, 'PYTHONNOUSERSITE', '1')
         if self.features():
             for setting in self.settings():
                 text += set_by_default(module, setting)

@@ -12,7 +12,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import download_file, mkdir
 
-from hpc_pytorch import part_directory, settle
+from hpc_pytorch import part_directory, fsync
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.progress import fetched, progress
@@ -137,7 +137,7 @@ class PackageFiles:
         """Move what was downloaded to its store, in the place of a damaged file of the same name."""
         for path in glob.glob(os.path.join(glob.escape(part), '*.*')):
             target = os.path.join(store, os.path.basename(path))
-            settle(path)
+            fsync(path)
             os.replace(path, target)
             link = os.path.join(self.directory, os.path.basename(path))
             if not os.path.exists(link):

@@ -348,7 +348,7 @@ def test_qstat_is_a_cache(toys, cached):
     qstat.write_text(qstat.read_text().replace('PYTHONPATH=', 'unset QSCACHE_BYPASS; PYTHONPATH='))
     # what is in the queue is found by its mark as long as qselect is PBS's own
     with_lock = toys.run(easyconfig, '--try-amend=description=again', status=None)
-    assert 'its lock is removed' not in with_lock
+    assert 'removing the stale lock' not in with_lock
     output = toys.refused(easyconfig)
     assert 'submitted before as job 1.pbs' in output and len(cached.jobs()) == 1
     assert '  unknown (' in toys.status()['toy/1.0-Derecho']

@@ -292,7 +292,7 @@ def test_system_settings(plain):
 @pytest.mark.slow
 def test_pytorch_hpc(plain, tmp_path):
     """A small tree with PyTorch's build interface, from source, with the lock files and a script of the collection."""
-    modules = run(CHECKOUT / 'hpc_pytorch/stand_ins' / 'make', 'archer2-2023').splitlines()[-1]
+    modules = run(CHECKOUT / 'hpc_pytorch/stand_ins' / 'make.py', 'archer2-2023').splitlines()[-1]
     small = SmallTorch('PyTorch-1.13.1-ARCHER2.eb', tmp_path, plain.eb.sources)
     easyconfig = small.write(scripts=['extend-venv-activate'],
                              build_lock_files=['PyTorch-1.13.1-build.lock'])

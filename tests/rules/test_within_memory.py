@@ -1,4 +1,4 @@
-"""`ramgate = yes` in a site's rule, for easyblocks that know nothing of ramgate."""
+"""A site's hook that keeps builds within the memory, for easyblocks that know nothing of ramgate."""
 import hashlib
 import json
 import os
@@ -6,10 +6,16 @@ import sys
 import tarfile
 
 import pytest
-from small_software import VERSION, site
+from small_software import VERSION, site_hooks
 
 pytestmark = pytest.mark.slow
 
+HOOKS = """
+from hpc_pytorch.rules import within_memory
+
+def pre_configure_hook(easyblock):
+    within_memory.watch(easyblock)
+"""
 EASYCONFIG = """easyblock = '{easyblock}'
 name = '{name}'
 version = '1.0'
@@ -64,7 +70,7 @@ def write(toys, easyblock, files, more, directory):
 
 def test_any_easyblock(toys):
     """Compilers of each ask ramgate, whose report and profile are kept."""
-    environment = site(toys.directory, '[rule memory]\nsoftware = *\nramgate = yes\nreason = a test\n')
+    environment = site_hooks(toys.directory, HOOKS)
     # an environment's Python that can build wheels
     environment['PATH'] = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
     paths = [write(toys, easyblock, *TOYS[easyblock][:3]) for easyblock in TOYS]
@@ -79,10 +85,9 @@ def test_any_easyblock(toys):
 
 
 def test_an_installation_that_fails(toys):
-    """An error of the compiler is one of the build, and ramgate ends; without a rule it is not there."""
+    """An error of the compiler is one of the build, and ramgate ends; without the hook it is not there."""
     files, more, directory, _ = TOYS['ConfigureMake']
     path = write(toys, 'ConfigureMake', dict(files, **{'one.c': 'this is no C\n'}), more, directory)
-    for environment, expected in ((site(toys.directory, '[rule memory]\nsoftware = Configure*\nramgate = yes\n'
-                                                        'reason = a test\n'), 1), ({}, 0)):
+    for environment, expected in ((site_hooks(toys.directory, HOOKS), 1), ({}, 0)):
         output = toys.eb(path, '--system=workstation', status=None, env=environment).stdout
         assert 'in build step' in output and output.count('ramgate ran') == expected, output

@@ -1,4 +1,4 @@
-"""pytorch-check and check-packages without PyTorch: what they find in a small site-packages, how long they wait."""
+"""pytorch-check without PyTorch: what they find in a small site-packages, how long they wait."""
 import importlib.machinery
 import importlib.util
 import os

@@ -4,7 +4,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_what_to_type(toys):
+def test_usage_hints(toys):
     """Three lines for a job script, with the launcher of the system."""
     output = toys.run(toys.write('toy'), env={'MODULESHOME': '/usr/share/lmod/lmod'})
     block = output[output.index('To use it'):].split('\n\n')[1]
