@@ -241,19 +241,21 @@ class SpeedCheck(ModuleCheck):
             if self.facts['gpus']:
                 self.extra_resources = {'gpus': {'number': self.facts['gpus']}}
 
+    def measured(self):
+        """What measure.py has printed, of one rank or each."""
+        return [json.loads(text) for text in self.must_print('^measured: (.*)')]
+
     @sanity_function
     def is_right(self):
         """Results, and what explains a slow one, wherever there is something to compare with."""
         if 'bandwidth' in self.what:
             self.check_bandwidth(self.what.partition('-')[2])
-        elif 'start' in self.what:
-            return len(self.must_print('^start import ')) == self.num_tasks
-        elif self.what == 'checkpoint':
-            self.must_print('^checkpoint: as it was')
-        else:
-            self.must_print('^weights: the same')
-            self.check_ranks()
-        return True
+            return True
+        results = self.measured()
+        if not all(result['right'] for result in results):
+            raise SanityError("wrong results: ranks have other weights, or have read something else than they wrote")
+        self.check_ranks(results[0]['ranks'])
+        return 'start' not in self.what or len(results) == self.num_tasks
 
     def check_bandwidth(self, backend):
         """All results are right; the way between nodes is the fast network, as the kernel or NCCL's log says."""
@@ -267,26 +269,24 @@ class SpeedCheck(ModuleCheck):
                 raise SanityError("%s talks through %s, and the fast network is %s. Settings that were seen: %s" % (
                     backend, used, ' '.join(interfaces), ' '.join(self.printed('^setting: (.*)'))))
 
-    def check_ranks(self):
+    def check_ranks(self, ranks):
         """No rank alone is slow; each has cores of its own, near its device."""
-        ranks = self.must_print(r'^rank (\d+): on (\S+), cores (\S+), device (\S+), alone (\S+)')
-        speeds = [float(rank[-1]) for rank in ranks]
-        limit = self.slowest_rank * statistics.median(speeds)
-        slow = ['rank %s on %s' % rank[:2] for rank, speed in zip(ranks, speeds) if speed < limit]
+        speeds = [rank['speed'] for rank in ranks]
+        limit = self.slowest_rank * statistics.median(speeds or [0])
+        slow = ['rank %(rank)s on %(host)s' % rank for rank in ranks if rank['speed'] < limit]
         if slow:
             raise SanityError("slow by itself: %s; samples/s of all: %s" % (
                 ', '.join(slow), ' '.join('%.0f' % speed for speed in speeds)))
-        if 'batch' not in self.current_partition.features:
-            return
         taken, near = collections.defaultdict(set), self.facts['gpu_cores']
-        for number, host, cores, device, _ in ranks:
-            cores = {int(core) % self.facts['cores'] for core in cores.split(',')}
-            if near and device.isdigit() and not cores <= set(near[int(device)]):
+        for rank in ranks if 'batch' in self.current_partition.features else []:
+            cores = {core % self.facts['cores'] for core in rank['cores']}
+            if near and rank['device'].isdigit() and not cores <= set(near[int(rank['device'])]):
                 raise SanityError("rank %s on %s has device %s, and cores that are not near: %s" % (
-                    number, host, device, sorted(cores)))
-            if cores & taken[host]:
-                raise SanityError("ranks on %s share cores: %s" % (host, sorted(cores & taken[host])))
-            taken[host] |= cores
+                    rank['rank'], rank['host'], rank['device'], sorted(cores)))
+            shared = cores & taken[rank['host']]
+            if shared:
+                raise SanityError("ranks on %s share cores: %s" % (rank['host'], sorted(shared)))
+            taken[rank['host']] |= cores
 
     def values(self):
         """{name: (value, unit)}; of several ranks' seconds the longest counts."""
@@ -296,8 +296,9 @@ class SpeedCheck(ModuleCheck):
             for operation, size, speed in self.printed(pattern):
                 found['%s_%dM' % (operation, int(size) >> 20)] = float(speed), 'GB/s'
             return found
-        for name, value, unit in self.printed(r'^\w+ (import|total|each|write|read) ([\d.]+) (\S+)$'):
-            found[name] = max(found.get(name, (0, unit)), (float(value), unit))
+        for result in self.measured():
+            for name, value in result['values'].items():
+                found[name] = max(value, found.get(name, (0,))[0]), result['unit']
         return found
 
     @run_before('performance')

@@ -158,7 +158,7 @@ def kill_a_rank(frontier, snapshots, chance):
 
 
 def test_damaged_snapshot(frontier, tmp_path):
-    """A snapshot that is not what its name says is not used; half-written ones are removed."""
+    """A snapshot that cannot be read is not used; half-written ones are removed."""
     snapshots = tmp_path / 'snapshots'
     run = 'MASTER_ADDR=127.0.0.1 RANK=0 WORLD_SIZE=1 GLOO_SOCKET_IFNAME=lo python %s --samples 512 --save-every 4 ' \
           '--snapshots %s --epochs ' % (TRAIN, snapshots)

@@ -5,8 +5,11 @@ measure.py start | train | checkpoint: what the ReFrame checks time, on every ra
   train       steps of DistributedDataParallel on data that is there already; each rank alone first, so that a slow
               node shows; and which cores and devices each rank has
   checkpoint  a file of each rank, written, read from disk and compared; in the directory where it is started
+
+Prints a line of JSON.
 """
 import argparse
+import json
 import os
 import socket
 import subprocess
@@ -46,11 +49,16 @@ class Ranks:
         return time.perf_counter() - begin
 
 
+def report(unit, right, values, ranks=()):
+    """Print what was measured, in one piece, as several ranks may write at once."""
+    result = {'unit': unit, 'right': right, 'values': values, 'ranks': ranks}
+    os.write(1, ('measured: %s\n' % json.dumps(result)).encode())
+
+
 def start(_):
     begin = time.perf_counter()
     subprocess.run([sys.executable, '-c', 'import torch'], check=True)
-    # in one piece, as all ranks write at once
-    os.write(1, ('start import %.3f s\n' % (time.perf_counter() - begin)).encode())
+    report('s', True, {'import': time.perf_counter() - begin})
 
 
 def own_device():
@@ -63,7 +71,7 @@ def own_device():
 
 
 def train(given):
-    """Print samples a second: of each rank alone, then of all together."""
+    """Samples a second: of each rank alone, then of all together; whether all have the same weights."""
     ranks = Ranks()
     nn = ranks.torch.nn
     layers = [nn.Linear(given.width, given.width) for _ in range(4)]
@@ -86,20 +94,21 @@ def train(given):
     ranks.seconds(step, 2)
     together = max(ranks.gather(ranks.seconds(step, given.steps)))
     weights = ranks.gather(sum(weight.double().sum().item() for weight in model.parameters()))
-    host = os.environ.get('SLURMD_NODENAME', socket.gethostname())
-    cores = ','.join(map(str, sorted(os.sched_getaffinity(0))))
-    lines = ranks.gather('rank %d: on %s, cores %s, device %s, alone %.1f samples/s' % (
-        RANK, host, cores, own_device(), samples / alone))
+    about = ranks.gather({
+        'rank': RANK,
+        'host': os.environ.get('SLURMD_NODENAME', socket.gethostname()),
+        'cores': sorted(os.sched_getaffinity(0)),
+        'device': own_device(),
+        'speed': samples / alone,
+    })
     if RANK == 0:
-        print('\n'.join(lines))
-        print('train total %.1f samples/s' % (samples * len(lines) / together))
-        print('train each %.1f samples/s' % (samples / together))
-        print('weights: %s' % ('the same' if len(set(weights)) == 1 else 'DIFFERENT'))
+        values = {'total': samples * len(about) / together, 'each': samples / together}
+        report('samples/s', len(set(weights)) == 1, values, about)
     ranks.dist.destroy_process_group()
 
 
 def checkpoint(given):
-    """Print GB/s of all ranks; reading is from the disk, as far as the system can be made to forget."""
+    """GB/s of all ranks; reading is from the disk, as far as the system can be made to forget."""
     ranks = Ranks()
     path = 'checkpoint-%d.pt' % RANK
     random = ranks.torch.Generator().manual_seed(RANK)
@@ -122,9 +131,7 @@ def checkpoint(given):
     os.remove(path)
     same = all(ranks.gather(ranks.torch.equal(found[0], weights)))
     if RANK == 0:
-        print('checkpoint write %.3f GB/s' % (size / writing))
-        print('checkpoint read %.3f GB/s' % (size / reading))
-        print('checkpoint: %s' % ('as it was' if same else 'DIFFERENT'))
+        report('GB/s', same, {'write': size / writing, 'read': size / reading})
     ranks.dist.destroy_process_group()
 
 

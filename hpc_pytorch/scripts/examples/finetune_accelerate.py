@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 WORDS, LENGTH, WIDTH = 64, 16, 32
-GO_ON = 85
-told = []
+REQUEUE = 85
+signals = []
 
 
 def make_model():
@@ -86,7 +86,7 @@ def main():
     parser.add_argument('--checkpoints', default='finetuned', metavar='DIRECTORY')
     options = parser.parse_args()
     for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.append(True))
+        signal.signal(number, lambda *_: signals.append(True))
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     set_seed(1)
     model = make_model()
@@ -102,7 +102,7 @@ def main():
             optimizer.step()
         say(accelerator, "epoch %d, %.4f are right" % (epoch + 1, right(accelerator, model, test)))
         save(accelerator, options.checkpoints, epoch + 1)
-        leave = accelerator.reduce(torch.tensor(float(bool(told)), device=accelerator.device))
+        leave = accelerator.reduce(torch.tensor(float(bool(signals)), device=accelerator.device))
         if leave and epoch + 1 < options.epochs:
             break
     else:
@@ -112,7 +112,7 @@ def main():
     del model, optimizer
     accelerator.free_memory()
     accelerator.end_training()
-    sys.exit(GO_ON if leave else 0)
+    sys.exit(REQUEUE if leave else 0)
 
 
 if __name__ == '__main__':

@@ -14,12 +14,11 @@ pytorch-run --requeue N queues it again then.
 To make it yours, replace `make_model` and `Numbers`; the rest can stay.
 """
 import argparse
+import fnmatch
 import gc
 import hashlib
-import io
 import itertools
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -29,14 +28,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-# snapshot-<steps done>-<start of the SHA256 of its content>.pt
-NAME = re.compile(r'snapshot-(\d+)-([0-9a-f]{16})\.pt$')
 # if the last one is damaged, there is one before it
 KEEP = 2
 # the exit status on which the job script queues the job again
-GO_ON = 85
-# not empty when a signal has told this rank to leave
-told = []
+REQUEUE = 85
+# not empty when a signal has asked this rank to leave
+signals = []
 
 
 class Numbers(Dataset):
@@ -62,15 +59,12 @@ def make_model():
 # -- snapshots
 
 def save_snapshot(directory, steps, state):
-    """Write a snapshot so that its name appears only when all of it is on the disk; then forget the oldest."""
-    content = io.BytesIO()
-    torch.save(state, content)
-    digest = hashlib.sha256(content.getbuffer()).hexdigest()[:16]
+    """Write a snapshot so that its name appears only when all of it is on the disk; then remove the oldest."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix='.snapshot-', delete=False) as partial:
-        partial.write(content.getbuffer())
+        torch.save(state, partial)
         partial.flush()
         os.fsync(partial.fileno())
-    os.replace(partial.name, os.path.join(directory, 'snapshot-%09d-%s.pt' % (steps, digest)))
+    os.replace(partial.name, os.path.join(directory, 'snapshot-%09d.pt' % steps))
     handle = os.open(directory, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
@@ -80,20 +74,21 @@ def save_snapshot(directory, steps, state):
 
 def snapshots(directory):
     """All snapshots, newest first."""
-    return sorted((os.path.join(directory, name) for name in os.listdir(directory) if NAME.match(name)), reverse=True)
+    names = fnmatch.filter(os.listdir(directory), 'snapshot-*.pt')
+    return [os.path.join(directory, name) for name in sorted(names, reverse=True)]
 
 
 def newest_snapshot(directory):
-    """The newest snapshot that is what its name says; None without any. Removes what killed runs left half-written."""
+    """The newest snapshot that can be read; None without any. Removes what was killed while it was written."""
     for name in os.listdir(directory):
         if name.startswith('.snapshot-'):
             os.remove(os.path.join(directory, name))
     for path in snapshots(directory):
-        with open(path, 'rb') as handle:
-            digest = hashlib.sha256(handle.read()).hexdigest()
-        if digest.startswith(NAME.search(path).group(2)):
+        try:
+            torch.load(path, map_location='cpu', weights_only=True)
             return path
-        print("%s is damaged: using the one before it" % path, file=sys.stderr, flush=True)
+        except Exception as problem:
+            print("%s is damaged, using the one before it: %s" % (path, problem), file=sys.stderr, flush=True)
     return None
 
 
@@ -122,8 +117,8 @@ def start():
 
 
 def leaving(device):
-    """Whether any rank was told to leave; all ranks ask after the same step."""
-    answer = torch.tensor(float(bool(told)), device=device)
+    """Whether any rank was asked to leave; all ranks look after the same step."""
+    answer = torch.tensor(float(bool(signals)), device=device)
     dist.all_reduce(answer, dist.ReduceOp.MAX)
     return bool(answer)
 
@@ -138,7 +133,7 @@ def prepare(model, loader, device):
 
 
 def train(options, device):
-    """Train until the last epoch, from the last snapshot on; returns the model, or None if it was told to leave."""
+    """Train until the last epoch, from the last snapshot on; returns the model, or None if it was asked to leave."""
     rank, size, first = dist.get_rank(), dist.get_world_size(), dist.get_rank() == 0
     torch.manual_seed(options.seed)
     model = DistributedDataParallel(make_model().to(device), device_ids=[device] if device.type == 'cuda' else None)
@@ -201,10 +196,10 @@ def main():
     parser.add_argument('--save-every', type=int, default=50, metavar='STEPS')
     options = parser.parse_args()
     for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.append(True))
+        signal.signal(number, lambda *_: signals.append(True))
     device = start()
     model = train(options, device)
-    status = 0 if model else GO_ON
+    status = 0 if model else REQUEUE
     if model and dist.get_rank() == 0:
         print("trained on %d ranks (%s); weights %s" % (dist.get_world_size(), device.type, fingerprint(model)))
     # DistributedDataParallel is part of a circle of objects; its threads must have ended before the process does

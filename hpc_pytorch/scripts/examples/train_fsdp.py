@@ -23,12 +23,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-WORDS, LENGTH, GO_ON = 64, 32, 85
-told = []
+WORDS, LENGTH, REQUEUE = 64, 32, 85
+signals = []
 
 
 class Model(nn.Module):
-    """Says which word comes next; returns how wrong it was."""
+    """Says which word comes next; returns the loss."""
 
     def __init__(self, width, layers):
         super().__init__()
@@ -96,7 +96,7 @@ class Training:
 
 
 def train(options, device):
-    """Train until the last step, or until told to leave; whether it is done."""
+    """Train until the last step, or until asked to leave; whether it is done."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
     model = Model(options.width, options.layers).to(device)
@@ -115,7 +115,7 @@ def train(options, device):
         training.steps += 1
         if training.steps % 10 == 0:
             # for all ranks at the same step
-            leaving[0], loss = bool(told), loss.detach() / ranks
+            leaving[0], loss = bool(signals), loss.detach() / ranks
             dist.all_reduce(leaving, dist.ReduceOp.MAX)
             dist.all_reduce(loss)
             if rank == 0:
@@ -134,7 +134,7 @@ def main():
     parser.add_argument('--checkpoints', default='checkpoints', metavar='DIRECTORY')
     options = parser.parse_args()
     for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.append(True))
+        signal.signal(number, lambda *_: signals.append(True))
     gpu = torch.cuda.is_available()
     device = torch.device('cuda', int(os.environ['LOCAL_RANK'])) if gpu else torch.device('cpu')
     if gpu:
@@ -142,7 +142,7 @@ def main():
     dist.init_process_group('cpu:gloo,cuda:nccl' if gpu else 'gloo')
     done = train(options, device)
     dist.destroy_process_group()
-    sys.exit(0 if done else GO_ON)
+    sys.exit(0 if done else REQUEUE)
 
 
 if __name__ == '__main__':

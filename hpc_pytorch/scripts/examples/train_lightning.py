@@ -18,8 +18,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-GO_ON = 85
-told = []
+REQUEUE = 85
+signals = []
 
 
 class Model(lightning.LightningModule):
@@ -39,11 +39,11 @@ class Model(lightning.LightningModule):
 
 
 class Leave(lightning.Callback):
-    """Ends the training when any rank was told to; says how far it is."""
+    """Ends the training when any rank was asked to; prints its progress."""
 
     def on_train_batch_end(self, trainer, *_):
         if trainer.global_step % 10 == 0:
-            trainer.should_stop = trainer.strategy.reduce_boolean_decision(bool(told), all=False)
+            trainer.should_stop = trainer.strategy.reduce_boolean_decision(bool(signals), all=False)
 
     def on_train_epoch_end(self, trainer, *_):
         if trainer.is_global_zero:
@@ -57,7 +57,7 @@ def main():
     parser.add_argument('--checkpoints', default='lightning', metavar='DIRECTORY')
     options = parser.parse_args()
     for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, lambda *_: told.append(True))
+        signal.signal(number, lambda *_: signals.append(True))
     lightning.seed_everything(1)
     inputs = torch.rand(options.samples, 16)
     data = TensorDataset(inputs, torch.sin(inputs.sum(dim=1, keepdim=True)))
@@ -72,7 +72,7 @@ def main():
         print("trained on %d ranks" % trainer.world_size, flush=True)
     # its threads must have ended before the process does
     torch.distributed.destroy_process_group()
-    sys.exit(0 if done else GO_ON)
+    sys.exit(0 if done else REQUEUE)
 
 
 if __name__ == '__main__':
