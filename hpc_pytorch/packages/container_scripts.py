@@ -10,6 +10,7 @@ SCRIPTS = {
     'list-packages': ('outside', "the Python packages in the container, with versions"),
     'make-container-venv': ('inside', "a virtual environment that sees the image's packages"),
     'make-squashfs': ('outside', "packs what pip has installed into one file, which loads faster"),
+    'pytorch-srun': ('inside', "what conda-python-distributed is, but each rank sees all GPUs"),
     'run-in-container': ('outside', "any command in the container: run-in-container COMMAND ARGUMENT ..."),
     'start-shell': ('outside', "a shell in the container"),
     'unmake-squashfs': ('outside', "unpacks that file, so that pip can install again"),
@@ -68,7 +69,7 @@ def usage(variable, verb, launcher, scripts, wrappers, venv):
     commands = table(set(scripts).difference(inside))
     if wrappers:
         commands += "\n - %s: those of the container" % ', '.join(wrappers)
-    training = TRAINING.format(launcher=launcher) if 'pytorch-srun' in scripts else ''
+    training = TRAINING.format(launcher=launcher) if 'torchrun' in scripts else ''
     return (USAGE + (USAGE_OF_VENV if venv else '')).format(
         variable=variable, inside=SCRIPTS_INSIDE, venv=(venv or '').lstrip('/'), verb=verb, training=training,
         commands=commands, scripts=table(inside))
