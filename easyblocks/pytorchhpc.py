@@ -11,53 +11,43 @@ EasyBuild support for building PyTorch into a wheel and installing that as a mod
 Needed because: PyTorch silently builds without what its CMake does not find, supercomputers have compilers of their
 own, and a build of hours should leave a wheel that can be installed again.
 Differs from upstream's EB_PyTorch in: the system's compilers (systems/), a comparison of CMake's decisions with what
-was asked for, a wheel as an artefact, everything around PyTorch from lock files, lists of PyTorch's own tests.
-Can go when: upstream builds wheels and compares.
+was asked for, a wheel as an artefact, everything around PyTorch from lock files.
+Remove when: upstream builds wheels and verifies the configuration.
 
-What is decided here is in tables: hpc_pytorch/source/build_options.py and contract.py.
+The build is WheelBuild's (hpc_pytorch/source/wheel_build.py), the installation LockedEnvironment's
+(hpc_pytorch/packages/locked_environment.py). Here a wheel that was built earlier is found, and a build that was
+interrupted continued; what is installed is compared with what was asked for.
 
 @author: the hpc-pytorch team
 """
-import io
-import json
 import os
-from contextlib import redirect_stderr
 
-import easybuild.tools.environment as env
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import IGNORE, source_paths
-from easybuild.tools.filetools import copy_file, mkdir, which, write_file
-from easybuild.tools.modules import get_software_root
+from easybuild.tools.filetools import copy_file, make_archive, mkdir, remove_dir
 from easybuild.tools.systemtools import get_cuda_architectures
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, fsync
 from hpc_pytorch.packages import built_wheels
-from hpc_pytorch.packages.locked_packages import LockedPackages
-from hpc_pytorch.packages.pip import Pip
-from hpc_pytorch.packages.python_environment import PARAMETERS, PythonEnvironment
-from hpc_pytorch.packages.wheel_tags import why_not
+from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import build_options, contract, git_sources, interrupted_builds
-from hpc_pytorch.source.wheel_build import WheelBuild
+from hpc_pytorch.source import contract, git_sources, gpu_aware_mpi, interrupted_builds
+from hpc_pytorch.source.wheel_build import WheelBuild, find_program
 
 
-class EB_PyTorchHPC(EB_PyTorch):
+class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
     """Support for building PyTorch with a system's own compilers and MPI, and installing it from the wheel."""
 
     @staticmethod
     def extra_options():
         """Upstream's easyconfig parameters, and what else is to be fetched, built and installed."""
-        options = dict(EB_PyTorch.extra_options(), **PARAMETERS)
-        options.update({
-            'max_memory': [None, "Memory that the build may use, such as 200G; default: all that the job has", CUSTOM],
-            'gpu_aware_mpi': [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM],
-            'git_source': [{}, "Instead of sources: url, revision (tag, branch or commit), and the commit that it must "
-                               "still stand for; without commit, the build takes today's", CUSTOM],
-            'wheel_pattern': ['torch-*.whl', "Name of the wheel that the build leaves in dist", CUSTOM],
-        })
+        options = LockedEnvironment.extra_options(EB_PyTorch.extra_options())
+        options['gpu_aware_mpi'] = [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM]
+        # a wheel is installed for PyTorch's own tests (runtest), too
+        options['use_pip'][0] = True
         # wheels are checked against each other by the lock files
         options['sanity_pip_check'][0] = False
         # so that Python's extensions are linked with the system's compiler
@@ -66,89 +56,94 @@ class EB_PyTorchHPC(EB_PyTorch):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # what is on $PYTHONPATH is the environment's business
-        self.require_python = False
-        self.packages = LockedPackages(self)
-        self.building = WheelBuild(self.packages)
-        self.environment = PythonEnvironment(self.packages, self.features(), self.building.compilers())
-        # where the locked packages were fetched, and PyTorch's own wheel
-        self.wheels = None
-        self.wheel = None
         # what the wheel is made of, and the note of an interrupted build of the same
         self.facts = None
-        self.left = None
+        self.interrupted = None
 
     def features(self):
-        """What the easyconfig says and what is built in: decides which settings of the system apply."""
-        asked = build_options.as_dict(self.cfg['custom_opts'])
-        names = [dep['name'] for dep in self.cfg.dependencies()]
-        mpi = contract.plain(asked.get('USE_MPI', '0')) == 'ON'
-        return list(self.cfg['features']) + [feature for feature, there in (
-            ('mpi', mpi), ('gpu', bool(self.cfg['cuda_compute_capabilities'])), ('nccl', 'NCCL' in names)) if there]
+        """Besides what the easyconfig says, what is built in."""
+        features = super().features()
+        if contract.plain(self.custom_opts.get('USE_MPI', '0')) == 'ON':
+            features.append('mpi')
+        if self.cfg['cuda_compute_capabilities']:
+            features.append('gpu')
+        if 'NCCL' in [dep['name'] for dep in self.cfg.dependencies()]:
+            features.append('nccl')
+        return features
+
+    @property
+    def memory_profile(self):
+        return profile_to_keep(self.cfg)
 
     # --- fetching ---------------------------------------------------------------------------------------------------
-
-    def places(self):
-        """This software's directory in every source path."""
-        return [os.path.join(path, self.name[0].lower(), self.name) for path in source_paths()]
 
     def built_stores(self):
         """Where wheels that were built here are looked for."""
         name = '%s-%s%s-built' % (self.name, self.version, self.cfg['versionsuffix'])
-        return [os.path.join(place, name) for place in self.places()]
+        return [os.path.join(directory, name) for directory in self.source_directories(self.name)]
 
-    def fetch_step(self, *args, **kwargs):
-        """Fetch everything; the source only if there is no wheel that was built from it in the same way."""
-        self.packages.check_locks()
-        if self.cfg['git_source']:
-            self.fetch_git_source()
-        if self.dry_run:
-            # upstream would look for a checksums.json, and stumble over not finding it
-            self.json_checksums = {}
-        else:
-            self.find_wheel()
-        super().fetch_step(*args, **kwargs)
-        self.wheels = self.packages.fetch()
-
-    def fetch_git_source(self):
-        """The commit that is asked for, as a tarball in the source path; the wheel's version names it."""
-        source = self.cfg['git_source']
-        if self.dry_run:
-            self.dry_run_msg("source: %s of %s, with its submodules", source['revision'], source['url'])
-            return
-        try:
-            self.building.commit = git_sources.check(source['url'], source['revision'], source.get('commit'))
-            name = '%s-%s.tar.gz' % (self.name.lower(), self.building.commit)
-            tarballs = [os.path.join(place, name) for place in self.places()]
-            tarball = next(filter(git_sources.checksum, tarballs), None)
-            if tarball is None:
-                tarball = tarballs[0]
-                mkdir(os.path.dirname(tarball), parents=True)
-                print_msg("fetching %s of %s with its submodules", source['revision'], source['url'], log=self.log)
-                git_sources.make(source, self.building.commit, tarball + '.tree', tarball)
-        except UsersProblem as problem:
-            raise EasyBuildError("git_source: %s", problem)
-        self.cfg['sources'] = [name]
-        # what it was when it was packed; git had compared what it fetched with the commit's name
-        self.cfg['checksums'] = [git_sources.checksum(tarball)] + self.cfg['checksums']
-
-    def find_wheel(self):
-        """Look for a wheel that was built from the same, for the Python that it is going to be installed for."""
-        with self.packages.modules():
-            self.packages.look_around()
-            self.facts = self.building.identity()
-            self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
-            if not self.wheel:
-                self.building.check_needs()
+    def check_before_fetching(self):
+        """Look for a wheel that was built from the same; without one, look whether it can be built."""
+        self.facts = self.identity()
+        self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
         if self.wheel:
             print_msg("using the wheel that was built earlier: %s", self.wheel, log=self.log)
-            self.check_tags()
+            self.check_tags(self.wheel)
+        else:
+            super().check_before_fetching()
 
-    def check_tags(self):
-        """Stop when the wheel does not fit the Python that it is going to be installed for."""
-        reasons = why_not(self.wheel, self.packages.python)
-        if reasons:
-            raise EasyBuildError("%s does not fit:\n  %s", os.path.basename(self.wheel), '\n  '.join(reasons))
+    def identity(self):
+        """What makes the wheel what it is; None where a source or patch has neither a checksum nor a commit."""
+        checksums = []
+        for index, source in enumerate(self.cfg['sources'] + self.cfg['patches']):
+            commit = git_sources.commit_of(source)
+            checksums.append(commit or self.get_checksum_for(self.cfg['checksums'], source, index))
+        if None in checksums:
+            return None
+        for command in self.compilers().values():
+            if not find_program(command):
+                raise EasyBuildError("%s, which %s compiles with, was not found: add the module that has it to the "
+                                     "dependencies", command, self.system.system['title'])
+        # of a module without a version, the one that is loaded: PrgEnv-gnu means another one after a maintenance
+        loaded = {name.split('/')[0]: name for name in self.modules_tool.loaded_modules()}
+        modules = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
+        return {
+            'name': self.name,
+            'version': self.version,
+            'checksums': checksums,
+            'options': sorted('%s=%s' % option for option in self.own_options().items()),
+            'compilers': {variable: self.first_line(command) for variable, command in self.compilers().items()},
+            'modules': [loaded.get(name, name) for name in modules],
+            'python': [self.python.implementation, self.python.version, self.python.machine],
+            'build_type': self.cfg['build_type'] or 'Release',
+            'cuda_architectures': self.cuda_architectures(),
+            'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
+            'build_packages': sorted(entry.text for entry in self.locked('build_lock_files')),
+        }
+
+    def obtain_file(self, filename, git_config=None, **kwargs):
+        """Fetch one commit with its submodules, where EasyBuild would clone all of their history, gigabytes."""
+        if git_config is None:
+            return super().obtain_file(filename, **kwargs)
+        revision = git_config.get('commit') or 'refs/tags/' + git_config['tag']
+        url = '%s/%s.git' % (git_config['url'].rstrip('/'), git_config['repo_name'])
+        target = os.path.join(self.source_directories(self.name)[0], filename)
+        if self.dry_run:
+            self.dry_run_msg("  * %s of %s, with its submodules", revision, url)
+            return target
+        found = super().obtain_file(filename, no_download=True, warning_only=True)
+        if found:
+            return found
+        print_msg("fetching %s of %s with its submodules", revision, url, log=self.log)
+        tree = os.path.join(target + '.part', git_config['repo_name'])
+        with as_easybuild_error():
+            git_sources.checkout(url, revision, tree)
+            git_sources.fetch_cloned(tree)
+        part = make_archive(tree, archive_file=filename, archive_dir=target + '.part')
+        fsync(part)
+        os.replace(part, target)
+        remove_dir(target + '.part')
+        return target
 
     def fetch_sources(self, *args, **kwargs):
         """A wheel needs no sources."""
@@ -163,152 +158,99 @@ class EB_PyTorchHPC(EB_PyTorch):
 
     def make_builddir(self):
         """Keep what an interrupted build of the same left."""
-        self.left = self.find_left()
-        if not self.left:
+        self.interrupted = self.find_interrupted()
+        if not self.interrupted:
             super().make_builddir()
 
-    def find_left(self):
+    def find_interrupted(self):
         """The note of an interrupted build that can be continued; says why it cannot."""
-        left = interrupted_builds.find(self.builddir) if self.facts and not self.wheel else None
-        if not left:
+        note = interrupted_builds.find(self.builddir) if self.facts and not self.wheel else None
+        if not note:
             return None
-        # what went through JSON has no tuples
-        different = interrupted_builds.differences(json.loads(json.dumps(self.facts)), left['facts'])
-        if different or not os.path.isdir(left['source']):
+        different = interrupted_builds.differences(self.facts, note['facts'])
+        if different or not os.path.isdir(note['source']):
             print_msg("the interrupted build is not continued, as it differs in: %s", different or 'its source tree',
                       log=self.log)
             return None
-        print_msg("continuing the build that was interrupted in %s", left['source'], log=self.log)
-        return left
+        print_msg("continuing the build that was interrupted in %s", note['source'], log=self.log)
+        return note
 
     def extract_step(self):
         """Unpack the source, unless an interrupted build's tree is there."""
-        if self.left:
-            self.src[0]['finalpath'] = self.left['source']
+        if self.interrupted:
+            self.src[0]['finalpath'] = self.interrupted['source']
         else:
             super().extract_step()
 
     def patch_step(self, *args, **kwargs):
         """An interrupted build's tree is patched."""
-        if not self.left:
+        if not self.interrupted:
             super().patch_step(*args, **kwargs)
 
-    def prepare_step(self, *args, **kwargs):
-        """The system's compilers under their own names: EasyBuild's RPATH wrappers would hide them."""
-        self.toolchain.options['rpath'] = False
-        super().prepare_step(*args, **kwargs)
-        if not self.dry_run:
-            self.packages.look_around()
-        for variable, command in self.building.compilers().items():
-            env.setvar(variable, command)
-
-    def prepare_python(self):
-        """Which Python there is can only be asked where commands are run."""
-        if self.dry_run:
-            self.python_cmd = 'python3'
-        else:
-            super().prepare_python()
-
     def configure_step(self):
-        """Tell the build what is asked for, run CMake, and compare what it decided."""
+        """Take CMake's answer from an interrupted build; from now on this one can be continued, too."""
         if self.wheel:
             return
-        own = self.building.own_options()
-        if not self.dry_run:
-            self.building.check_tree(own)
-            if self.cfg['gpu_aware_mpi']:
-                self.building.make_gpu_aware()
-        own += [option for option in build_options.dependency_options(get_software_root)
-                if option.split('=')[0] not in build_options.as_dict(own)]
-        given, self.cfg['custom_opts'] = self.cfg['custom_opts'], own
-        roots = self.building.roots(own)
-        for name, root in roots.items():
-            env.setvar(name, root)
-        # upstream warns, with a traceback, that PyTorch's own tests lack a package; they are not run here
-        with redirect_stderr(io.StringIO()) as warnings:
-            try:
-                super().configure_step()
-            finally:
-                self.cfg['custom_opts'] = given
-                self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
-                env.unset_env_vars(list(roots), verbose=False)
-        self.building.ask(own)
-        for name, value in sorted(self.building.asked.items()):
-            env.setvar(name, value)
-        if not self.dry_run:
-            self.building.check_pins()
-        self.install_build_tools()
-        self.building.configure(profile_to_keep(self.cfg), self.left and self.left['cmake_output'])
-        if self.facts and not self.left:
-            interrupted_builds.leave(self.builddir, {'facts': self.facts, 'source': os.path.realpath(self.start_dir),
-                                                     'cmake_output': self.building.output})
-
-    def install_build_tools(self):
-        """What building needs, in a directory of its own in front of what the system's Python has."""
-        tools = os.path.join(self.builddir, 'tools')
-        if not self.dry_run and not self.left:
-            Pip(self.packages.python).install(self.packages.locked('build_lock_files'), self.wheels, '--only-binary',
-                                              ':all:', '--target', tools, '--upgrade', '--no-compile')
-        env.setvar('PYTHONPATH', tools)
-        # the easyconfig's CMake is the one to use; without one, the machine's own may be too old
-        paths = [os.environ['PATH'], os.path.join(tools, 'bin')]
-        named = any(dep['full_mod_name'].lower().startswith('cmake') for dep in self.cfg.dependencies())
-        env.setvar('PATH', os.pathsep.join(paths if named else reversed(paths)))
-        # NNPACK's code generator sees no $PYTHONPATH; CMake would download what it needs. PyTorch's setup.py hands on
-        # what begins with CMAKE_, and CMake reads this file before everything else
-        include = os.path.join(self.builddir, 'sources.cmake')
-        write_file(include, 'set(PYTHON_SIX_SOURCE_DIR "%s")\n' % tools)
-        env.setvar('CMAKE_PROJECT_INCLUDE_BEFORE', include)
+        if self.interrupted:
+            self.cmake_output = self.interrupted['cmake_output']
+        super().configure_step()
+        if self.facts and not self.interrupted:
+            note = {'facts': self.facts, 'source': os.path.realpath(self.start_dir), 'cmake_output': self.cmake_output}
+            interrupted_builds.leave(self.builddir, note)
 
     def build_step(self):
-        """Build the wheel within the memory, and keep it; upstream would build inside the installation."""
+        """Build the wheel, unless one that was built earlier is installed."""
         if self.wheel:
             return
-        self.wheel = self.building.build(profile_to_keep(self.cfg))
+        super().build_step()
         if self.wheel:
-            self.check_tags()
-            self.keep_wheel()
-
-    def keep_wheel(self):
-        """Put the wheel where the next installation finds it."""
-        if not self.facts:
-            return
-        more = {'asked': self.building.asked, 'loaded': [module['mod_name'] for module in self.modules_tool.list()]}
-        try:
-            self.wheel = built_wheels.keep(self.wheel, self.built_stores()[0], self.facts, more)
-        except OSError as err:
-            # hours of work are not lost because the source path is read-only: it is installed, and kept there
-            print_msg("the wheel could not be kept in the source path: %s", err, log=self.log)
+            self.check_tags(self.wheel)
 
     def test_step(self):
-        """The list of PyTorch's own tests that is asked for: all, which upstream runs, take a day."""
-        self.environment.test(self.wheels, [self.wheel], self.building.tree if self.src else None)
+        """Run PyTorch's own tests, which take a day, only where the easyconfig has a command for them (runtest)."""
+        if not isinstance(self.cfg.get('runtest', resolve=False), str):
+            return
+        if self.src:
+            self.cfg['install_src'] = self.wheel
+            super().test_step()
+        else:
+            print_msg("PyTorch's own tests are not run: the wheel was built earlier", log=self.log)
 
     # --- installing -------------------------------------------------------------------------------------------------
 
+    def own_files(self):
+        return [self.wheel]
+
     def install_step(self):
-        """An environment with PyTorch in it, which comes before what is built for it; the wheel is left beside."""
-        self.environment.install(self.wheels, [self.wheel])
+        """Keep the wheel for the next installation, install it, and leave it beside for other environments."""
+        if self.src and self.facts and not self.dry_run:
+            loaded = [module['mod_name'] for module in self.modules_tool.list()]
+            self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts,
+                                         {'asked': self.asked, 'loaded': loaded})
+        super().install_step()
         if not self.dry_run:
-            directory = os.path.join(self.installdir, 'wheels')
+            directory = self.path('wheels')
             note = os.path.join(os.path.dirname(self.wheel), built_wheels.NOTE)
             mkdir(directory)
             for path in filter(os.path.exists, (self.wheel, note)):
                 copy_file(path, directory)
 
     def make_module_extra(self, *args, **kwargs):
-        """Only the module's own packages, the system's settings, and where the wheel is."""
-        text = super().make_module_extra(*args, **kwargs) + self.environment.module_text()
-        return text + self.module_generator.set_environment('PYTORCH_WHEELS', os.path.join(self.installdir, 'wheels'))
+        """Besides the environment, name where the wheel is."""
+        text = super().make_module_extra(*args, **kwargs)
+        return text + self.module_generator.set_environment('PYTORCH_WHEELS', self.path('wheels'))
 
     def sanity_check_step(self, *args, **kwargs):
-        """Two processes add up a tensor with each backend that can do so without a GPU."""
-        asked = self.asked_of_wheel() if not self.dry_run else build_options.as_dict(self.building.own_options())
-        ways = ['import'] + [way for way, option, default in (('gloo', 'USE_GLOO', '1'), ('mpi', 'USE_MPI', '0'))
-                             if contract.plain(asked.get(option, default)) == 'ON']
-        commands = ['pytorch-check ' + way for way in ways] if 'pytorch-check' in self.cfg['scripts'] else []
-        super().sanity_check_step(*args, custom_paths=self.environment.sanity_check_paths(), custom_commands=commands,
-                                  **kwargs)
+        """Let two processes add up a tensor with each backend that can do so without a GPU."""
+        asked = self.own_options() if self.dry_run else self.asked_of_wheel()
+        checks = ['import']
+        if contract.plain(asked.get('USE_GLOO', '1')) == 'ON':
+            checks.append('gloo')
+        if contract.plain(asked.get('USE_MPI', '0')) == 'ON':
+            checks.append('mpi')
+        if 'pytorch-check' in self.cfg['scripts']:
+            kwargs['custom_commands'] = ['pytorch-check ' + check for check in checks]
+        super().sanity_check_step(*args, **kwargs)
 
     def sanity_check_load_module(self, *args, **kwargs):
         """With the module loaded, ask the installed PyTorch what it has: the wheel may have been built elsewhere."""
@@ -318,19 +260,17 @@ class EB_PyTorchHPC(EB_PyTorch):
                 self.check_installed_contract()
             except UsersProblem as problem:
                 self.sanity_check_fail_msgs.append(str(problem))
-            self.sanity_check_fail_msgs += self.environment.check_packages()
         return loaded
 
     def check_installed_contract(self):
         """Compare what is installed with what was asked for."""
-        # upstream's function calls both
-        lacking = [name for name in ('cuobjdump', 'file') if not which(name, log_ok=False, on_error=IGNORE)]
         asked = self.asked_of_wheel()
-        if lacking and asked.get('TORCH_CUDA_ARCH_LIST'):
-            print_msg("the code for GPUs is not looked at, for want of: %s", ', '.join(lacking), log=self.log)
+        # upstream's function calls both
+        missing = [name for name in ('cuobjdump', 'file') if not find_program(name)]
+        if missing and asked.get('TORCH_CUDA_ARCH_LIST'):
+            print_msg("GPU code was not checked; missing tools: %s", ', '.join(missing), log=self.log)
         differences, ldd = contract.ask_installed(
-            self.environment.path('bin', 'python'), asked,
-            None if lacking else lambda path: get_cuda_architectures(path, 'elf'))
+            self.path('bin', 'python'), asked, None if missing else lambda path: get_cuda_architectures(path, 'elf'))
         if differences:
             raise UsersProblem("the installed PyTorch is not what was asked for (%s):\n%s" % (
                 ', '.join(item.option for item in differences), contract.table(differences)))
@@ -339,10 +279,5 @@ class EB_PyTorchHPC(EB_PyTorch):
 
     def asked_of_wheel(self):
         """What the installed wheel was built to have; its note is beside it."""
-        note = built_wheels.read_note(os.path.join(self.installdir, 'wheels'))
-        return note['asked'] if note else self.building.asked or build_options.as_dict(self.building.own_options())
-
-    def sanity_check_rpath(self, *args, **kwargs):
-        """The system's compilers link as they do, and official wheels bring their libraries along: no RPATH here."""
-        self.log.info("RPATH is not checked in wheels")
-        return []
+        note = built_wheels.read_note(self.path('wheels'))
+        return note['asked'] if note else self.asked or self.own_options()

@@ -1,11 +1,13 @@
 """
-What all rooms share: where the collection lies, its version, versions of software, and the error for users.
+What all rooms share: where the collection lies, its version, the error for users, and writing to disk safely.
 
-All modules but machine/launcher.py keep to Python 3.6, with which some clusters run EasyBuild; without an
-import from EasyBuild they need the standard library only.
+All modules but start.py and stand_ins/ keep to Python 3.6, with which some clusters run EasyBuild; without an import
+from EasyBuild they need the standard library only.
 """
+import ctypes
 import glob
 import os
+import re
 import shutil
 import socket
 import sys
@@ -17,7 +19,7 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 
 
 class UsersProblem(Exception):
-    """Something that a user or a site can mend: one message, shown without a traceback."""
+    """A problem that a user or a site can fix: one message, shown without a traceback."""
 
 
 def collection_path(name):
@@ -31,22 +33,45 @@ def collection_path(name):
 sys.path.insert(0, collection_path('ramgate'))
 
 
-def settle(path):
-    """What was written to a file, or to a directory's file system, survives a loss of power from now on."""
-    import ctypes
-    place = os.open(path, os.O_RDONLY)
-    failed = getattr(ctypes.CDLL(None, use_errno=True), 'syncfs' if os.path.isdir(path) else 'fsync')(place)
-    os.close(place)
+def say(text):
+    """Tell the user in a line what ./eb does; standard output stays EasyBuild's."""
+    print("eb: %s" % text, file=sys.stderr, flush=True)
+
+
+def fsync(path):
+    """Flush a file, or the file system that a directory is on, to disk: it survives a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    flush = libc.syncfs if os.path.isdir(path) else libc.fsync
+    failed = flush(descriptor)
+    os.close(descriptor)
     if failed:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
 
 
+def write_atomically(path, text):
+    """Write a file completely or not at all; one that has this text already stays untouched."""
+    path = str(path)
+    if os.path.exists(path):
+        with open(path, encoding='utf-8') as handle:
+            if handle.read() == text:
+                return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    partial = '%s.%d' % (path, os.getpid())
+    with open(partial, 'w', encoding='utf-8') as handle:
+        handle.write(text)
+    os.replace(partial, path)
+
+
 def part_directory(place):
-    """For `with`: a directory for what is not whole yet; those of calls that were killed are removed."""
-    for left in glob.glob(os.path.join(glob.escape(place), 'part-*')):
-        host, _, pid = os.path.basename(left)[len('part-'):].rpartition('=')[0].rpartition('=')
-        # another host's processes are not known here
-        if not os.path.exists('/proc/' + pid) if host == socket.gethostname() else (
-                time.time() - os.path.getmtime(left) > 86400):
+    """Make a temporary directory for partial downloads, for `with`; removes those that killed processes left."""
+    for left in glob.glob(os.path.join(glob.escape(place), 'part-*=*=*')):
+        host, pid = re.search(r'part-([^/]*)=([^/=]*)=[^/=]*$', left).groups()
+        if host == socket.gethostname():
+            abandoned = not os.path.exists('/proc/' + pid)
+        else:
+            # processes of other hosts are not visible here
+            abandoned = time.time() - os.path.getmtime(left) > 86400
+        if abandoned:
             shutil.rmtree(left, ignore_errors=True)
     return tempfile.TemporaryDirectory(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=place)

@@ -71,7 +71,7 @@ def kept(place, make):
 
 def stand_in(name):
     """The modules of a stand-in, made if need be, which takes pip's index: before tests that take that away."""
-    made = subprocess.run([CHECKOUT / 'hpc_pytorch/stand_ins' / 'make', name], env=clean_environment(), check=True,
+    made = subprocess.run([CHECKOUT / 'hpc_pytorch/stand_ins' / 'make.py', name], env=clean_environment(), check=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     return made.stdout.strip()
 

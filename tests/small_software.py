@@ -157,7 +157,14 @@ class Toy:
 
 
 def site(directory, text):
-    """The environment that names a site's own file."""
+    """The environment that names a site's own policies."""
     path = directory / 'site.cfg'
     path.write_text(text)
     return {'HPC_SITE_CONFIG': str(path)}
+
+
+def site_hooks(directory, text):
+    """The environment that names a site's own hooks."""
+    path = directory / 'site_hooks.py'
+    path.write_text(text)
+    return {'HPC_SITE_HOOKS': str(path)}

@@ -1,4 +1,1 @@
-"""
-The machine: ./eb's launcher, systems as data, the survey and drafts of new systems, batch systems, modules tools and
-module files, the distribution's packages.
-"""
+"""What is known about the machine: systems as data, modules, batch systems, packages of the distribution."""

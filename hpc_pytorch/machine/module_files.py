@@ -34,8 +34,6 @@ ASKS = {
         'conflict': 'conflict %s\n',
     },
 }
-# What EasyBuild does not quote in a value.
-SPECIAL = {'Lua': r'\\', 'Tcl': r'[\\$\[]'}
 
 
 def set_by_default(generator, setting):
@@ -46,44 +44,40 @@ def set_by_default(generator, setting):
 
 
 def ask(generator, name, argument=''):
-    """One of ASKS in the language of the module file."""
+    """Return one of ASKS in the language of the module file."""
     text = ASKS[generator.SYNTAX][name]
     return text % ((argument,) * text.count('%s'))
 
 
-def set_literally(generator, name, value):
-    """Set a variable to exactly this; EasyBuild leaves to Tcl what means something to Tcl."""
-    value = re.sub(SPECIAL[generator.SYNTAX], r'\\\g<0>', value)
-    return generator.set_environment(name, {'value': value, 'resolve_env_vars': False})
-
-
 def explain(settings, advice):
-    """For `module help`: what the module sets for this system, and what the site advises to try."""
-    lines = []
+    """List for `module help` what the module sets for this system, and what the site advises to try."""
+    text = ''
     for title, variables in (("Set by this module, unless you have:", settings),
                              ("Worth trying on this system:", advice)):
         if variables:
-            lines += ['', title]
-            lines += ["  %s=%s: %s" % (variable.name, variable.value, variable.reason) for variable in variables]
-    return '\n'.join(lines)
+            text += '\n%s\n' % title
+            text += '\n'.join("  %s=%s: %s" % (one.name, one.value, one.reason) for one in variables) + '\n'
+    return text.rstrip('\n')
 
 
 def told_by(system):
-    """What pytorch-srun and cpu-mask want to know of a system: pairs of an environment variable and its value."""
+    """Return what pytorch-srun and cpu-mask must know of a system: pairs of an environment variable and its value."""
+    node = system.node
+    options = ['%s=%s:%s' % (one.name, one.value, one.job_option) for one in system.settings if one.job_option]
+    gpu_cores = [','.join(map(str, cores)) for cores in node['gpu_cores']]
     told = {
         'HPC_MASTER_PORT': system.network['master_port'],
         'HPC_NCCL_NET': system.network['nccl_net'],
-        'HPC_JOB_OPTIONS': ' '.join('%s=%s:%s' % (setting.name, setting.value, setting.job_option)
-                                    for setting in system.settings if setting.job_option),
-        'HPC_NODE_CPUS': (system.node['cores'] or 0) * (system.node['threads_per_core'] or 1),
-        'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in system.node['gpu_cores']),
+        'HPC_JOB_OPTIONS': ' '.join(options),
+        'HPC_NODE_CPUS': (node['cores'] or 0) * (node['threads_per_core'] or 1),
+        'GPU_CORES': ' '.join(gpu_cores),
     }
     return [(name, str(value)) for name, value in told.items() if value]
 
 
 # Modules tools forget what a variable was: the stack of Lmod 8.6 keeps the value of an earlier load as the one to go
 # back to, Environment Modules 5.2 only the first part of one with colons.
-PUT_ASIDE = {
+OVERRIDE = {
     'Lua': '''
 do
     local function base64(text)
@@ -138,18 +132,20 @@ if { ![info exists ::ModuleTool] || $::ModuleTool ne {Modules} } {
 }
 
 
-def put_aside(generator, owner, name, value):
-    """Set an environment variable to ours, '' for none, while `owner` is loaded; the user's comes back exactly."""
-    return PUT_ASIDE[generator.SYNTAX] % {'name': name, 'value': value, 'owner': ''.join(filter(str.isalnum, owner))}
+def override(generator, owner, name, value):
+    """Set an environment variable, '' for none, while the module `owner` is loaded; then the user's comes back."""
+    owner = ''.join(filter(str.isalnum, owner))
+    return OVERRIDE[generator.SYNTAX] % {'name': name, 'value': value, 'owner': owner}
 
 
 def installed(modulepath):
-    """{module of PyTorch that this collection has installed: where}."""
+    """Find the modules of PyTorch that this collection has installed: {module: its installation}."""
     found = {}
-    for path in [path for directory in modulepath.split(':') if directory
-                 for path in sorted(glob.glob(os.path.join(glob.escape(directory), 'PyTorch', '*')))]:
-        with open(path, encoding='utf-8', errors='replace') as handle:
-            root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
-        if root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json')):
-            found.setdefault(re.sub(r'\.lua$', '', '/'.join(path.split('/')[-2:])), root.group(1))
+    for directory in filter(None, modulepath.split(':')):
+        for path in sorted(glob.glob(os.path.join(glob.escape(directory), 'PyTorch', '*'))):
+            with open(path, encoding='utf-8', errors='replace') as handle:
+                root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
+            if root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json')):
+                name = re.sub(r'\.lua$', '', os.path.basename(path))
+                found.setdefault('PyTorch/' + name, root.group(1))
     return found

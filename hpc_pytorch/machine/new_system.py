@@ -1,23 +1,22 @@
 """
-Drafts for a machine that nobody has described: systems/NAME/ with its stand-in, and its first easyconfig.
+Drafts for a machine that has no description: systems/NAME/ and its first easyconfig.
 
 Every value has the command that it comes from beside it; what could not be asked is in a comment. Drafts are for
 reading, and what exists is never overwritten.
 """
 import os
 import re
-import shutil
-import socket
 
 from hpc_pytorch import UsersProblem, collection_path
-from hpc_pytorch.machine import survey, systems
-from hpc_pytorch.machine.survey import GIB, NotAsked
+from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.inspection import Machine, NotAsked
+from hpc_pytorch.machine.versions import version_key
 
-# Modules that a PyTorch may need, as machines call them: pattern; EasyBuild's name; part of stand-ins in its place.
+# Modules that a PyTorch may need, compilers first: pattern; EasyBuild's name; the part that replaces it in stand-ins.
 SOFTWARE = (
+    (r'gcc(-native)?|gnu\d*', 'GCC', 'gcc'),
     (r'cray-mpich', 'cray-mpich', 'cray-mpich'),
     (r'open-?mpi', 'OpenMPI', 'openmpi'),
-    (r'gcc(-native)?|gnu\d*', 'GCC', 'gcc'),
     (r'cuda(toolkit)?', 'CUDA', 'cuda'),
     (r'rocm', 'ROCm', 'rocm'),
 )
@@ -28,28 +27,120 @@ COLLECTION = .
 
 [override]
 external-modules-metadata = %(COLLECTION)s/systems/{name}/external_modules.cfg
-{backend}"""
-BACKENDS = {'slurm': '\n[config]\njob-backend = HPCSlurm\n', 'pbs': '\n[config]\njob-backend = PbsPro\n'}
+"""
+BACKENDS = {'slurm': 'HPCSlurm', 'pbs': 'PbsPro'}
+README = "Stand-in of {name}\n{line}\n\nA draft: the modules have the machine's names, and are parts of this one.\n"
 
 
-def asked(question, machine, reasons=None):
-    """An answer, or None where this machine cannot be asked; why not is added to the reasons."""
+def suffix_of(name):
+    """Return the system's word in names of easyconfigs, in which dashes separate words."""
+    return name.replace('-', '')
+
+
+# -- system.cfg
+
+def pattern_of(host):
+    """Match this host and others that differ in digits."""
+    host = host.split('.')[0]
+    return ' '.join(sorted({re.sub(r'\d', '[0-9]', host), host}))
+
+
+def largest_partition(partitions):
+    """Choose the partition with the most GPUs."""
+    return max(partitions, key=lambda name: partitions[name].get('gpus') or 0)
+
+
+def gibibytes(size):
+    return '%d GiB' % (size >> 30)
+
+
+def fast_interfaces(names):
+    found = [name for name in names if name.startswith(('hsn', 'ib'))]
+    return ' '.join(found) or None
+
+
+def major(version):
+    return version.split('.')[0]
+
+
+# 'section key'; the question; what is written of the answer; how it is asked
+ANSWERS = (
+    ('system host_names', Machine.host_name, pattern_of, 'hostname'),
+    ('system architecture', Machine.architecture, str, 'uname -m'),
+    ('scheduler kind', Machine.batch_system, str, 'sinfo; qstat -Q'),
+    ('scheduler partition', Machine.partitions, largest_partition, 'sinfo; qstat -Q'),
+    ('node cores', Machine.cores, str, '/sys/devices/system/cpu (of this host)'),
+    ('node threads_per_core', Machine.threads_of_a_core, str, '/sys/devices/system/cpu (of this host)'),
+    ('node memory', Machine.memory, gibibytes, '/proc/meminfo (of this host)'),
+    ('node gpus', Machine.GPUs, str, 'nvidia-smi topo -m; rocm-smi (of this host)'),
+    ('node cuda', Machine.CUDA_of_the_driver, major, 'nvidia-smi (of this host)'),
+    ('network interfaces', Machine.interfaces, fast_interfaces, '/sys/class/net'),
+)
+# what goes with a batch system
+SLURM = {'launcher command': 'srun', 'launcher two_processes': 'srun --nodes=1 --ntasks=2',
+         'scheduler account_variable': 'SBATCH_ACCOUNT'}
+OTHERS = {'launcher command': 'mpiexec', 'launcher two_processes': 'mpiexec -n 2'}
+PBS = dict(OTHERS, **{'scheduler account_variable': 'PBS_ACCOUNT'})
+
+
+def describe(name, machine):
+    """Ask what system.cfg can have: {'section key': (value or None, where it comes from or why there is none)}."""
+    values = {'system title': (name, 'to be filled in'), 'system easyconfig_suffix': (suffix_of(name), ''),
+              'node temporary_directory': ('/tmp', '')}
+    for key, question, convert, how in ANSWERS:
+        try:
+            values[key] = convert(question(machine)), how
+        except (NotAsked, OSError, ValueError) as problem:
+            values[key] = None, "could not be asked: %s" % problem
+        if key == 'scheduler kind':
+            machine.system.scheduler['kind'] = values[key][0]
+    kind = values['scheduler kind'][0]
+    for key, value in {'slurm': SLURM, 'pbs': PBS}.get(kind, OTHERS).items():
+        values[key] = value, 'as of %s' % kind
+    cray = kind == 'slurm' and not machine.which('mpicc')
+    compilers = {'c': 'gcc', 'cxx': 'g++', 'mpi_c': 'cc' if cray else 'mpicc', 'mpi_cxx': 'CC' if cray else 'mpicxx'}
+    for key, command in compilers.items():
+        values['compilers ' + key] = command, 'to be checked'
+    partition = values['scheduler partition'][0]
+    facts = machine.partitions()[partition] if partition else {}
+    if 'cores' in facts:
+        values['scheduler nodes_exclusive'] = 'yes' if facts['exclusive'] else 'no', 'sinfo'
+        values['node cores'] = facts['cores'] // int(values['node threads_per_core'][0] or 1), 'sinfo'
+        values['node memory'] = gibibytes(facts['memory']), 'sinfo'
+        values['node gpus'] = facts['gpus'], 'sinfo'
+    return values
+
+
+def system_text(name, values):
+    """Write every key that there is, with what it is for where the machine does not know it."""
+    text = ("# Draft of ./eb --survey --new-system %s: read it, and correct it.\n"
+            "# In brackets: where a value comes from, or what a key is for.\n" % name)
+    for section, keys in systems.SCHEMA.items():
+        text += '\n[%s]\n' % section
+        for key, (_, meaning) in keys.items():
+            value, how = values.get('%s %s' % (section, key), (None, ''))
+            if value is None:
+                text += '# %s = (%s)%s\n' % (key, meaning, how and '; ' + how)
+            else:
+                text += ('# (%s)\n' % how if how else '') + '%s = %s\n' % (key, value)
+    return text
+
+
+# -- modules, and what names them
+
+def modules_of(machine):
+    """Choose the newest module of each kind that can be loaded, one MPI at most: [(module, software, part)]."""
     try:
-        return question(machine)
-    except (NotAsked, OSError, ValueError) as problem:
-        if reasons is not None:
-            reasons[question] = "could not be asked: %s" % problem
-
-
-def chosen_modules(machine):
-    """The newest of each kind of module that can be loaded, compilers first: [(module, software, part)]."""
-    shell = asked(survey.modules_shell, machine)
+        shell = machine.modules_shell()
+    except NotAsked:
+        return []
     found = []
-    for pattern, software, part in (sorted(SOFTWARE, key=lambda row: row[1] != 'GCC') if shell else ()):
-        names = [one for one in shell.available() if re.match('(?:%s)/' % pattern, one, re.I)]
-        if software in ('OpenMPI', 'cray-mpich') and any(one[2] in ('openmpi', 'cray-mpich') for one in found):
+    for pattern, software, part in SOFTWARE:
+        names = [name for name in shell.available() if re.match('(?:%s)/' % pattern, name, re.I)]
+        names.sort(key=lambda name: version_key(name.partition('/')[2]), reverse=True)
+        if software == 'OpenMPI' and any(one[1] == 'cray-mpich' for one in found):
             continue
-        for name in sorted(names, key=lambda one: survey.version_key(one.split('/', 1)[1]), reverse=True):
+        for name in names:
             before = dict(shell.environ)
             if shell.load([name]) is None:
                 found.append((name, software, part))
@@ -58,103 +149,59 @@ def chosen_modules(machine):
     return found
 
 
-def drafted(name, machine):
-    """What the machine says of itself: {section: {key: (value or None, where it comes from or why there is none)}}."""
-    host, why = socket.gethostname().split('.')[0], {}
-    kind = asked(survey.scheduler_kind, machine)
-    machine.system.scheduler['kind'] = kind
-    queues = asked(survey.partitions, machine, why) or {}
-    queue = next(iter(sorted(queues, key=lambda one: -(queues[one].get('gpus') or 0))), None)
-    facts = queues.get(queue, {})
-    threads = asked(survey.topology, machine) or []
-    of_core = len(threads) // len(set(threads)) if threads else 1
-    near = asked(survey.cores_near_gpus, machine)
-    cuda = asked(survey.cuda_of_driver, machine, why)
-    interfaces = [one for one in machine.names('/sys/class/net/*') if re.match('hsn|ib', one)]
-    mpi = ['mpicc', 'mpicxx'] if kind != 'slurm' or shutil.which('mpicc') else ['cc', 'CC']
-    launcher = 'srun' if kind == 'slurm' else 'mpiexec'
-    said = why.get(survey.partitions, 'sinfo; qstat -Q')
-    return {
-        'system': {'format': ('2', ''), 'title': (name, 'to be filled in'), 'easyconfig_suffix': (name, ''),
-                   'host_names': (' '.join(sorted({re.sub(r'\d', '[0-9]', host), host})), 'hostname'),
-                   'architecture': (os.uname().machine, 'uname -m')},
-        'compilers': {'c': ('gcc', 'which'), 'cxx': ('g++', 'which'), 'mpi_c': (mpi[0], 'which'),
-                      'mpi_cxx': (mpi[1], 'which')},
-        'launcher': {'command': (launcher, 'the batch system'), 'two_processes': (
-            launcher + (' --nodes=1 --ntasks=2' if kind == 'slurm' else ' -n 2'), '')},
-        'scheduler': {'kind': (kind, said), 'partition': (queue, said),
-                      'account_variable': ({'slurm': 'SBATCH_ACCOUNT', 'pbs': 'PBS_ACCOUNT'}.get(kind), ''),
-                      'nodes_exclusive': ('yes' if facts.get('exclusive') else None, said)},
-        'node': {'cores': (facts['cores'] // of_core if facts.get('cores') else len(set(threads)) or None,
-                           'sinfo, /sys/devices/system/cpu (of this host)'),
-                 'threads_per_core': (of_core, '/sys/devices/system/cpu (of this host)'),
-                 'memory': ('%d GiB' % ((facts.get('memory') or asked(survey.memory, machine) or GIB) // GIB),
-                            'sinfo, /proc/meminfo'),
-                 'gpus': (facts.get('gpus') or len(near or []), 'sinfo, nvidia-smi topo -m, rocm-smi'),
-                 'cuda': (cuda and cuda.split('.')[0], why.get(survey.cuda_of_driver, 'nvidia-smi (of this host)')),
-                 'temporary_directory': ('/tmp', '')},
-        'network': {'interfaces': (' '.join(interfaces) or None, '/sys/class/net')},
-    }
-
-
-def system_text(name, machine):
-    """A system.cfg with every key that there is: those that the machine does not know are comments."""
-    lines = ["# Draft of ./eb --survey --new-system %s: read it, and correct it." % name,
-             "# In brackets: where a value comes from, or what a key is for."]
-    values = drafted(name, machine)
-    for section, keys in systems.SCHEMA.items():
-        lines += ['', '[%s]' % section]
-        for key, (_, meaning) in keys.items():
-            value, how = values.get(section, {}).get(key, (None, ''))
-            if value is None:
-                lines.append('# %s = (%s)%s' % (key, meaning, how and '; ' + how))
-            else:
-                lines += (['# (%s)' % how] if how else []) + ['%s = %s' % (key, value)]
-    return '\n'.join(lines) + '\n'
-
-
-def texts(name, machine):
-    """The drafts: {path in the collection: text}."""
-    modules = chosen_modules(machine)
-    metadata = ["# (module avail) Which software each module stands for; `prefix` is to be added."]
-    stand_in = ["# Draft: the modules that the easyconfig loads.", "", "[login]", "python3 = yes"]
-    for module, software, part in modules:
-        metadata += ['', '[%s]' % module, 'name = %s' % software, 'version = %s' % module.split('/', 1)[1]]
-        stand_in += ['', '[module %s]' % module, 'part = %s' % part]
-    with open(os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG), encoding='utf-8') as handle:
-        easyconfig = handle.read()
-    easyconfig = easyconfig.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % name)
-    easyconfig = re.sub(r'this machine\'s MPI\..*?"""', 'the MPI of %s."""' % name, easyconfig, flags=re.S)
+def easyconfig_text(name, modules, kind):
+    """Make the easyconfig of the workstation one of this system."""
+    path = os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG)
+    with open(path, encoding='utf-8') as handle:
+        text = handle.read()
+    text = text.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % suffix_of(name))
+    text = re.sub(r'this machine\'s MPI\..*?"""', 'the MPI of %s."""' % name, text, flags=re.S)
     if modules:
-        listed = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
-        easyconfig = easyconfig.replace("toolchain = SYSTEM\n",
-                                        "toolchain = SYSTEM\n\ndependencies = [\n%s]\n" % listed, 1)
-    kind = asked(survey.scheduler_kind, machine)
+        lines = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
+        text = text.replace("toolchain = SYSTEM\n", "toolchain = SYSTEM\n\ndependencies = [\n%s]\n" % lines, 1)
     if kind in BACKENDS:
-        easyconfig = easyconfig.replace("'pytorch-srun', ", "'pytorch-jobscript', 'pytorch-run', 'pytorch-srun', ", 1)
-    readme = "Stand-in of %s\n%s\n\nA draft: the modules have the machine's names, and are made of parts of this one.\n"
+        text = text.replace("'pytorch-srun', ", "'pytorch-jobscript', 'pytorch-run', 'pytorch-srun', ", 1)
+    return text
+
+
+def drafts(name, machine):
+    """Return all drafts: {path in the collection: text}."""
+    values, modules = describe(name, machine), modules_of(machine)
+    kind = values['scheduler kind'][0]
+    metadata = "# (module avail) Which software each module stands for; `prefix` is to be added.\n"
+    stand_in = "# Draft: the modules that the easyconfig loads.\n\n[login]\npython3 = yes\n"
+    for module, software, part in modules:
+        metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, module.partition('/')[2])
+        stand_in += '\n[module %s]\npart = %s\n' % (module, part)
+    configuration = EASYBUILD_CFG.format(name=name)
+    if kind in BACKENDS:
+        configuration += '\n[config]\njob-backend = %s\n' % BACKENDS[kind]
+    easyconfig = EASYCONFIG.replace('workstation', suffix_of(name))
+    place = 'systems/%s/' % name
     return {
-        'systems/%s/system.cfg' % name: system_text(name, machine),
-        'systems/%s/external_modules.cfg' % name: '\n'.join(metadata) + '\n',
-        'systems/%s/easybuild.cfg' % name: EASYBUILD_CFG.format(name=name, backend=BACKENDS.get(kind, '')),
-        'systems/%s/stand_in.cfg' % name: '\n'.join(stand_in) + '\n',
-        'systems/%s/stand_in.rst' % name: readme % (name, '=' * (12 + len(name))),
-        'easyconfigs/p/PyTorch/%s' % EASYCONFIG.replace('workstation', name): easyconfig,
-        'systems/%s/easystack.yaml' % name: 'easyconfigs:\n  - %s\n' % EASYCONFIG.replace('workstation', name),
+        place + 'system.cfg': system_text(name, values),
+        place + 'external_modules.cfg': metadata,
+        place + 'easybuild.cfg': configuration,
+        place + 'stand_in.cfg': stand_in,
+        place + 'stand_in.rst': README.format(name=name, line='=' * len('Stand-in of ' + name)),
+        place + 'easystack.yaml': 'easyconfigs:\n  - %s\n' % easyconfig,
+        'easyconfigs/p/PyTorch/' + easyconfig: easyconfig_text(name, modules, kind),
     }
 
 
 def write_drafts(name, machine):
     """Write what is not there yet; returns the paths."""
-    if not re.match(r'[a-z][a-z0-9_]*$', name):
-        raise UsersProblem("--new-system wants a name of small letters and digits, such as cirrus; found: %r" % name)
+    if not re.match(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*$', name):
+        raise UsersProblem("--new-system requires a name of lower-case letters, digits and dashes, such as cirrus; "
+                           "found: %r" % name)
     top = os.path.dirname(collection_path('systems'))
-    drafts = texts(name, machine)
-    for path in drafts:
+    texts = drafts(name, machine)
+    for path in texts:
         if os.path.exists(os.path.join(top, path)):
-            raise UsersProblem("%s is there already, and is not overwritten" % path)
-    for path, text in drafts.items():
-        os.makedirs(os.path.dirname(os.path.join(top, path)), exist_ok=True)
-        with open(os.path.join(top, path), 'w', encoding='utf-8') as handle:
+            raise UsersProblem("%s already exists; not overwritten" % path)
+    for path, text in texts.items():
+        path = os.path.join(top, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as handle:
             handle.write(text)
-    return sorted(drafts)
+    return sorted(texts)

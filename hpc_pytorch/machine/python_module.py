@@ -1,5 +1,5 @@
 """
-The Python of a system's own module, for login nodes whose python3 is too old: prints its path.
+Print the path of the Python that a system's own module has, for login nodes whose python3 is too old.
 
 make-environment runs this file before there is an environment, with the python3 that is too old and the arguments of
 ./eb: ``python3 -I hpc_pytorch/machine/python_module.py "Python 3.6.15" PyTorch-1.13.1-ARCHER2.eb``.
@@ -13,27 +13,27 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 from hpc_pytorch import UsersProblem  # noqa: E402
 from hpc_pytorch.machine import systems  # noqa: E402
-from hpc_pytorch.machine.modules import ModulesShell, program_of_modules_tool  # noqa: E402
+from hpc_pytorch.machine.modules import ModulesShell, modules_tool  # noqa: E402
 
-NEEDED = "Python 3.9 or newer is needed; found: %s. "
 NAMES = ['python3'] + ['python3.%d' % minor for minor in range(14, 8, -1)]
 # without the module's variables: the environment that is made of it must work when the module is not loaded
 PROBE = 'import sys; print(sys.executable if sys.version_info >= (3, 9) else "")'
 
 
 def chosen_system(arguments):
-    """The system that these arguments of ./eb, $HPC_SYSTEM or the host name stand for."""
-    words = [word for argument in arguments for word in argument.split('=', 1)]
+    """Choose the system by these arguments of ./eb, $HPC_SYSTEM or the host name."""
+    words = '='.join(arguments).split('=')
     option = words[words.index('--system') + 1] if '--system' in words[:-1] else None
-    easyconfigs = [os.path.basename(word) for word in words if word.endswith('.eb')]
+    easyconfigs = [word for word in words if word.endswith('.eb')]
     return systems.load(systems.choose(option, os.environ, socket.gethostname(), easyconfigs)[0])
 
 
 def python_of(names):
-    tool = program_of_modules_tool(any_version=True)
+    """Return a Python that is new enough and that these modules bring."""
+    tool = modules_tool(any_version=True)
     if tool is None:
         raise UsersProblem("found no modules tool to load it with")
-    shell = ModulesShell(tool[3])
+    shell = ModulesShell(tool.program)
     problem = shell.load(names)
     if problem:
         raise UsersProblem("this failed: %s" % ' '.join(problem.split()))
@@ -48,16 +48,15 @@ def python_of(names):
 
 
 def main(found, *arguments):
-    """Print the interpreter; the exit status tells."""
-    names = []
+    advice = ""
     try:
         names = chosen_system(arguments).system['python_module']
         if not names:
             raise UsersProblem("Install one (such as python3.11), or load a module that has one, and try again")
+        advice = "Type: module load %s, and try again. ./eb tried that itself: " % ' '.join(names)
         print(python_of(names))
     except UsersProblem as problem:
-        advice = "Type: module load %s, and try again. ./eb tried that itself: " % ' '.join(names) if names else ""
-        print("ERROR: " + NEEDED % found + advice + str(problem), file=sys.stderr)
+        print("ERROR: Python 3.9 or newer is needed; found: %s. %s%s" % (found, advice, problem), file=sys.stderr)
         return 1
     return 0
 

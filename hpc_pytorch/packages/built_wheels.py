@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 
-from hpc_pytorch import settle
+from hpc_pytorch import fsync
 from hpc_pytorch.packages.lock_files import sha256_of
 
 NOTE = 'provenance.json'
@@ -58,7 +58,7 @@ def keep(wheel, store, facts, more):
         if os.path.isdir(where):
             # one with this identity is there: damaged, or --rebuild was asked for
             os.rename(where, os.path.join(part, 'old'))
-        settle(part)
+        fsync(part)
         os.rename(part, where)
         shutil.rmtree(os.path.join(where, 'old'), ignore_errors=True)
     except OSError:

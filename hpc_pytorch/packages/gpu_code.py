@@ -5,6 +5,8 @@ Standard library only, Python 3.6.
 """
 import re
 
+from hpc_pytorch.machine.versions import release
+
 # for processors alone
 CPU = 'cpu'
 # what a wheel has code for; torch.cuda.get_arch_list() says nothing where there is no GPU
@@ -28,6 +30,16 @@ def runs_on(code, gpu):
         return there == least
     # machine code is for one generation, from the GPU on that it was made for; the driver translates PTX for newer ones
     return there >= least and (kind == 'compute' and not letter or there[0] == least[0])
+
+
+def why_not_rocm(torch, rocm):
+    """Why a wheel such as 2.2.2+rocm5.7 is not for a ROCm; None if it is for its release, or for none."""
+    made_for = re.search(r'\+rocm(\d+\.\d+)', torch)
+    if not made_for or not rocm or release(made_for.group(1)) == release(rocm)[:2]:
+        return None
+    return ("torch %s was made for ROCm %s, and the loaded one is %s: two of them would meet in one process. Load ROCm "
+            "%s (change the dependency), or install wheels for the loaded one (./eb --new-version)"
+            % (torch, made_for.group(1), rocm, made_for.group(1)))
 
 
 def why_not(torch, codes, gpus):

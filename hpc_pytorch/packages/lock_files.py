@@ -5,6 +5,8 @@ from collections import namedtuple
 
 from hpc_pytorch import UsersProblem
 
+# Easyconfig parameters that name lock files.
+LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')
 # One entry of a lock file; `text` is the entry as pip reads it.
 Locked = namedtuple('Locked', 'name version hashes text')
 

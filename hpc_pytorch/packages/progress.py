@@ -1,5 +1,4 @@
-"""What is being done, said when it begins and again while it lasts, so that nobody waits without knowing for what."""
-import glob
+"""Lines about long steps: what begins, and every half minute that it goes on."""
 import os
 import tempfile
 import threading
@@ -13,7 +12,7 @@ INTERVAL = 30
 
 
 def bytes_in(*directories):
-    """How much lies there now, and in the temporary directory, where pip puts files first."""
+    """The size of what lies there now, and in the temporary directory, where pip puts files first."""
     total = 0
     for directory in directories + (tempfile.gettempdir(),):
         for where, _, names in os.walk(directory):
@@ -25,26 +24,18 @@ def bytes_in(*directories):
 
 
 def fetched(*directories):
-    """For `telling`: what has come since now."""
+    """Return a function that tells what has come since now, as `progress` wants it."""
     before = bytes_in(*directories)
     return lambda: "%.0f MB so far" % ((bytes_in(*directories) - before) / 1e6)
 
 
-def files_like(pattern, words):
-    """For `telling`: how many files or directories are like this (`**`: at any depth), in the words that count them."""
-    def count():
-        found = len(glob.glob(pattern, recursive=True))
-        return words % found if found else ''
-    return count
-
-
 @contextmanager
-def telling(what, log, how_far=None):
-    """Say what the next lines do; `what` reads well with `for 30 s` behind it, and `how_far` tells the rest."""
+def progress(what, log, how_far=None):
+    """Print what the next lines do. `what`: a gerund phrase; `how_far`: optional callable returning progress."""
     def repeat():
         while not ended.wait(INTERVAL):
-            progress = how_far() if how_far else ''
-            print_msg("still %s, for %d s%s", what, time.time() - begin, progress and ': ' + progress, log=log)
+            amount = ': ' + how_far() if how_far else ''
+            print_msg("still %s, for %d s%s", what, time.time() - begin, amount, log=log)
 
     print_msg(what, log=log)
     begin, ended = time.time(), threading.Event()

@@ -1,13 +1,12 @@
 """
-Locks of killed installations.
+Remove the stale locks of killed installations.
 
-EasyBuild marks a running installation with a directory, which stays when it is killed with signal 9. Beside it we note
-whose it is, before it is made, so that a dead owner's can be told from a running one's.
+EasyBuild's lock is a directory, which stays when an installation is killed with signal 9. We record the owner beside it
+before taking the lock, so stale locks can be recognised.
 """
 import contextlib
 import glob
 import os
-import pwd
 import socket
 import time
 
@@ -19,7 +18,7 @@ from hpc_pytorch.machine.batch_systems import alive, own_job
 
 
 def start_time(pid):
-    """When a process of this host was started, in the kernel's ticks; None if there is no such process."""
+    """Return when a process of this host was started, in the kernel's ticks; None if there is no such process."""
     try:
         with open('/proc/%d/stat' % pid) as handle:
             return handle.read().rsplit(')', 1)[1].split()[19]
@@ -27,22 +26,22 @@ def start_time(pid):
         return None
 
 
-def note_name(lock_path):
-    """The note that says that this process, in this job if it is in one, holds a lock."""
+def own_note(lock_path):
+    """Return the file that says that this process, in this job if it is in one, holds a lock."""
     pid = os.getpid()
     return '%s.owner=%s=%s=%s=%s' % (lock_path, socket.gethostname(), pid, start_time(pid), own_job() or '')
 
 
 def owners(lock_path):
-    """All notes about a lock: (note, host, pid, start time, job)."""
+    """Yield all notes about a lock: (note, host, pid, start time, job)."""
     for note in glob.glob(glob.escape(lock_path) + '.owner=*=*=*=*'):
         _, host, pid, started, job = note.rsplit('=', 4)
         if pid.isdigit():
             yield note, host, int(pid), started, job
 
 
-def is_dead(note, host, pid, started, job):
-    """Whether an installation has ended without giving its lock back; a job that was started again is its own heir."""
+def is_stale(note, host, pid, started, job):
+    """True if an installation has ended without removing its lock; a requeued job takes over its own lock."""
     if job:
         try:
             age = time.time() - os.path.getmtime(note)
@@ -52,51 +51,44 @@ def is_dead(note, host, pid, started, job):
     return host == socket.gethostname() and start_time(pid) != started
 
 
-def release_dead_lock(lock_path):
+def remove_stale_lock(lock_path):
     """Remove the lock of an installation that is gone; keep one that somebody may still hold."""
-    living, dead = [], []
+    living, stale = [], False
     for note, host, pid, started, job in owners(lock_path):
-        (dead if is_dead(note, host, pid, started, job) else living).append(note)
-    for note in dead:
-        # another process may find the same
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(note)
-    if dead and not living and os.path.isdir(lock_path):
+        if is_stale(note, host, pid, started, job):
+            stale = True
+            # another process may do the same
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(note)
+        else:
+            living.append("process %d%s on %s" % (pid, ' in job ' + job if job else '', host))
+    if not os.path.isdir(lock_path):
+        return
+    if stale and not living:
         remove_dir(lock_path)
-        print_msg("an installation was killed earlier; its lock is removed: %s", lock_path)
-    elif os.path.isdir(lock_path) and build_option('wait_on_lock_limit') == 0:
+        print_msg("removing the stale lock of a killed installation: %s", lock_path)
+    elif build_option('wait_on_lock_limit') == 0:
         raise EasyBuildError("Another installation holds %s (%s). If it no longer runs, remove that directory and try "
-                             "again.", lock_path, '; '.join(map(in_words, living)) or 'owner unknown')
-
-
-def in_words(note):
-    host, pid, _, job = note.rsplit('=', 4)[1:]
-    about = os.stat(note)
-    try:
-        user = pwd.getpwuid(about.st_uid).pw_name
-    except KeyError:
-        user = 'user %d' % about.st_uid
-    return "%s on %s, process %s%s, since %s" % (user, host, pid, ' in job ' + job if job else '',
-                                                 time.strftime('%Y-%m-%d %H:%M', time.localtime(about.st_mtime)))
+                             "again.", lock_path, ', '.join(living) or "owner unknown")
 
 
 def lock_of(easyblock):
-    """Where EasyBuild is going to put the lock of an installation; None if it makes none."""
+    """Return where EasyBuild puts the lock of an installation; None if it makes none."""
     if build_option('ignore_locks') or build_option('extended_dry_run'):
         return None
     return det_lock_path(easyblock.installdir.replace('/', '_'))
 
 
 def take(easyblock):
-    """Before EasyBuild makes the lock of an installation, note that it is this process."""
+    """Record this process as the owner, before EasyBuild takes the lock."""
     lock_path = lock_of(easyblock)
     if lock_path:
-        release_dead_lock(lock_path)
+        remove_stale_lock(lock_path)
         os.makedirs(os.path.dirname(lock_path), exist_ok=True)
-        open(note_name(lock_path), 'w').close()
+        open(own_note(lock_path), 'w').close()
 
 
-def give_back(easyblock):
+def release(easyblock):
     lock_path = lock_of(easyblock)
-    if lock_path and os.path.exists(note_name(lock_path)):
-        os.remove(note_name(lock_path))
+    if lock_path and os.path.exists(own_note(lock_path)):
+        os.remove(own_note(lock_path))

@@ -1,9 +1,7 @@
 """
-What installing something needs: cores, memory, time, GPUs, room on disks. For jobs, and for refusing what cannot end
-well.
+What installing something needs: cores, memory, time, room on disks. For jobs, and for refusing what cannot succeed.
 
-First what is known about the easyblock, then what an earlier build was measured to need (ramgate's profile), then what
-the easyconfig itself says.
+First what is known about the easyblock, then what ramgate measured in an earlier build, then what the easyconfig says.
 """
 import json
 import math
@@ -17,61 +15,59 @@ MB = 2 ** 20
 
 # compiles: for so long that it does not belong on a login node; cores: None is all that a node has; memory: None is
 # a share of the node that goes with the cores; largest: of one compiler, below which no build can succeed;
-# cpu_hours: of all cores together, None if nobody knows; build, install, temporary: room on disks, in
-# multiples of the sources (what is fetched in wheels is unpacked as LockedWheels does it); 0: not looked at
+# cpu_hours: of all cores together, None if unknown; build, install, temporary: room on disks, in multiples of the
+# sources (wheels are unpacked as LockedWheels does it); 0: not checked
 Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours gpus build install temporary')
 
-# PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (ramgate/ramgate/data); later versions
+# NCCL, plugins, libraries
+OTHERS = Needs(compiles=False, cores=8, memory=16 * GIB, largest=0, cpu_hours=8.0, gpus=0, build=10, install=10,
+               temporary=1)
+# PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (ramgate/benchmarks); later versions
 # with GPU code take several times that. A release is 0.3 GB, and about 20 GB are needed to build one.
-NEEDS = {
-    'EB_PyTorchHPC': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
-    'EB_PyTorch': Needs(True, None, None, 2 * GIB, None, 0, 60, 10, 1),
-    'LockedWheels': Needs(False, 4, 8 * GIB, 0, 2.0, 0, 1, 4, 1),
-    # with `ramgate`: flash-attn's kernels take minutes and 3 GB each, and are 40 times as large as their source
-    'LockedWheels, ramgate': Needs(True, None, None, 4 * GIB, 12.0, 0, 60, 60, 1),
-    # it looks for room itself, as it knows whether the image is copied at all
-    'SingularityContainer': Needs(False, 2, 4 * GIB, 0, 1.0, 0, 0, 0, 0),
-}
-# everything else: NCCL, plugins, libraries
-OTHERS = Needs(False, 8, 16 * GIB, 0, 8.0, 0, 10, 10, 1)
+PYTORCH = OTHERS._replace(compiles=True, cores=None, memory=None, largest=2 * GIB, cpu_hours=None, build=60)
+WHEELS = OTHERS._replace(cores=4, memory=8 * GIB, cpu_hours=2.0, build=1, install=4)
+# flash-attn's kernels take minutes and 3 GB each, and are 40 times as large as their source
+KERNELS = PYTORCH._replace(largest=4 * GIB, cpu_hours=12.0, install=60)
+# it checks the room itself, as it knows whether the image is copied at all
+CONTAINER = OTHERS._replace(cores=2, memory=4 * GIB, cpu_hours=1.0, build=0, install=0, temporary=0)
+NEEDS = {'EB_PyTorchHPC': PYTORCH, 'EB_PyTorch': PYTORCH, 'LockedWheels': WHEELS, 'SingularityContainer': CONTAINER}
 
 # no installation is so small that it needs less room
-LEAST_ROOM = 100 * 2 ** 20
-# no job asks for less time; what is measured may take so many times as long on another day
+LEAST_ROOM = 100 * MB
+# no job asks for less time; what was measured may take so many times as long on another day
 LEAST_HOURS, CAUTION = 0.5, 2.0
 # what configuring, linking Python packages and EasyBuild itself take beside the compilers
 BESIDE = 2 * GIB
 
 
 def needs_of(ec):
-    from ramgate.limits import size
-    watched = ', ramgate' if 'ramgate' in ec and ec['ramgate'] else ''
-    needs = NEEDS.get((ec['easyblock'] or 'EB_%s' % ec['name']) + watched, OTHERS)
+    needs = NEEDS.get(ec['easyblock'] or 'EB_%s' % ec['name'], OTHERS)
+    if needs is WHEELS and ec['ramgate']:
+        needs = KERNELS
+    most = ec['max_parallel']
     profile = read_profile(profile_path(ec))
     if profile:
-        needs = measured(needs, profile, needs.cores or ec['max_parallel'])
-    if ec['max_parallel']:
-        needs = needs._replace(cores=min(ec['max_parallel'], needs.cores or ec['max_parallel']))
-    if 'max_memory' in ec and ec['max_memory']:
-        needs = needs._replace(memory=size(ec['max_memory']) + BESIDE)
+        needs = measured(needs, profile, needs.cores or most)
+    if most:
+        needs = needs._replace(cores=min(most, needs.cores or most))
     return needs
 
 
 def profile_path(ec):
-    """Where ramgate's profile of this software is kept: it outlives build directories and prefixes."""
+    """Return where ramgate's profile of this software is kept: it outlives build directories and prefixes."""
     name = '%s-%s%s-ramgate.json' % (ec['name'], ec['version'], ec['versionsuffix'])
     return os.path.join(source_paths()[0], ec['name'][0].lower(), ec['name'], name)
 
 
 def profile_to_keep(ec):
-    """The same where a build can write it, or None."""
+    """Return the same where a build can write it, else None."""
     path = profile_path(ec)
-    directory = os.path.dirname(path)
-    return path if os.access(path if os.path.exists(path) else directory, os.W_OK) else None
+    place = path if os.path.exists(path) else os.path.dirname(path)
+    return path if os.access(place, os.W_OK) else None
 
 
 def read_profile(path):
-    """(seconds, peak in bytes) of each file of an earlier build, or an empty list."""
+    """Return (seconds, peak in bytes) of each file of an earlier build; an empty list if there is no good profile."""
     try:
         with open(path) as handle:
             # int: takes no Infinity
@@ -82,21 +78,23 @@ def read_profile(path):
 
 
 def measured(needs, profile, cores):
-    """The needs of a build that was measured; with how many cores it is going to run may not be known yet."""
+    """Return the needs of a build that was measured; on how many cores it is going to run may be unknown (None)."""
     peaks = sorted((peak for _, peak in profile), reverse=True)
     hours = sum(seconds for seconds, _ in profile) / 3600
-    together = sum(peaks[:cores]) if cores else None
-    return needs._replace(memory=int(together) + BESIDE if together else None, largest=int(peaks[0]), cpu_hours=hours)
+    memory = int(sum(peaks[:cores])) + BESIDE if cores else None
+    return needs._replace(memory=memory, largest=int(peaks[0]), cpu_hours=hours)
 
 
 def fitted(needs, node):
-    """The needs on a node with so many cores and so much memory (None where nobody knows): (cores, memory, minutes)."""
-    cores = min(needs.cores or node['cores'] or 1, node['cores'] or needs.cores or 1)
+    """Fit the needs to a node whose cores and memory may be unknown (None): (cores, memory, minutes)."""
+    cores = needs.cores or node['cores'] or 1
+    cores = min(cores, node['cores'] or cores)
     memory = needs.memory
-    if memory is None and node['memory']:
-        memory = node['memory'] * cores // (node['cores'] or cores)
-    if memory and node['memory']:
+    if node['memory']:
+        share = node['memory'] * cores // (node['cores'] or cores)
         # ramgate keeps the build within the memory
-        memory = min(memory, node['memory'])
-    minutes = needs.cpu_hours and int(math.ceil(60 * max(LEAST_HOURS, CAUTION * needs.cpu_hours / cores)))
-    return cores, memory, minutes
+        memory = share if memory is None else min(memory, node['memory'])
+    if needs.cpu_hours is None:
+        return cores, memory, None
+    hours = max(LEAST_HOURS, CAUTION * needs.cpu_hours / cores)
+    return cores, memory, int(math.ceil(60 * hours))

@@ -1,18 +1,46 @@
-"""A software bill of materials: the Python packages of an installation as an SPDX 2.3 document."""
+"""The SBOM of an installation: its Python packages as an SPDX 2.3 document."""
 import datetime
 import email.parser
 import glob
 import os
 import uuid
 
-from hpc_pytorch.packages.lock_files import normal_name, sha256_of
+from hpc_pytorch.packages.lock_files import normal_name, read_lock, sha256_of
 from hpc_pytorch.packages.wheel_tags import name_and_version
 
-NOBODY_KNOWS = 'NOASSERTION'
+UNKNOWN = {'downloadLocation': 'NOASSERTION', 'filesAnalyzed': False, 'copyrightText': 'NOASSERTION',
+           'licenseConcluded': 'NOASSERTION', 'licenseDeclared': 'NOASSERTION'}
+
+
+def of_installation(easyblock, locks):
+    """Return the document; None where no Python packages are installed."""
+    top, ec = easyblock.installdir, easyblock.cfg
+    places = glob.glob(os.path.join(glob.escape(top), 'lib', 'python3.*', 'site-packages'))
+    if not places:
+        return None
+    # the store of wheels may have files of other installations
+    allowed = set()
+    for path in locks:
+        for entry in read_lock(path):
+            allowed.update(entry.hashes)
+    digests = {}
+    for path, digest in archives(getattr(easyblock, 'wheels', None)):
+        if digest in allowed:
+            digests.setdefault(name_and_version(path), digest)
+    for path, digest in archives(os.path.join(top, 'wheels')):
+        digests[name_and_version(path)] = digest
+    return document(ec['name'], ec['version'] + ec['versionsuffix'], places[0], digests)
+
+
+def archives(directory):
+    """Yield the wheels and archives in a directory, with their SHA256."""
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory or ''), '*'))) if directory else ():
+        if path.endswith(('.whl', '.tar.gz', '.zip')):
+            yield path, sha256_of(path)
 
 
 def installed_packages(site_packages):
-    """The metadata of every package, by name."""
+    """Return the metadata of every package: {name: metadata}."""
     packages = {}
     for path in glob.glob(os.path.join(glob.escape(site_packages), '*.dist-info', 'METADATA')):
         with open(path, encoding='utf-8', errors='replace') as handle:
@@ -22,50 +50,41 @@ def installed_packages(site_packages):
     return packages
 
 
-def archives(directories, allowed=None):
-    """(name, version) -> SHA256 of the files that packages were installed from; of those allowed only, if any."""
-    found = {}
-    for path in [path for directory in directories for path in sorted(glob.glob(os.path.join(directory, '*.*')))]:
-        if path.endswith(('.whl', '.tar.gz', '.zip')):
-            digest = sha256_of(path)
-            if allowed is None or digest in allowed:
-                found.setdefault(name_and_version(path), digest)
-    return found
-
-
 def package(name, metadata, digest):
-    version = metadata['Version']
-    entry = {
-        'SPDXID': 'SPDXRef-Package-%s' % name.replace('_', '-'), 'name': metadata['Name'], 'versionInfo': version,
-        'downloadLocation': NOBODY_KNOWS, 'filesAnalyzed': False, 'copyrightText': NOBODY_KNOWS,
-        'licenseConcluded': NOBODY_KNOWS, 'licenseDeclared': metadata['License-Expression'] or NOBODY_KNOWS,
-        'externalRefs': [{'referenceCategory': 'PACKAGE-MANAGER', 'referenceType': 'purl',
-                          'referenceLocator': 'pkg:pypi/%s@%s' % (name, version.replace('+', '%2B'))}],
-    }
-    if metadata['License'] and not metadata['License-Expression']:
+    version, licence = metadata['Version'], metadata['License-Expression']
+    purl = 'pkg:pypi/%s@%s' % (name, version.replace('+', '%2B'))
+    entry = dict(UNKNOWN, SPDXID='SPDXRef-Package-%s' % name.replace('_', '-'), name=metadata['Name'],
+                 versionInfo=version)
+    entry['externalRefs'] = [{'referenceCategory': 'PACKAGE-MANAGER', 'referenceType': 'purl',
+                              'referenceLocator': purl}]
+    if licence:
+        entry['licenseDeclared'] = licence
+    elif metadata['License']:
         entry['licenseComments'] = metadata['License'].split('\n')[0]
     if digest:
         entry['checksums'] = [{'algorithm': 'SHA256', 'checksumValue': digest}]
     return entry
 
 
+def relation(one, kind, other):
+    return {'spdxElementId': one, 'relationshipType': kind, 'relatedSpdxElement': other}
+
+
 def document(name, version, site_packages, digests):
-    module = {
-        'SPDXID': 'SPDXRef-Module', 'name': name, 'versionInfo': version, 'downloadLocation': NOBODY_KNOWS,
-        'filesAnalyzed': False, 'copyrightText': NOBODY_KNOWS, 'licenseConcluded': NOBODY_KNOWS,
-        'licenseDeclared': NOBODY_KNOWS,
-    }
-    packages = [package(key, metadata, digests.get((key, metadata['Version'])))
-                for key, metadata in sorted(installed_packages(site_packages).items())]
-    relations = [('SPDXRef-DOCUMENT', 'DESCRIBES', 'SPDXRef-Module')]
-    relations += [('SPDXRef-Module', 'CONTAINS', entry['SPDXID']) for entry in packages]
+    """Return the document; `digests` has the SHA256 of what packages were installed from, by name and version."""
+    module = dict(UNKNOWN, SPDXID='SPDXRef-Module', name=name, versionInfo=version)
+    packages, relations = [module], [relation('SPDXRef-DOCUMENT', 'DESCRIBES', 'SPDXRef-Module')]
+    for key, metadata in sorted(installed_packages(site_packages).items()):
+        packages.append(package(key, metadata, digests.get((key, metadata['Version']))))
+        relations.append(relation('SPDXRef-Module', 'CONTAINS', packages[-1]['SPDXID']))
     return {
-        'spdxVersion': 'SPDX-2.3', 'dataLicense': 'CC0-1.0', 'SPDXID': 'SPDXRef-DOCUMENT',
+        'spdxVersion': 'SPDX-2.3',
+        'dataLicense': 'CC0-1.0',
+        'SPDXID': 'SPDXRef-DOCUMENT',
         'name': '%s-%s' % (name, version),
         'documentNamespace': 'https://spdx.org/spdxdocs/%s-%s-%s' % (name, version.replace('+', '-'), uuid.uuid4()),
         'creationInfo': {'created': datetime.datetime.utcnow().strftime('%Y-%m-%dT%H:%M:%SZ'),
                          'creators': ['Tool: hpc-pytorch']},
-        'packages': [module] + packages,
-        'relationships': [{'spdxElementId': one, 'relationshipType': kind, 'relatedSpdxElement': other}
-                          for one, kind, other in relations],
+        'packages': packages,
+        'relationships': relations,
     }

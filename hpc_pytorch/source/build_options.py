@@ -90,14 +90,17 @@ def unknown_architectures(asked, listing):
 
 
 def common_options(version):
-    """The options of every build of this version."""
-    return ['%s=%s' % (name, value) for name, value, since, before in OPTIONS if within(version, since, before)]
+    """The options of every build of this version, as a dictionary."""
+    return {name: value for name, value, since, before in OPTIONS if within(version, since, before)}
 
 
 def architecture_flags(architecture, compiler, version):
     """What the table says for one architecture and compiler, as a dictionary."""
-    return {variable: value for machine, name, since, before, variable, value in ARCHITECTURE_FLAGS
-            if (machine, name) == (architecture, compiler) and within(version, since, before)}
+    flags = {}
+    for machine, name, since, before, variable, value in ARCHITECTURE_FLAGS:
+        if (machine, name) == (architecture, compiler) and within(version, since, before):
+            flags[variable] = value
+    return flags
 
 
 def compiler_family(banner):
@@ -108,13 +111,13 @@ def compiler_family(banner):
 
 
 def dependency_options(root_of):
-    """The options that tell where dependencies are; `root_of` gives a software's prefix, or None."""
-    options = []
+    """The options that tell where dependencies are; `root_of` returns a software's prefix, or None."""
+    options = {}
     for name, software, directories in DEPENDENCY_OPTIONS:
         root = root_of(software)
         if root:
             places = [os.path.join(root, directory).rstrip(os.sep) for directory in directories]
-            options.append('%s=%s' % (name, next(filter(os.path.isdir, places), places[0])))
+            options[name] = next(filter(os.path.isdir, places), places[0])
     return options
 
 

@@ -1,18 +1,25 @@
 """
-A build of PyTorch by upstream's easyblock: CMake's decisions are compared before anything is compiled. A site's rule
-(``contract = yes``) puts this in front of upstream's command:
+A build of PyTorch by upstream's easyblock: CMake's decisions are compared before anything is compiled. A site's hook
+(see hooks/site-example.py) calls ``compare_with_cmake``, which puts this program in front of upstream's command:
 
     compared.py [NAME=VALUE ...] PYTHON -m pip install ...
 
 Standard library only, Python 3.6.
 """
 import os
+import shlex
 import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 from hpc_pytorch import UsersProblem  # noqa: E402
 from hpc_pytorch.source import build_options, contract  # noqa: E402
+
+
+def compare_with_cmake(ec):
+    """Stop the build of this easyconfig when CMake leaves out what was asked for; for parse_hook."""
+    program = [sys.executable, '-I', os.path.realpath(__file__)]
+    ec['preinstallopts'] += ' '.join(map(shlex.quote, program)) + ' '
 
 
 def configure(command, environment):

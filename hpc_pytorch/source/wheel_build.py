@@ -1,262 +1,34 @@
-"""
-PyTorch's own build: what it is asked for, CMake's answer, the wheel, and what makes the wheel what it is.
-
-Python 3.6; runs inside EasyBuild.
-"""
+"""The base of EB_PyTorchHPC: a wheel of PyTorch, built when CMake's decisions are what was asked for."""
 import glob
+import io
 import json
 import os
 import re
 import sys
+from contextlib import redirect_stderr
 
+import easybuild.tools.environment as env
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import IGNORE
-from easybuild.tools.filetools import read_file, which
+from easybuild.tools.filetools import read_file, which, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import collection_path
 from hpc_pytorch.packages import known_errors
+from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.packages.locked_environment import LockedEnvironment
+from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.source import build_options, contract, git_sources, gpu_aware_mpi
 
-# Runs a module of the collection without putting the collection on the $PYTHONPATH of what it starts.
-RUN_MODULE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
-              "runpy.run_module('ramgate', run_name='__main__', alter_sys=True)")
-
-
-class WheelBuild:
-    """The build of an easyblock's wheel, for the Python and the system of its locked packages."""
-
-    def __init__(self, packages):
-        self.packages = packages
-        self.easyblock = packages.easyblock
-        self.cfg = packages.cfg
-        # all of it, and what the easyconfig, the tables or the user named
-        self.asked, self.named = {}, {}
-        self.output = ''
-        # of a source from git
-        self.commit = None
-
-    @property
-    def tree(self):
-        """The source tree, which EasyBuild knows once it is unpacked."""
-        return self.easyblock.start_dir or self.easyblock.builddir
-
-    def compilers(self):
-        """The system's compilers, as the variables that builds know."""
-        compilers = self.packages.system.compilers
-        names = {'CC': compilers['c'], 'CXX': compilers['cxx'], 'FC': compilers['fortran']}
-        return {variable: command for variable, command in names.items() if command}
-
-    def own_options(self):
-        """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
-        asked = build_options.as_dict(build_options.common_options(self.cfg.version))
-        local = 'git' + self.commit[:7] if self.commit else self.packages.system.name
-        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.cfg.version, local), PYTORCH_BUILD_NUMBER='1')
-        asked.update(self.compilers())
-        asked.update(self.flags_of_architecture())
-        if contract.plain(build_options.as_dict(self.cfg['custom_opts']).get('USE_DISTRIBUTED', '1')) == 'OFF':
-            # nobody asks for it then but the table
-            asked['USE_GLOO'] = '0'
-        for option in self.cfg['custom_opts']:
-            name, equals, value = option.partition('=')
-            if not equals:
-                raise EasyBuildError("expected NAME=VALUE in custom_opts, found %r", option)
-            # flags are added to those that the architecture needs; everything else is the easyconfig's
-            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
-        return ['%s=%s' % item for item in asked.items()]
-
-    def first_line(self, compiler):
-        """How a compiler introduces itself."""
-        return run_shell_cmd([compiler, '--version'], fail_on_error=False, hidden=True, use_bash=False,
-                             output_file=False).output.split('\n')[0]
-
-    def flags_of_architecture(self):
-        """What this architecture needs with the system's compiler; a dry run asks no compiler."""
-        family = 'gcc' if self.easyblock.dry_run else build_options.compiler_family(
-            self.first_line(self.compilers().get('CXX', 'g++')))
-        return build_options.architecture_flags(os.uname().machine, family, self.cfg.version)
-
-    def roots(self, own):
-        """
-        What upstream's easyblock knows of modules alone, where no module has it: the BLAS that was asked for, which the
-        build finds by itself, and the toolkit of the nvcc that is on the path, if GPUs were named. Variables for it.
-        """
-        found = {}
-        if 'BLAS' in build_options.as_dict(own) and not any(map(get_software_root, build_options.BLAS_SOFTWARE)):
-            found['EBROOTFLEXIBLAS'] = os.sep
-        if self.packages.cuda_architectures() and not get_software_root('CUDA'):
-            # a dry run loads no modules, one of which may have it
-            found['EBROOTCUDA'] = os.sep if self.easyblock.dry_run else os.path.dirname(os.path.dirname(self.nvcc()))
-        return found
-
-    def ask(self, own):
-        """
-        What the build is asked for, by name and by upstream, which leaves its options in front of the build command
-        only; some of their values are shell variables.
-        """
-        self.named = build_options.as_dict(own)
-        asked = dict(build_options.as_dict(self.cfg['prebuildopts'].split()), **self.named)
-        asked = {name: os.path.expandvars(value) for name, value in asked.items()}
-        if asked.get('USE_CUDA') == '1':
-            asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.packages.cuda_architectures())
-        self.asked = asked
-
-    def identity(self):
-        """
-        Everything that makes the wheel what it is, known before anything is unpacked; None where a source or patch has
-        no checksum, as nothing can be said about it then.
-        """
-        sums = self.cfg['checksums']
-        if len(sums) < len(self.cfg['sources']) + len(self.cfg['patches']) or not all(sums):
-            return None
-        for command in self.compilers().values():
-            if which(command, log_ok=False, on_error=IGNORE) is None:
-                raise EasyBuildError("%s, which %s compiles with, was not found: add the module that has it to the "
-                                     "dependencies", command, self.packages.system.system['title'])
-        versions = {variable: self.first_line(command) for variable, command in self.compilers().items()}
-        python = self.packages.python
-        # of a module without a version, the one that is loaded: PrgEnv-gnu means another one after a maintenance
-        loaded = {name.split('/')[0]: name for name in self.easyblock.modules_tool.loaded_modules()}
-        return {'name': self.cfg.name, 'version': self.cfg.version, 'checksums': sums,
-                'options': sorted(self.own_options()), 'compilers': versions,
-                'modules': [loaded.get(dep['full_mod_name'], dep['full_mod_name']) for dep in self.cfg.dependencies()],
-                'python': [python.implementation, python.version, python.machine],
-                'build_type': self.cfg['build_type'] or 'Release',
-                'cuda_architectures': self.packages.cuda_architectures(),
-                'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
-                'build_packages': sorted(entry.text for entry in self.packages.locked('build_lock_files'))}
-
-    def check_needs(self):
-        """Refuse, before anything is fetched, what is too old to build this version."""
-        modules = [dep['full_mod_name'].lower().split('/') for dep in self.cfg.dependencies()]
-        found = {'CMake': module[1] for module in modules if module[0] == 'cmake' and len(module) > 1}
-        found['Python'] = self.packages.python.version
-        banner = self.first_line(self.compilers().get('CXX', 'g++'))
-        gcc = re.search(r'\) (\d+\.[\d.]*\d)', banner)
-        if gcc and build_options.compiler_family(banner) == 'gcc':
-            found['GCC'] = gcc.group(1)
-        lacking = build_options.lacking(self.cfg.version, found)
-        if lacking:
-            raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.cfg.version,
-                                 ' and '.join(lacking))
-        if self.packages.cuda_architectures():
-            self.check_nvcc(self.nvcc())
-
-    def nvcc(self):
-        """The compiler for the GPUs that were named: a module's, or the one on the path."""
-        found = which('nvcc', log_ok=False, on_error=IGNORE)
-        if not found:
-            raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
-                                 "toolkit on $PATH", ', '.join(self.packages.cuda_architectures()))
-        return found
-
-    def check_nvcc(self, nvcc):
-        """Refuse GPUs that it does not know."""
-        listing = run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
-                                output_file=False).output
-        unknown = build_options.unknown_architectures(self.packages.cuda_architectures(), listing)
-        if unknown:
-            raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
-                                 ' '.join(listing.split()))
-
-    def route(self):
-        """How this version is built."""
-        found = build_options.route(self.cfg.version)
-        if found is None:
-            raise EasyBuildError("PyTorch %s is too old for this easyblock; the oldest that it builds: %s",
-                                 self.cfg.version, build_options.ROUTES[-1].since)
-        return found
-
-    def check_tree(self, options):
-        """Refuse a tree that cannot be built, or that does not know an option, before anything is built."""
-        missing = build_options.missing_submodules(self.tree)
-        # the same exception that PyTorch's own check makes
-        if missing and contract.plain(build_options.as_dict(options).get('USE_SYSTEM_LIBS', '')) != 'ON':
-            raise EasyBuildError("The source tree has no files for %d submodule(s): %s. Use the release tarball, which "
-                                 "has all of them, or type in the tree: git submodule update --init --recursive "
-                                 "--depth 1 --jobs 8", len(missing), ', '.join(missing))
-        problems = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
-        if problems:
-            raise EasyBuildError("custom_opts has options that %s %s does not know: %s",
-                                 self.cfg.name, self.cfg.version, '; '.join(problems))
-
-    def check_pins(self):
-        """Refuse a tree whose build would clone another repository."""
-        missing = [name for name, _, _, needed in git_sources.unfetched(self.tree) if needed(self.asked)]
-        if missing:
-            raise EasyBuildError("The build would clone %s. Use git_source, which fetches it, or the release tarball%s",
-                                 ', '.join(missing), ", or add NCCL to the dependencies"
-                                 if 'third_party/nccl' in missing else '')
-
-    def make_gpu_aware(self):
-        """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
-        try:
-            gpu_aware_mpi.apply(self.tree)
-        except UsersProblem as problem:
-            raise EasyBuildError("gpu_aware_mpi: PyTorch %s has a new %s, so nothing was changed: %s. Set "
-                                 "gpu_aware_mpi = False to build without, or add the new place to "
-                                 "hpc_pytorch/source/gpu_aware_mpi.py.",
-                                 self.cfg.version, gpu_aware_mpi.BACKEND, problem)
-
-    def configure(self, profile, said_before=None):
-        """Have CMake configure, with ramgate in front of it, as what CMake writes is what is built."""
-        command = self.route().configure
-        if not command:
-            return
-        self.output = said_before or self.run(command, "configuring PyTorch with CMake", profile)
-        if not self.easyblock.dry_run:
-            self.check_contract()
-
-    def build(self, profile):
-        """Build the wheel; returns its path, None in a dry run."""
-        self.output += self.run(self.route().build, "building PyTorch", profile)
-        if self.easyblock.dry_run:
-            return None
-        say_what_was_watched(self.report_directory(), self.easyblock.log)
-        if not self.route().configure:
-            self.check_contract()
-        wheels = glob.glob(os.path.join(self.tree, 'dist', self.cfg['wheel_pattern']))
-        if len(wheels) != 1:
-            raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
-        return wheels[0]
-
-    def run(self, words, doing, profile):
-        """Run one command of the build; explain its failure."""
-        python = self.packages.python.path if self.packages.python else 'python3'
-        result = run_shell_cmd(self.ramgate(profile) + [python] + list(words), work_dir=self.tree,
-                               fail_on_error=False, use_bash=False)
-        if result.exit_code:
-            raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,
-                                 known_errors.excerpt(result.output), known_errors.explain(result.output))
-        return result.output
-
-    def check_contract(self):
-        """Stop when CMake decided otherwise than was asked for."""
-        try:
-            silent = contract.check(self.tree, self.output, self.asked, self.named)
-        except UsersProblem as problem:
-            raise EasyBuildError("%s", problem)
-        for name in silent:
-            self.easyblock.log.info("CMake does not say what it decided about %s", name)
-        print_msg("CMake's decisions are what was asked for", log=self.easyblock.log)
-
-    def ramgate(self, profile):
-        """The command in front of the build that keeps it within the memory."""
-        if not os.path.isfile(os.path.join(collection_path('ramgate'), 'ramgate', '__main__.py')):
-            self.easyblock.log.warning("ramgate is not in this collection: nothing watches the memory")
-            return []
-        limit = ['--memory', self.cfg['max_memory']] if self.cfg['max_memory'] else []
-        return ramgate(self.cfg, self.report_directory(), profile) + limit + ['--']
-
-    def report_directory(self):
-        """Where ramgate writes what every compilation needed."""
-        return os.path.join(self.easyblock.builddir, 'ramgate')
+# Runs ramgate without putting the collection on the $PYTHONPATH of what it starts.
+RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+               "runpy.run_module('ramgate', run_name='__main__', alter_sys=True)")
 
 
 def ramgate(cfg, report, profile):
     """The command that runs a build within the memory, up to its own options."""
-    command = [sys.executable, '-I', '-c', RUN_MODULE, collection_path('ramgate'), 'run',
+    command = [sys.executable, '-I', '-c', RUN_RAMGATE, collection_path('ramgate'), 'run',
                '--jobs', str(cfg.parallel), '--report', report]
     if profile:
         command += ['--profile', profile]
@@ -268,10 +40,275 @@ def ramgate(cfg, report, profile):
 
 
 def say_what_was_watched(report, log):
-    """How much memory building took; a build that went past ramgate shows here."""
+    """Print how much memory the build took: a build that ramgate did not see shows here, too."""
     path = os.path.join(report, 'report.json')
     if os.path.exists(path):
-        jobs = json.loads(read_file(path))['jobs']
-        print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs),
-                  sum(bool(job['retries']) for job in jobs), max([0] + [job['peak_mb'] for job in jobs]) / 1024,
-                  log=log)
+        compilations = json.loads(read_file(path))['compilations']
+        again = [compilation for compilation in compilations if compilation['retries']]
+        largest = max([0] + [compilation['peak_mb'] for compilation in compilations])
+        print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
+                  len(compilations), len(again), largest / 1024, log=log)
+
+
+def find_program(name):
+    return which(name, log_ok=False, on_error=IGNORE)
+
+
+class WheelBuild(LockedEnvironment):
+    """Support for building PyTorch's wheel within the memory; `super()` is upstream's EB_PyTorch in the end."""
+    # so nothing else has to watch it
+    runs_ramgate = True
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # $PYTHONPATH is the environment's business
+        self.require_python = False
+        # options of the build: all of them, and what the easyconfig, the tables or the user named
+        self.asked, self.named = {}, {}
+        self.cmake_output = ''
+        self.wheel = None
+
+    @property
+    def tree(self):
+        """The source tree, which EasyBuild knows once it is unpacked."""
+        return self.start_dir or self.builddir
+
+    @property
+    def custom_opts(self):
+        return build_options.as_dict(self.cfg['custom_opts'])
+
+    @property
+    def route(self):
+        """How this version is built."""
+        found = build_options.route(self.version)
+        if found is None:
+            raise EasyBuildError("PyTorch %s is too old for this easyblock; the oldest that it builds: %s",
+                                 self.version, build_options.ROUTES[-1].since)
+        return found
+
+    def compilers(self):
+        """The system's compilers, as the variables that builds know."""
+        names = self.system.compilers
+        commands = {'CC': names['c'], 'CXX': names['cxx'], 'FC': names['fortran']}
+        return {variable: command for variable, command in commands.items() if command}
+
+    # --- before anything is fetched ---------------------------------------------------------------------------------
+
+    def check_before_fetching(self):
+        """Refuse what is too old to build this version, and an nvcc that does not know the GPUs."""
+        super().check_before_fetching()
+        modules = [dep['full_mod_name'].lower().partition('/') for dep in self.cfg.dependencies()]
+        found = {'CMake': version for name, _, version in modules if name == 'cmake' and version}
+        found['Python'] = self.python.version
+        banner = self.first_line(self.compilers().get('CXX', 'g++'))
+        gcc = re.search(r'\) (\d+\.[\d.]*\d)', banner)
+        if gcc and build_options.compiler_family(banner) == 'gcc':
+            found['GCC'] = gcc.group(1)
+        lacking = build_options.lacking(self.version, found)
+        if lacking:
+            raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.version,
+                                 ' and '.join(lacking))
+        if self.cuda_architectures():
+            self.check_nvcc()
+
+    @staticmethod
+    def first_line(compiler):
+        """How a compiler introduces itself."""
+        return run_shell_cmd([compiler, '--version'], fail_on_error=False, hidden=True, use_bash=False,
+                             output_file=False).output.split('\n')[0]
+
+    def nvcc(self):
+        """The compiler for the GPUs that were named: a module's, or the one on the path."""
+        found = find_program('nvcc')
+        if not found:
+            raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
+                                 "toolkit on $PATH", ', '.join(self.cuda_architectures()))
+        return found
+
+    def check_nvcc(self):
+        nvcc = self.nvcc()
+        listing = run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
+                                output_file=False).output
+        unknown = build_options.unknown_architectures(self.cuda_architectures(), listing)
+        if unknown:
+            raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
+                                 ' '.join(listing.split()))
+
+    # --- configuring ------------------------------------------------------------------------------------------------
+
+    def prepare_step(self, *args, **kwargs):
+        """Use the system's compilers under their own names: EasyBuild's RPATH wrappers would hide them."""
+        self.toolchain.options['rpath'] = False
+        super().prepare_step(*args, **kwargs)
+        for variable, command in self.compilers().items():
+            env.setvar(variable, command)
+
+    def prepare_python(self):
+        """A dry run cannot ask which Python there is."""
+        if self.dry_run:
+            self.python_cmd = 'python3'
+        else:
+            super().prepare_python()
+
+    def own_options(self):
+        """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
+        asked = build_options.common_options(self.version)
+        commits = list(filter(None, map(git_sources.commit_of, self.cfg['sources'])))
+        local = 'git' + commits[0][:7] if commits else self.system.name
+        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, local), PYTORCH_BUILD_NUMBER='1')
+        asked.update(self.compilers())
+        # a dry run asks no compiler
+        banner = 'gcc' if self.dry_run else self.first_line(self.compilers().get('CXX', 'g++'))
+        asked.update(build_options.architecture_flags(os.uname().machine, build_options.compiler_family(banner),
+                                                      self.version))
+        if contract.plain(self.custom_opts.get('USE_DISTRIBUTED', '1')) == 'OFF':
+            # only the table asks for it then
+            asked['USE_GLOO'] = '0'
+        for option in self.cfg['custom_opts']:
+            name, equals, value = option.partition('=')
+            if not equals:
+                raise EasyBuildError("expected NAME=VALUE in custom_opts, found %r", option)
+            # flags are added to those that the architecture needs; everything else is the easyconfig's
+            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
+        return asked
+
+    def configure_step(self):
+        """Tell the build what is asked for, run CMake, and compare what it decided."""
+        own = self.own_options()
+        if not self.dry_run:
+            self.check_tree(own)
+            if self.cfg['gpu_aware_mpi']:
+                self.make_gpu_aware()
+        for name, value in build_options.dependency_options(get_software_root).items():
+            own.setdefault(name, value)
+        self.ask_upstream(own)
+        for name, value in sorted(self.asked.items()):
+            env.setvar(name, value)
+        if not self.dry_run:
+            with as_easybuild_error():
+                git_sources.check_pins(self.tree, self.asked)
+        self.install_build_tools()
+        self.run_cmake()
+
+    def check_tree(self, options):
+        """Refuse a tree that cannot be built, or that does not know an option."""
+        missing = build_options.missing_submodules(self.tree)
+        # the same exception that PyTorch's own check makes
+        if missing and contract.plain(options.get('USE_SYSTEM_LIBS', '')) != 'ON':
+            raise EasyBuildError("The source tree has no files for %d submodule(s): %s. Use the release tarball, which "
+                                 "has all of them, or type in the tree: git submodule update --init --recursive "
+                                 "--depth 1 --jobs 8", len(missing), ', '.join(missing))
+        problems = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
+        if problems:
+            raise EasyBuildError("custom_opts has options that %s %s does not know: %s",
+                                 self.name, self.version, '; '.join(problems))
+
+    def make_gpu_aware(self):
+        """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
+        with as_easybuild_error("gpu_aware_mpi: PyTorch %s has a new %s. Set gpu_aware_mpi = False to build without, "
+                                "or add the new place to hpc_pytorch/source/gpu_aware_mpi.py: "
+                                % (self.version, gpu_aware_mpi.BACKEND)):
+            gpu_aware_mpi.apply(self.tree)
+
+    def roots(self, own):
+        """
+        Variables for what upstream's easyblock only knows of modules, where no module has it: the BLAS that was asked
+        for, which the build finds by itself, and the toolkit of the nvcc on the path, if GPUs were named.
+        """
+        found = {}
+        if 'BLAS' in own and not any(map(get_software_root, build_options.BLAS_SOFTWARE)):
+            found['EBROOTFLEXIBLAS'] = os.sep
+        if self.cuda_architectures() and not get_software_root('CUDA'):
+            # a dry run loads no modules, one of which may have it
+            found['EBROOTCUDA'] = os.sep if self.dry_run else os.path.dirname(os.path.dirname(self.nvcc()))
+        return found
+
+    def ask_upstream(self, own):
+        """Let upstream's easyblock add what the dependencies mean; it leaves all in front of the build command only."""
+        self.named = own
+        given, self.cfg['custom_opts'] = self.cfg['custom_opts'], ['%s=%s' % option for option in own.items()]
+        roots = self.roots(own)
+        for name, root in roots.items():
+            env.setvar(name, root)
+        # it warns, with a traceback, that PyTorch's own tests lack a package
+        with redirect_stderr(io.StringIO()) as warnings:
+            try:
+                super().configure_step()
+            finally:
+                self.cfg['custom_opts'] = given
+                self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
+                env.unset_env_vars(list(roots), verbose=False)
+        asked = dict(build_options.as_dict(self.cfg['prebuildopts'].split()), **own)
+        self.asked = {name: os.path.expandvars(value) for name, value in asked.items()}
+        if self.asked.get('USE_CUDA') == '1':
+            self.asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
+
+    def install_build_tools(self):
+        """Put what building needs in a directory of its own, in front of what the system's Python has."""
+        tools = os.path.join(self.builddir, 'tools')
+        if not self.dry_run and not os.path.isdir(tools):
+            Pip(self.python).install(self.locked('build_lock_files'), self.wheels, '--only-binary', ':all:',
+                                     '--target', tools, '--no-compile')
+        env.setvar('PYTHONPATH', tools)
+        # the easyconfig's CMake is the one to use; without one, the machine's own may be too old
+        paths = [os.path.join(tools, 'bin'), os.environ['PATH']]
+        if any(dep['full_mod_name'].lower().startswith('cmake') for dep in self.cfg.dependencies()):
+            paths.reverse()
+        env.setvar('PATH', os.pathsep.join(paths))
+        # NNPACK's code generator sees no $PYTHONPATH; CMake would download what it needs. PyTorch's setup.py hands on
+        # what begins with CMAKE_, and CMake reads this file before everything else
+        include = os.path.join(self.builddir, 'sources.cmake')
+        write_file(include, 'set(PYTHON_SIX_SOURCE_DIR "%s")\n' % tools)
+        env.setvar('CMAKE_PROJECT_INCLUDE_BEFORE', include)
+
+    def run_cmake(self):
+        """Have CMake configure, with ramgate in front of it, as what CMake writes is what is built."""
+        if self.route.configure:
+            self.cmake_output = self.cmake_output or self.run_python(self.route.configure, "configuring PyTorch")
+            self.check_contract()
+
+    def check_contract(self):
+        """Stop when CMake decided otherwise than was asked for."""
+        if self.dry_run:
+            return
+        with as_easybuild_error():
+            silent = contract.check(self.tree, self.cmake_output, self.asked, self.named)
+        self.log.info("CMake does not say what it decided about: %s", ', '.join(silent) or 'nothing')
+        print_msg("CMake's decisions are what was asked for", log=self.log)
+
+    # --- building ---------------------------------------------------------------------------------------------------
+
+    def build_step(self):
+        """Build the wheel; upstream would build inside the installation."""
+        output = self.run_python(self.route.build, "building PyTorch")
+        if self.dry_run:
+            return
+        say_what_was_watched(self.report_directory, self.log)
+        if not self.route.configure:
+            self.cmake_output = output
+            self.check_contract()
+        wheels = glob.glob(os.path.join(glob.escape(self.tree), 'dist', 'torch-*.whl'))
+        if len(wheels) != 1:
+            raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
+        self.wheel = wheels[0]
+
+    @property
+    def report_directory(self):
+        """Where ramgate writes what every compilation needed, and provenance looks for it."""
+        return os.path.join(self.builddir, 'ramgate')
+
+    @property
+    def memory_profile(self):
+        """Where ramgate keeps what the files of this version need, or None."""
+        return None
+
+    def run_python(self, words, doing):
+        """Run Python with these words in the tree, within the memory; returns its output, explains its failure."""
+        command = [self.python.path if self.python else 'python3'] + list(words)
+        if os.path.isfile(os.path.join(collection_path('ramgate'), 'ramgate', '__main__.py')):
+            command = ramgate(self.cfg, self.report_directory, self.memory_profile) + ['--'] + command
+        result = run_shell_cmd(command, work_dir=self.tree, fail_on_error=False, use_bash=False)
+        if result.exit_code:
+            raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,
+                                 known_errors.excerpt(result.output), known_errors.explain(result.output))
+        return result.output

@@ -4,6 +4,7 @@ Other bytes in each file that is read: it is read all the same, or refused in wo
 test_bytes.py runs this with the Python of ./eb, as some of the readers need EasyBuild.
 """
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -15,11 +16,12 @@ from attacks.attempts import attack  # noqa: E402
 
 from hpc_pytorch import UsersProblem  # noqa: E402
 from hpc_pytorch.jobs import records  # noqa: E402
-from hpc_pytorch.machine import batch_systems, launcher, survey, systems  # noqa: E402
+from hpc_pytorch import start  # noqa: E402
+from hpc_pytorch.machine import batch_systems, inspection, systems  # noqa: E402
 from hpc_pytorch.packages import built_wheels, images, lock_files, pip_errors, wheel_tags  # noqa: E402
-from hpc_pytorch.rules import installation_locks, resource_needs, sbom, site_rules  # noqa: E402
+from hpc_pytorch.rules import installation_locks, policy, resource_needs, sbom  # noqa: E402
 from hpc_pytorch.source import build_options, contract, interrupted_builds  # noqa: E402
-from ramgate import estimates, traces  # noqa: E402
+from ramgate import estimates  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402
 
 FACTS = {'name': 'PyTorch', 'options': ['USE_MPI=1']}
@@ -35,7 +37,7 @@ ERROR: No matching distribution found for toy==1.0
         Expected sha256 %s
              Got        %s
 """ % ('a' * 64, 'b' * 64)
-PYTHON = wheel_tags.Python('/usr/bin/python3', '3.12', 'cpython', 'x86_64', '2.36', True, True)
+PYTHON = wheel_tags.Python('/usr/bin/python3', '3.12', 'cpython', 'x86_64', '2.36', True)
 CACHE = """CMAKE_BUILD_TYPE:STRING=Release
 USE_MPI:BOOL=ON
 -- ******** Summary ********
@@ -82,6 +84,12 @@ def read_summary(path):
     return contract.read_cache(path), contract.read_summary(path.read_text(errors='replace'))
 
 
+def read_policy(path):
+    """Of a site."""
+    os.environ['HPC_SITE_CONFIG'] = str(path)
+    return policy.read()
+
+
 def read_image(path):
     """Before it is copied."""
     return images.check_image(str(path))
@@ -95,7 +103,7 @@ def read_lock_note(path):
     note.parent.mkdir()
     note.touch()
     # of a job the batch system would be asked
-    return [owner[-1] or installation_locks.is_dead(*owner) or installation_locks.in_words(owner[0])
+    return [owner[-1] or installation_locks.is_stale(*owner)
             for owner in installation_locks.owners(str(note.parent / 'x.lock'))]
 
 
@@ -115,7 +123,7 @@ def read_pip(path):
 READERS = {
     'lock': ((CHECKOUT / 'easyconfigs/p/PyTorch/locks' / 'mpi4py-build.lock').read_bytes(), lock_files.read_lock),
     'system.cfg': ((CHECKOUT / 'systems' / 'lumi' / 'system.cfg').read_bytes(), systems.load_file),
-    'site.cfg': ((CHECKOUT / 'hooks' / 'site-example.cfg').read_bytes(), lambda path: site_rules.load([str(path)])),
+    'site.cfg': (b'[policy]\nlogin_node = warn\nfree_space = allow\n', read_policy),
     'unfinished': (json.dumps(NOTE).encode(), find_left),
     'built': (json.dumps(NOTE).encode(), find_built),
     'record': (json.dumps(RECORD).encode(), read_record),
@@ -123,7 +131,6 @@ READERS = {
         resource_needs.OTHERS, resource_needs.read_profile(path) or [(1, 1)], 4), {'cores': 4, 'memory': 2 ** 34})),
     'ramgate': (json.dumps(PROFILE).encode(),
                 lambda path: estimates.Knowledge(str(path)).estimate('a.cpp', 'CXX').peak),
-    'trace': (b'user_s,sys_s,peak_mb,file\n1.5,0.2,300,a.cpp\n', traces.read_trace),
     'image': (SIF, read_image),
     'metadata': (b'Metadata-Version: 2.1\nName: toy\nVersion: 1.0\nLicense: MIT\n', read_metadata),
     'cmake': (CACHE.encode(), read_summary),
@@ -131,9 +138,9 @@ READERS = {
     'gitmodules': (b'[submodule "a"]\n\tpath = third_party/a\n\turl = https://example.org/a\n', read_gitmodules),
     'pip': (PIP_SAYS.encode(), read_pip),
     'easystack': (b'easyconfigs:\n  - PyTorch-1.13.1-ARCHER2.eb\n',
-                  lambda path: launcher.easyconfigs_of_easystacks(['--easystack=%s' % path])),
+                  lambda path: start.easyconfigs_in(['--easystack=%s' % path])),
     'easyconfig': ((CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-1.13.1-ARCHER2.eb').read_bytes(),
-                   survey.external_modules),
+                   inspection.external_modules),
     'name': (b'torch-2.4.0+cu121-cp312-cp312-manylinux_2_28_x86_64.whl', lambda path: wheel_tags.why_not(
         path.read_bytes().decode(errors='replace'), PYTHON)),
 }
@@ -142,7 +149,7 @@ READERS = {
 FOUND = (
     ('easyconfig', b'\xff'), ('gitmodules', b'\xff'), ('gitmodules', b'path = .'),
     ('metadata', b'Version: 1.0\n'), ('metadata', b'Name: toy\n'),
-    ('owner', b'.owner=host'), ('owner', b'.owner=host=pid=456='), ('trace', b'user_s,sys_s,peak_mb,file\n1.5,0.2\n'),
+    ('owner', b'.owner=host'), ('owner', b'.owner=host=pid=456='),
     ('record', b'5'), ('record', b'null'), ('record', b'{"token": "abc"}'),
     ('record', json.dumps(dict(RECORD, time=None)).encode()),
     ('record', json.dumps(dict(RECORD, scheduler='x')).encode()),

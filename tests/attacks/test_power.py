@@ -12,7 +12,7 @@ from attacks.attempts import attack
 from attacks.target import Target
 from small_software import site
 
-from hpc_pytorch import settle
+from hpc_pytorch import fsync
 
 pytestmark = [pytest.mark.slow, FOR_ROOT]
 # linux/fs.h: nothing that is only in memory is written any more, not even the journal
@@ -66,7 +66,7 @@ def test_power(tmp_path):
     def attempt(chance):
         target.forget(chance)
         installed = target.modules()
-        settle(str(disk.place))
+        fsync(str(disk.place))
         process, _ = target.started(*chance.choice([[], ['--fetch']]))
         time.sleep(duration * chance.uniform(0.2, 2))
         disk.lose_power()

@@ -14,17 +14,18 @@ import pytest
 from common import CHECKOUT
 from test_docs import DOCS
 
+from hpc_pytorch.machine.systems import LAUNCHERS
+
 # A line -> a test's file and the words in it that try the line.
 TRIED = (
     (r'\./test [^|]*', '.ci/run', 'test'),
-    (r'PYTHONPATH=COLLECTION python3 -m ramgate run .*', 'tests/ramgate/test_ramgate_launcher.py',
-     "'-m', 'ramgate', 'run'"),
+    (r'PYTHONPATH=COLLECTION/ramgate python3 -m ramgate run .*', 'ramgate/tests/conftest.py', "'-m', 'ramgate', 'run'"),
     (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
     (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
-    (r'\./eb --check --compare .*', 'tests/checks/test_settings.py', '--compare'),
+    (r'\./eb --check --references .*', 'tests/checks/small_module.py', '--references'),
     (r'\./eb --survey( \S+\.json)?', 'tests/machine/test_survey.py', '--survey'),
     (r'\./eb --survey --new-system[ =]\S+', 'tests/machine/test_survey.py', '--new-system'),
     (r'\./eb --new-version \S+ \S+\.eb', 'tests/packages/test_new_version.py', '--new-version'),
@@ -38,7 +39,7 @@ TRIED = (
     (r'torchrun --nproc-per-node=2 \S+train.py.*', 'tests/workstation/test_workstation.py',
      'torchrun --nproc-per-node=2'),
     (r'source /usr/share/lmod/lmod/init/bash', 'tests/workstation/test_workstation.py', 'now and in job scripts'),
-    (r'(srun|mpiexec|mpirun) [^|]* (python|pytorch-srun) your_script.py', 'tests/rules/test_what_to_type.py',
+    (r'(srun|mpiexec|mpirun) [^|]* (python|pytorch-srun) your_script.py', 'tests/rules/test_usage_hints.py',
      'your_script.py'),
     (r'pip install setuptools wheel packaging psutil ninja|pip install --no-build-isolation flash-attn',
      'tests/on_top/test_transformers.py', '--no-build-isolation'),
@@ -51,11 +52,10 @@ TRIED = (
     (r'qsub job', 'tests/jobs/test_pbs_jobs.py', 'qsub'),
     (r'export (SBATCH|PBS)_ACCOUNT=PROJECT', 'tests/jobs/test_pbs_jobs.py', 'PBS_ACCOUNT'),
     (r'export EASYBUILD_(HOOKS|CONFIGFILES)=.*', 'tests/packaging/test_packaging.py', 'EASYBUILD_CONFIGFILES'),
-    (r'export HPC_SITE_CONFIG=.*', 'tests/rules/test_site_rules.py', 'HPC_SITE_CONFIG'),
+    (r'export HPC_SITE_CONFIG=.*', 'tests/rules/test_policy.py', 'HPC_SITE_CONFIG'),
     (r'--job-cores=\S+ --job-target-resource=\S+', 'tests/jobs/test_pbs_jobs.py', '--job-target-resource='),
-    (r'python -m hpc_pytorch.packages.static_index .*', 'tests/packages/test_static_index.py',
-     'hpc_pytorch.packages.static_index'),
-    (r'pip install --no-deps --index-url file://\S+ torch', 'tests/packages/test_static_index.py', '--index-url'),
+    (r'mine/bin/python -I -m pip install --no-deps \$PYTORCH_WHEELS/torch-\*.whl',
+     'tests/easyblocks/test_pytorchhpc.py', '$PYTORCH_WHEELS/torch-*.whl'),
     (r'mpiexec .* pytorch-bandwidth', 'tests/scripts/test_pytorch_bandwidth.py', 'pytorch-bandwidth'),
     (r'staged=\$\(pytorch-stage\) \|\| exit|eval "\$staged"', 'tests/scripts/test_pytorch_stage.py', 'pytorch-stage'),
     (r'docs/make-reference', 'tests/docs/test_docs.py', 'make-reference'),
@@ -144,11 +144,11 @@ def test_job_scripts(path, tmp_path):
     jobs = ['\n'.join(line[4:] for line in lines).strip() + '\n' for _, lines, _ in blocks(path) if is_job(lines)]
     called, = [command for page, _, command in commands() if page == path and command.startswith('pytorch-jobscript')]
     system = 'systems/%s/system.cfg' % path.stem
-    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-jobscript'), ('share', system)):
-        (tmp_path / name).mkdir()
+    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-run'), ('share', system), ('share', LAUNCHERS)):
+        (tmp_path / name).mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / source, tmp_path / name)
     module = re.search(r'module load (\S+)', jobs[0]).group(1)
-    done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-jobscript',
+    done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-run', '--dry-run',
                            *shlex.split(called.split(' > ')[0])[1:]], env={'LOADEDMODULES': module}, check=True,
                           stdout=subprocess.PIPE, text=True)
     assert jobs == [done.stdout]

@@ -51,7 +51,7 @@ def pack(directory, name, tarball):
 def write_locks(directory):
     """The lock files of a small tree beside its easyconfig."""
     (directory / 'small.lock').write_text(LOCK)
-    entries = lock_files.read_lock(str(CHECKOUT / 'locks' / 'PyTorch-1.13.1-build.lock'))
+    entries = lock_files.read_lock(str(CHECKOUT / 'easyconfigs/p/PyTorch/locks/PyTorch-1.13.1-build.lock'))
     (directory / 'small-build.lock').write_text(''.join(entry.text + '\n' for entry in entries if entry.name in TOOLS))
 
 
@@ -99,7 +99,7 @@ class Small:
     """The easyconfig of a small tree, in a directory of the test's own."""
 
     def __init__(self, eb, directory):
-        self.eb = eb
+        self.eb, self.directory = eb, directory
         # built wheels are found in the first source path, so it is the test's own; downloads come from the cache
         eb.sources = '%s:%s' % (directory / 'sources', CACHE / 'small-torch')
         self.tree = directory / 'small-torch'

@@ -1,5 +1,4 @@
 """LockedWheels through ./eb, with small packages that the test makes: what is installed, and what is refused."""
-import getpass
 import os
 import subprocess
 import zipfile
@@ -178,13 +177,9 @@ def test_no_python_that_fits(eb, toy):
     assert 'needs Python 2.9; found: ' in output.stdout
     # the collection's own, which nobody needs to add where it is a dependency
     toy.write(python='3.12')
-    for dependencies, advice in (("[]", 'add to the dependencies the one that the collection has'),
-                                 ("[('Python', '3.12.14', '-standalone')]", 'eb Python-3.12.14-standalone.eb')):
-        with toy.easyconfig.open('a') as handle:
-            handle.write('dependencies = %s\n' % dependencies)
-        output = eb('--fetch', toy.easyconfig, env=toy.online, status=None).stdout
-        # on a machine that has one of its own nothing is missing
-        assert advice in output or 'needs Python' not in output, output
+    output = eb('--fetch', toy.easyconfig, env=toy.online, status=None).stdout
+    # on a machine that has one of its own nothing is missing
+    assert 'install Python-3.12.14-standalone.eb' in output or 'needs Python' not in output, output
 
 
 def of_another_version(tmp_path, name, old, new):
@@ -234,7 +229,7 @@ def test_lock_of_a_running_installation_is_kept(eb, toy):
     assert lock.is_dir()
     started = Path('/proc/self/stat').read_text().rsplit(')', 1)[1].split()[19]
     Path('%s.owner=%s=%d=%s=' % (lock, os.uname().nodename, os.getpid(), started)).touch()
-    owner = '%s on %s, process %d, since ' % (getpass.getuser(), os.uname().nodename, os.getpid())
+    owner = '(process %d on %s)' % (os.getpid(), os.uname().nodename)
     assert owner in eb(toy.easyconfig, env=toy.online, status=None).stdout
 
 
@@ -245,7 +240,7 @@ def test_lock_of_a_dead_installation_goes(eb, toy):
     gone = subprocess.Popen(['true'])
     gone.wait()
     Path('%s.owner=%s=%d=1=' % (lock, os.uname().nodename, gone.pid)).touch()
-    assert 'its lock is removed' in eb(toy.easyconfig, env=toy.online).stdout
+    assert 'removing the stale lock' in eb(toy.easyconfig, env=toy.online).stdout
 
 
 @pytest.mark.slow

@@ -26,11 +26,13 @@ def test_built_and_used(small, lmod, checkout):
     output = small()
     assert "CMake's decisions are what was asked for" in output
     assert re.search('PyTorch is what was asked for; MPI: /.*libmpi', output), output
-    assert re.search('ramgate ran [1-9][0-9]* jobs, 0 of them again', output), output
+    assert re.search('ramgate ran [1-9][0-9]* compilations, 0 of them again', output), output
     stand_in = checkout / '.local' / 'stand_ins' / 'archer2-2023' / 'modules'
     use = 'module use %s %s; module load PyTorch/1.13.1-small-ARCHER2\n' % (stand_in, small.eb.modules)
-    ranks = lmod.run(use + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'; ls $PYTORCH_WHEELS")
-    assert ranks.count('(2, 3)') == 2
+    ranks = lmod.run(use + "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'; ls $PYTORCH_WHEELS\n"
+                     "cd %s; python3 -m venv mine\n"
+                     "mine/bin/python -I -m pip install --no-deps $PYTORCH_WHEELS/torch-*.whl" % small.directory)
+    assert ranks.count('(2, 3)') == 2 and 'Successfully installed torch-1.13.1+archer2' in ranks
     facts = json.loads((small.installation / 'wheels' / 'provenance.json').read_text())['facts']
     assert [name.split('/')[0] for name in facts['modules'] if '/' in name] == [
         'cmake', 'PrgEnv-gnu', 'cray-python', 'mkl']
@@ -41,15 +43,25 @@ def test_built_and_used(small, lmod, checkout):
     again = small('--rebuild')
     assert 'using the wheel that was built earlier' in again and "CMake's decisions" not in again
 
-    # built from something else: not picked up; PyTorch's own tests run before it is installed
-    (small.tree / 'test').mkdir()
-    (small.tree / 'test' / 'test_nn.py').write_text(TEST)
-    small.write(options=OPTIONS + ['USE_GLOO=0'],
-                edit=lambda text: text + "pytorch_tests = 'core'\ntest_lock_files = []\n")
+    # built from something else: not picked up
+    small.write(options=OPTIONS + ['USE_GLOO=0'])
     other = small('--rebuild')
     assert 'using the wheel' not in other and "CMake's decisions" in other
-    assert re.search(r'test_nn.py +1 +0 +0\n', other), other
-    assert "a wheel has none of the list 'core'" in small('--rebuild', status=None)
+
+
+def test_pytorchs_own_tests(small):
+    """Upstream runs them, where the easyconfig has a command for them; a wheel that fails is not kept."""
+    (small.tree / 'test').mkdir()
+    test = small.tree / 'test' / 'test_nn.py'
+    asked = """runtest = 'cd test && %(python)s test_nn.py'\nmax_failed_tests = 0\n"""
+    for fails in (True, False):
+        test.write_text(TEST.replace('assertTrue', 'assertFalse') if fails else TEST)
+        small.write(edit=lambda text: text + asked)
+        output = small('--rebuild', status=None)
+        assert 'using the wheel' not in output and "CMake's decisions" in output
+        assert ('An error was raised during test step' in output) == fails, output
+        assert bool(list(small.sources.glob('*-built/*/*.whl'))) != fails
+    assert "own tests are not run: the wheel was built earlier" in small('--rebuild')
 
 
 def test_no_nvcc(small):

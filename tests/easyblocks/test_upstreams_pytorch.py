@@ -1,6 +1,6 @@
 """
 PyTorch in a toolchain of EasyBuild's, which is installed for real with toys in the place of its compiler, by upstream's
-own easyblock with a site's rule (hpc_pytorch/source/compared.py).
+own easyblock with a site's hooks (hpc_pytorch/source/compared.py).
 """
 import re
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from common import CACHE
 from easyblocks.small_builds import SMALL_TORCH, pack
-from small_software import site
+from small_software import site_hooks
 
 pytestmark = pytest.mark.slow
 
@@ -34,18 +34,23 @@ checksums = [%r]
 dependencies = [('FlexiBLAS', '1.0'), ('Python', %r)]
 custom_opts = ['USE_MPI=1']
 """
-RULE = """
-[rule upstream]
-software = PyTorch
-contract = yes
-ramgate = yes
-reason = a test
+HOOKS = """
+from hpc_pytorch.rules import within_memory
+from hpc_pytorch.source.compared import compare_with_cmake
+
+def parse_hook(ec):
+    if ec['name'] == 'PyTorch':
+        compare_with_cmake(ec)
+
+def pre_configure_hook(easyblock):
+    if easyblock.name == 'PyTorch':
+        within_memory.watch(easyblock)
 """
 
 
 @pytest.fixture
 def toolchain(eb, tmp_path):
-    """A function that writes the easyconfig of the small tree in the toolchain; an environment with a site's rule."""
+    """A function that writes the easyconfig of the small tree in the toolchain; an environment with a site's hooks."""
     eb.sources = '%s:%s' % (tmp_path / 'sources', CACHE / 'small-torch')
 
     def write(name, version, easyblock, toolchain, more=''):
@@ -71,7 +76,7 @@ def toolchain(eb, tmp_path):
         easyconfig = write('PyTorch', '2.1.0', easyblock, COMPILER, BUILT % (checksum, VERSION) + more)
         return lambda *words, **options: eb(easyconfig, '--robot=%s' % tmp_path, '--skip-test-step', *words,
                                             cwd=tmp_path, **options).stdout
-    return torch, site(tmp_path, RULE)
+    return torch, site_hooks(tmp_path, HOOKS)
 
 
 def said(output):
@@ -80,13 +85,13 @@ def said(output):
 
 
 def test_upstreams_easyblock(toolchain, eb):
-    """With the site's rule it stops when CMake is without MPI, before it compiles; else ramgate runs the build."""
-    torch, rule = toolchain
-    output = torch('EB_PyTorch', edit=('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))(env=rule, status=None)
+    """With the site's hooks it stops when CMake is without MPI, before it compiles; else ramgate runs the build."""
+    torch, hooks = toolchain
+    output = torch('EB_PyTorch', edit=('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))(env=hooks, status=None)
     refused = said(output)
     assert 'CMake decided otherwise than was asked for (USE_MPI)' in refused and 'asked for:     ON' in refused
     assert 'BLAS' not in refused.partition('CMake decided')[2]
-    torch('EB_PyTorch', edit=('set(MPI_CXX_FOUND OFF)', 'find_package(MPI)'))(env=rule)
+    torch('EB_PyTorch', edit=('set(MPI_CXX_FOUND OFF)', 'find_package(MPI)'))(env=hooks)
     installed, = eb.prefix.glob('software/PyTorch/2.1.0-*')
     log = next(installed.glob('easybuild/*.log')).read_text()
     assert "\nCMake's decisions are what was asked for\n" in log and 'ramgate ran ' in log

@@ -301,7 +301,8 @@ def test_lost_answer(toys, pbs):
     # the first asks whether there is one already
     pbs.fail_after('qselect', 1)
     output = toys.refused(other)
-    assert 'Nobody knows whether other-1.0-Derecho is in the queue' in output and 'no job was submitted' not in output
+    assert 'Could not determine whether other-1.0-Derecho was queued' in output
+    assert 'no job was submitted' not in output
     (pbs.directory / 'last-qselect').unlink()
     assert toys.submit(other) == ['2.pbs'] and len(pbs.jobs()) == 2
     follow = toys.eb.started('--rehearse', '--system=derecho', '--job-status', '--follow', env=toys.environment)
@@ -347,7 +348,7 @@ def test_qstat_is_a_cache(toys, cached):
     qstat.write_text(qstat.read_text().replace('PYTHONPATH=', 'unset QSCACHE_BYPASS; PYTHONPATH='))
     # what is in the queue is found by its mark as long as qselect is PBS's own
     with_lock = toys.run(easyconfig, '--try-amend=description=again', status=None)
-    assert 'its lock is removed' not in with_lock
+    assert 'removing the stale lock' not in with_lock
     output = toys.refused(easyconfig)
     assert 'submitted before as job 1.pbs' in output and len(cached.jobs()) == 1
     assert '  unknown (' in toys.status()['toy/1.0-Derecho']
@@ -391,13 +392,9 @@ def test_cancel_and_filter(toys, pbs):
     toys.write('base', commands=wait)
     top = toys.write('top', after=['base'])
     other = toys.write('other', commands=wait)
-    toys.submit(other, '--job-target-resource=begin=2038-01-01T00:00,nice=5,mail=me@example.org')
-    toys.submit(top, '--job-target-resource=after=1.pbs')
-    facts = pbs.jobs()
-    assert facts['1.pbs']['job_state'] == 'W' and facts['1.pbs']['Execution_Time'] == '203801010000'
-    assert facts['1.pbs']['Priority'] == '-5'
-    assert facts['1.pbs']['Mail_Users'] == 'me@example.org' and facts['3.pbs']['depend'] == (
-        'afterok:2.pbs@pbs,afterany:1.pbs@pbs')
+    toys.submit(other)
+    toys.submit(top)
+    assert pbs.jobs()['3.pbs']['depend'] == 'afterok:2.pbs@pbs'
     shown = toys.run('--job-status', top)
     assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
     cancelled = toys.run('--job-cancel', top)
@@ -408,7 +405,7 @@ def test_cancel_and_filter(toys, pbs):
 
 
 def test_moved_and_old(toys, pbs):
-    """A job that PBS has moved to another server is in nobody's hands; a record of last month is not shown."""
+    """A job that PBS has moved to another server is in nobody's hands; old records are shown, too."""
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
     toys.submit(easyconfig)
     pbs.move('1')
@@ -419,8 +416,7 @@ def test_moved_and_old(toys, pbs):
     toys.wait_for_end()
     record, = (toys.eb.prefix / 'software/.jobs').glob('*.json')
     record.write_text(re.sub(r'"time": \d+', '"time": 1000000000', record.read_text()))
-    assert 'toy/1.0' not in toys.run('--system=derecho', '--job-status')
-    assert not list((toys.eb.prefix / 'software/.jobs').glob('toy*'))
+    assert 'toy/1.0-Derecho  job 1.pbs  done' in toys.run('--system=derecho', '--job-status')
 
 
 # --- EasyBuild from elsewhere ---------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def lumi(apptainer):
             place.install(place.directory / name, env={'HPC_SYSTEM': ''})
         place.give_to_user()
         stand_in = place.directory / 'stand_in'
-        make = [sys.executable, '-I', CHECKOUT / 'hpc_pytorch/stand_ins/make', 'lumi', '--into', stand_in]
+        make = [sys.executable, '-I', CHECKOUT / 'hpc_pytorch/stand_ins/make.py', 'lumi', '--into', stand_in]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
         place.system_modules = stand_in / 'modules'
         for path in (CHECKOUT / 'tests/lumi/train.py', CHECKOUT / 'tests/lumi/wget'):

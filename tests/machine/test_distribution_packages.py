@@ -8,7 +8,7 @@ import pytest
 from common import CHECKOUT
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.machine import distribution_packages, launcher, modules
+from hpc_pytorch.machine import distribution_packages, modules, own_lmod
 
 
 @pytest.mark.parametrize('manager, command', [
@@ -19,8 +19,8 @@ def test_command_of_each_manager(tmp_path, monkeypatch, manager, command):
     (tmp_path / manager).write_text('#!/bin/sh\n')
     (tmp_path / manager).chmod(0o755)
     monkeypatch.setenv('PATH', str(tmp_path))
-    words = distribution_packages.command_for(['lmod', 'python3-venv', 'g++'])
-    assert words[0] == manager and ' '.join(words).endswith(command)
+    found, words = distribution_packages.command_for(['lmod', 'python3-venv', 'g++'])
+    assert found == words[0] == manager and ' '.join(words).endswith(command)
 
 
 def test_what_to_type(tmp_path):
@@ -74,23 +74,22 @@ def test_modules_tool_of_each_distribution(tmp_path, monkeypatch, name, codename
 
     for variable in ('LMOD_CMD', 'MODULES_CMD', 'MODULESHOME', 'BASH_FUNC_module%%'):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(distribution_packages, 'codename', lambda: codename)
+    monkeypatch.setattr(own_lmod, 'codename', lambda: codename)
     for number, (tool, version) in enumerate((('Lmod', lmod), ('EnvironmentModules', environment_modules), (None, 0))):
         if version is None:
             continue
         place = tmp_path / str(number)
         place.mkdir()
-        monkeypatch.setattr(modules, 'MODULES_TOOLS', tuple(
-            row[:3] + ((str(place / row[0]), str(place / 'own')) if row[0] == 'Lmod' else (str(place / row[0]),),)
-            for row in modules.MODULES_TOOLS))
-        monkeypatch.setattr(launcher, 'own_lmod', lambda: program(place / 'own', 'Lmod', '8.6.19'))
-        monkeypatch.setattr(distribution_packages, 'install', lambda names: [
+        monkeypatch.setattr(modules, 'LMOD_PLACES', (str(place / 'Lmod'), str(place / 'own')))
+        monkeypatch.setattr(modules, 'MODULECMD_PLACES', (str(place / 'EnvironmentModules'),))
+        monkeypatch.setattr(own_lmod, 'unpack_own_lmod', lambda: program(place / 'own', 'Lmod', '8.6.19'))
+        monkeypatch.setattr(own_lmod, 'install', lambda names: [
             (place / 'installed').touch(), program(place / 'Lmod', 'Lmod', lmod)])
         if tool:
             program(place / tool, tool, version)
-        found = launcher.modules_tool()
-        how = 'own' if found[3].endswith('own') else 'installed' if (place / 'installed').exists() else 'taken'
-        assert how == choice[number] and (how != 'taken' or found[0] == tool), (name, tool, version, found)
+        found = own_lmod.installed_modules_tool()
+        how = 'own' if found.program.endswith('own') else 'installed' if (place / 'installed').exists() else 'taken'
+        assert how == choice[number] and (how != 'taken' or found.name == tool), (name, tool, version, found)
 
 
 def test_repositories_that_rocky_leaves_out(tmp_path, monkeypatch):

@@ -78,7 +78,7 @@ def test_environment_of_the_modules_python(tmp_path, lmod):
 @pytest.mark.parametrize('name', ['Lmod', 'Environment Modules'])
 def test_modules_tool_of_the_shell(name, tmp_path):
     """Both are on the machine; the shell that ./eb is called from decides, also after the other one was there first."""
-    ask = '%s -c "from hpc_pytorch.machine.modules import *; print(program_of_modules_tool()[0])"' % sys.executable
+    ask = '%s -c "from hpc_pytorch.machine.modules import *; print(modules_tool().name)"' % sys.executable
     wanted = {'Lmod': 'Lmod', 'Environment Modules': 'EnvironmentModules'}[name]
     other = ModulesTool({'Lmod': 'Environment Modules', 'Environment Modules': 'Lmod'}[name])
     tool = ModulesTool(name)
@@ -92,32 +92,31 @@ def test_too_old_modules_tools_are_passed_over(tmp_path):
         program = tmp_path / ('lmod' + version)
         program.write_text('#!/bin/sh\necho "Modules based on Lua: Version %s" >&2\n' % version)
         program.chmod(0o755)
-        assert modules.new_enough('Lmod', str(program)) is will_do
+        assert modules.new_enough(modules.Tool('Lmod', 'Lua', 'LMOD_CMD', str(program))) is will_do
 
 
 def test_nothing_is_removed_by_an_installation():
     """On Debian each modules tool removes the other; ./test has installed Lmod."""
-    with pytest.raises(distribution_packages.WouldRemove, match='would remove lmod, and nothing was changed'):
-        distribution_packages.refuse_removals(distribution_packages.command_for(['environment-modules']),
-                                              ['environment-modules'])
+    with pytest.raises(distribution_packages.WouldRemove, match='nothing was changed, as this would remove lmod'):
+        distribution_packages.run_unless_it_removes(*distribution_packages.command_for(['environment-modules']))
 
 
 # what is printed for the user's shell, with a directory that wants quotes
 LINES = """
 import json, os, sys
-from hpc_pytorch.rules import what_to_type
+from hpc_pytorch.rules import usage_hints
 class Tool:
     def __init__(self, name, cmd):
         self.NAME, self.cmd = name, cmd
 found = {}
 for shell in ('bash', 'zsh', 'tcsh', 'fish', 'nu'):
     os.environ['SHELL'] = '/bin/' + shell
-    found[shell] = [what_to_type.module_command(Tool('Lmod', '/a b/lmod/libexec/lmod')),
-                    what_to_type.module_command(Tool('Environment Modules', '/a b/modulecmd.tcl'))]
+    found[shell] = [usage_hints.module_command(Tool('Lmod', '/a b/lmod/libexec/lmod')),
+                    usage_hints.module_command(Tool('Environment Modules', '/a b/modulecmd.tcl'))]
 os.environ['MODULESHOME'] = '/a b/lmod'
-found['same'] = what_to_type.module_command(Tool('Lmod', '/a b/lmod/libexec/lmod'))
+found['same'] = usage_hints.module_command(Tool('Lmod', '/a b/lmod/libexec/lmod'))
 os.environ['MODULESHOME'] = '/usr/share/lmod/lmod'
-found['older'] = what_to_type.module_command(Tool('Lmod', '/a b/lmod/libexec/lmod'))
+found['older'] = usage_hints.module_command(Tool('Lmod', '/a b/lmod/libexec/lmod'))
 print(json.dumps(found))
 """
 
@@ -155,7 +154,7 @@ def test_lines_in_the_shell(tmp_path, modules_tool, shell, options):
     (tmp_path / 'toy/1.0').write_text('#%Module1.0\nsetenv TOY yes\n')
     tool = "type('Tool', (), {'NAME': %r, 'cmd': %r})" % (modules_tool.name, program.replace(
         os.path.dirname(os.path.dirname(program)), str(tmp_path / 'a b')))
-    ask = 'from hpc_pytorch.rules import what_to_type; print(what_to_type.module_command(%s))' % tool
+    ask = 'from hpc_pytorch.rules import usage_hints; print(usage_hints.module_command(%s))' % tool
     environment = {'PATH': '/usr/bin:/bin', 'HOME': str(tmp_path)}
     line = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', ask], check=True, text=True,
                           env=dict(environment, SHELL='/bin/' + shell, PYTHONPATH=str(CHECKOUT)),

@@ -2,7 +2,7 @@
 import pytest
 from common import ModulesTool
 
-from hpc_pytorch.machine.module_files import NOT_THE_USERS, put_aside
+from hpc_pytorch.machine.module_files import NOT_THE_USERS, override
 
 ROUNDS = '''
 round() { module load "$1"; echo "loaded $VALUE"; module unload "$1"; echo "back ${VALUE-unset}"; }
@@ -37,7 +37,7 @@ def aside(request, tmp_path):
 
     def run(script, **ours):
         for name, value in ours.items():
-            text = put_aside(type('Generator', (), {'SYNTAX': syntax}), name, 'VALUE', value)
+            text = override(type('Generator', (), {'SYNTAX': syntax}), name, 'VALUE', value)
             family = 'family("kind")\n' if syntax == 'Lua' else 'family kind\n'
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / ('1.0' + ('.lua' if syntax == 'Lua' else ''))).write_text(

@@ -13,12 +13,11 @@ import pytest
 from batch_systems.pbs_stand_in import Pbs
 from batch_systems.real_slurm import Slurm, wait_for
 from common import CHECKOUT, clean_environment, needs_root
-from hpc_pytorch.machine import new_system, survey, systems
+from hpc_pytorch.machine import inspection, new_system, survey, systems
 
 pytestmark = pytest.mark.slow
 
-LOGIN = ('batch system', 'partition', 'build partition', 'time limit', 'whole nodes', 'threads of nodes',
-         'memory of nodes', 'GPUs of nodes')
+LOGIN = ('batch system', 'partitions', 'time limit', 'whole nodes', 'memory of nodes', 'GPUs of nodes')
 
 
 @pytest.fixture(scope='module')
@@ -54,32 +53,27 @@ def seen_by_job(path, kind):
     assert found['batch system']['found'] == kind and found['batch system']['result'] == 'same'
     # the tests' machine, whatever the batch system says of it
     assert found['cores']['found'] <= os.cpu_count() and found['memory']['result'] != 'not asked'
-    # no network there
-    assert found['package index in jobs']['found'] == 'not reached'
-    assert found['partition']['result'] == 'not asked' and found['partition']['found'] == 'only on login nodes'
+    assert found['partitions']['result'] == 'not asked' and found['partitions']['found'] == 'only on login nodes'
     return found
 
 
 def test_slurm(slurm, tmp_path):
     """On the login node, where nothing that Slurm says is otherwise; and in a job, which asks what others cannot."""
     _, found = surveyed('archer2', tmp_path / 'login.json', **slurm.environment)
-    assert [name for name in LOGIN if found[name]['result'] != 'same'] == ['build partition'], found
-    # ARCHER2 has none of its own
-    assert found['build partition']['result'] == 'told'
+    assert not [name for name in LOGIN if found[name]['result'] != 'same'], found
     assert found['cores']['found'] == 'only in jobs: --job'
     path = tmp_path / 'in a job.json'
     said, _ = surveyed('archer2', path, '--job', SBATCH_ACCOUNT='x01', **slurm.environment)
     assert 'will write %s and %s.txt' % (path, path) in said
     wait_for(lambda: not slurm.output('squeue', '-h'), "end of the survey's job", 300)
-    assert seen_by_job(path, 'slurm')['$HOME in jobs']['result'] == 'same'
+    assert seen_by_job(path, 'slurm')['paths in jobs']['result'] == 'same'
 
 
 @pytest.mark.parametrize('name, where, old, new', [
     ('time limit', 'slurm', 'maxtime=unlimited', 'maxtime=60'),
     ('whole nodes', 'slurm', 'oversubscribe=exclusive', 'oversubscribe=no'),
-    ('partition', 'system', 'partition = standard', 'partition = normal'),
-    ('build partition', 'system', 'partition = standard', 'partition = standard\nbuild_partition = serial'),
-    ('threads of nodes', 'system', 'threads_per_core = 2', 'threads_per_core = 1'),
+    ('partitions', 'system', 'partition = standard', 'partition = normal'),
+    ('partitions', 'system', 'partition = standard', 'partition = standard\nbuild_partition = serial'),
     ('memory of nodes', 'system', 'memory = 256 GiB', 'memory = 512 GiB'),
     ('GPUs of nodes', 'system', 'gpus = 0', 'gpus = 4')])
 def test_planted_in_slurm(slurm, tmp_path, name, where, old, new):
@@ -87,26 +81,26 @@ def test_planted_in_slurm(slurm, tmp_path, name, where, old, new):
     text = (CHECKOUT / 'systems/archer2/system.cfg').read_text()
     assert where == 'slurm' or old in text
     (tmp_path / 'system.cfg').write_text(text.replace(old, new, 1))
-    machine = survey.Machine(systems.load_file(str(tmp_path / 'system.cfg')),
+    machine = inspection.Machine(systems.load_file(str(tmp_path / 'system.cfg')),
                              environ=dict(clean_environment(), **slurm.environment))
     if where == 'slurm':
         slurm.output('scontrol', 'update', 'partitionname=standard', new)
     try:
-        found = [survey.ask(probe, machine) for probe in survey.PROBES if probe.name in LOGIN]
+        found = [survey.ask(probe, machine) for probe in inspection.PROBES if probe.name in LOGIN]
     finally:
         if where == 'slurm':
             slurm.output('scontrol', 'update', 'partitionname=standard', old)
     # nothing can be asked about a partition that is not there
     wrong = [one.name for one in found if one.result == 'differs']
     assert wrong == [name], found
-    assert name == 'partition' or not [one for one in found if one.result == 'not asked'], found
+    assert name == 'partitions' or not [one for one in found if one.result == 'not asked'], found
 
 
 def test_pbs(tmp_path):
     """The same with qstat and qsub."""
     with Pbs(tmp_path / 'pbs', accounts=['NCAR0001'], queues={'main': 12 * 3600}) as pbs:
         _, found = surveyed('derecho', tmp_path / 'login.json', **pbs.environment)
-        assert found['partition']['result'] == found['time limit']['result'] == 'same'
+        assert found['partitions']['result'] == found['time limit']['result'] == 'same'
         path = tmp_path / 'job.json'
         said, _ = surveyed('derecho', path, '--job', PBS_ACCOUNT='NCAR0001', **pbs.environment)
         assert 'Job 1.pbs will write' in said
@@ -115,13 +109,13 @@ def test_pbs(tmp_path):
     # queues of another machine
     with Pbs(tmp_path / 'other', queues={'workq': 3600}) as pbs:
         _, found = surveyed('derecho', tmp_path / 'login.json', **pbs.environment)
-        assert found['partition']['result'] == 'differs' and found['partition']['found'].keys() == {'workq'}
+        assert found['partitions']['result'] == 'differs' and found['partitions']['found'].keys() == {'workq'}
 
 
 def test_draft_from_slurm(slurm, tmp_path):
     """The batch system's part of a description, as Slurm says it; it fits the schema."""
-    machine = survey.Machine(systems.load('workstation'), environ=dict(clean_environment(), **slurm.environment))
-    (tmp_path / 'system.cfg').write_text(new_system.system_text('eighth', machine))
+    machine = inspection.Machine(systems.load('workstation'), environ=dict(clean_environment(), **slurm.environment))
+    (tmp_path / 'system.cfg').write_text(new_system.system_text('eighth', new_system.describe('eighth', machine)))
     drafted = systems.load_file(str(tmp_path / 'system.cfg'))
     assert drafted.scheduler['kind'] == 'slurm' and drafted.scheduler['partition'] in ('standard', 'gpu')
     threads = drafted.node['cores'] * drafted.node['threads_per_core']

@@ -76,15 +76,6 @@ def test_facts_have_a_source(name):
     assert (SYSTEMS / name / 'system.cfg').read_text().startswith('#')
 
 
-def test_format(tmp_path):
-    """A file from before formats had numbers is read; one from the future says what to do."""
-    assert system.load_file(written(tmp_path, GOOD)).system['format'] is None
-    newer = GOOD.replace('[system]', '[system]\nformat = %d' % (system.FORMAT + 1))
-    (tmp_path / 'test' / 'system.cfg').write_text(newer)
-    with pytest.raises(UsersProblem, match='update the collection'):
-        system.load_file(str(tmp_path / 'test' / 'system.cfg'))
-
-
 def test_values_are_typed(tmp_path):
     test = system.load_file(written(tmp_path, GOOD))
     assert test.node['cores'] == 64 and test.node['memory'] == 512 * 2**30
@@ -210,16 +201,6 @@ def test_masks_of_lumi():
     masks = ['0x%x' % sum(1 << core for core in cores) for cores in system.load('lumi').node['gpu_cores']]
     assert masks == ['0xfe000000000000', '0xfe00000000000000', '0xfe0000', '0xfe000000', '0xfe', '0xfe00',
                      '0xfe00000000', '0xfe0000000000']
-
-
-def test_page_settings_of_derecho():
-    """What the page's profile sets, for the plugin that the page builds."""
-    derecho = system.load('derecho')
-    values = {one.name: one.value for one in derecho.settings_for(['gpu', 'mpi', 'nccl'], {'aws-ofi-nccl': '1.6.0'})}
-    assert values == {
-        'MPICH_GPU_SUPPORT_ENABLED': '1', 'MPICH_OFI_NIC_POLICY': 'GPU', 'FI_MR_CACHE_MONITOR': 'userfaultfd',
-        'FI_CXI_DISABLE_HOST_REGISTER': '1', 'FI_CXI_DEFAULT_CQ_SIZE': '131072', 'NCCL_CROSS_NIC': '1',
-        'NCCL_SOCKET_IFNAME': 'hsn', 'NCCL_NET_GDR_LEVEL': 'PHB', 'NCCL_NET': 'AWS Libfabric'}
 
 
 def test_proxies_are_off_until_asked_for():

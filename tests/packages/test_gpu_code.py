@@ -29,3 +29,16 @@ def test_words():
     refused = gpu_code.why_not('2.15.0', codes, ['8.0', '7.0'])
     assert 'torch 2.15.0 has no code for the GPU 7.0:' in refused and 'sm_75 sm_80 sm_90 compute_90' in refused
     assert '--cuda-compute-capabilities' in refused
+
+
+@pytest.mark.parametrize('torch, rocm, fits', [
+    ('2.2.2+rocm5.7', '5.7.1', True), ('2.2.2+rocm5.7', '5.6.1', False), ('2.10.0+rocm7.1', '7.1', True),
+    ('2.10.0+rocm7.1', '7.10.0', False), ('2.10.0+rocm7.1', None, True), ('2.10.0+cpu', '7.1.1', True),
+    ('2.9.0+rocm6.4.2', '6.4.1', True), ('2.10.0', '7.1.1', True),
+])
+def test_rocm(torch, rocm, fits):
+    """The wheel's release of ROCm is the module's; both are named otherwise, and what to do."""
+    problem = gpu_code.why_not_rocm(torch, rocm)
+    assert fits == (problem is None)
+    if problem:
+        assert torch in problem and 'the loaded one is %s' % rocm in problem and '--new-version' in problem

@@ -6,7 +6,7 @@ import pytest
 from hpc_pytorch.packages.lock_files import parse_lock
 from hpc_pytorch.packages.wheel_tags import Python, ask_python, name_and_version, parse_wheel, why_not
 
-THIS = Python('/usr/bin/python3.11', '3.11', 'cpython', 'x86_64', '2.36', True, True)
+THIS = Python('/usr/bin/python3.11', '3.11', 'cpython', 'x86_64', '2.36', True)
 HASH = 'a' * 64
 
 
@@ -75,6 +75,5 @@ def test_ask_python():
     """A Python tells what it is; something else tells nothing."""
     here = ask_python(sys.executable)
     assert here.version == '%d.%d' % sys.version_info[:2]
-    assert here.pip
     assert ask_python('/bin/true') is None
     assert ask_python('/no/such/python') is None

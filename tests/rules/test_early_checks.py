@@ -5,7 +5,7 @@ import pytest
 from common import needs_root
 from small_software import site
 
-from ramgate.replay import Room
+from memory_cgroup import MemoryCgroup
 
 pytestmark = pytest.mark.slow
 
@@ -81,14 +81,14 @@ def test_too_little_memory(toys, source_build):
     assert 'and the largest file alone needs' in output and '--robot --job' in output
     profile.unlink()
     needs_root()
-    room = Room(1 << 30)
+    cgroup = MemoryCgroup(1 << 30)
     try:
-        enter = 'echo $$ > %s/cgroup.procs && exec "$@"' % room.directory
+        enter = 'echo $$ > %s/cgroup.procs && exec "$@"' % cgroup.directory
         toys.eb.command = ['sh', '-c', enter, 'sh'] + toys.eb.command
         output = toys.run(source_build, status=None)
         assert '1.0 GB, and the largest file alone needs 2.0 GB' in output
     finally:
-        room.close()
+        cgroup.close()
 
 
 def unfetched(toys):
@@ -127,7 +127,7 @@ def test_no_more_files(toys):
     subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=900M,nr_inodes=4', 'none', str(place)], check=True)
     try:
         output = toys.run(unfetched(toys), '--installpath-software=%s' % place, status=None)
-        assert 'you can make 0 more files there, and more are needed' in output and 'nowhere.tar.gz' not in output
+        assert 'no more files can be made' in output and 'nowhere.tar.gz' not in output
     finally:
         subprocess.run(['umount', str(place)], check=True)
 

@@ -30,5 +30,5 @@ def test_job_that_was_started_again(toys, lock):
     """A job that the batch system started again is its own heir, even on another process's number."""
     note = owned(lock, 'slurm:77')
     output = toys.run(toys.write('toy'), env={'SLURM_JOB_ID': '77'})
-    assert 'its lock is removed' in output and not lock.exists() and not note.exists()
+    assert 'removing the stale lock' in output and not lock.exists() and not note.exists()
     assert not list(lock.parent.iterdir())

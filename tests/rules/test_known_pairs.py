@@ -15,8 +15,8 @@ def test_warned(eb, tmp_path):
     easyconfig = easyconfig.rename(tmp_path / 'aws-ofi-nccl-1.21.1-ARCHER2.eb')
     ready = (easyconfig, '--robot=%s' % tmp_path, '--stop=ready')
     output = toys.run(*ready)
-    assert 'WARNING: aws-ofi-nccl-1.21.1-ARCHER2.eb brings versions together that go wrong' in output
+    assert 'WARNING: aws-ofi-nccl-1.21.1-ARCHER2.eb combines versions that are known to be incompatible' in output
     assert 'fails: the plugin is for libfabric 1.11 and newer' in output
-    assert 'libfabric-1.0-ARCHER2.eb brings' not in output
+    assert 'libfabric-1.0-ARCHER2.eb combines' not in output
     output = toys.run(*ready, status=None, env=site(tmp_path, '[policy]\npairs = refuse\n'))
-    assert "rule 'versions that fail together'" in output
+    assert "rule 'incompatible versions'" in output

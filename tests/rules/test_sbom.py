@@ -1,5 +1,7 @@
-"""The bill of materials of packages that state their licences in different ways, read by SPDX's own library."""
+"""The SBOM of packages that state their licences in different ways, read by SPDX's own library."""
+import hashlib
 import json
+from types import SimpleNamespace
 
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
@@ -26,11 +28,21 @@ def test_licences_and_checksums(tmp_path):
     assert found['Typing_Extensions'].license_comment == 'PSF' and not found['plain'].checksums
 
 
-def test_archives(tmp_path):
-    """Only what was allowed counts: a store may have files of other installations."""
-    for name in ('torch-2.13.0-cp311-cp311-linux_x86_64.whl', 'mpi4py-4.1.0.tar.gz', 'notes.txt'):
-        (tmp_path / name).write_text(name)
-    found = sbom.archives([str(tmp_path)])
-    assert set(found) == {('torch', '2.13.0'), ('mpi4py', '4.1.0')}
-    one = found['mpi4py', '4.1.0']
-    assert sbom.archives([str(tmp_path)], {one}) == {('mpi4py', '4.1.0'): one}
+def test_checksums_of_the_store(tmp_path):
+    """Only what a lock allows counts: the store may have files of other installations."""
+    store, wheels = tmp_path / 'store', tmp_path / 'installed' / 'wheels'
+    for path in (store / 'torch-2.13.0-cp311-cp311-linux_x86_64.whl', store / 'mpi4py-4.1.0.tar.gz',
+                 store / 'notes.txt', wheels / 'built-1.0-py3-none-any.whl'):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(path.name)
+    for name in ('torch-2.13.0', 'mpi4py-4.1.0', 'built-1.0'):
+        info = tmp_path / 'installed/lib/python3.11/site-packages' / (name + '.dist-info')
+        info.mkdir(parents=True)
+        (info / 'METADATA').write_text('Name: %s\nVersion: %s\n' % tuple(name.split('-')))
+    digest = hashlib.sha256(b'mpi4py-4.1.0.tar.gz').hexdigest()
+    (tmp_path / 'a.lock').write_text('mpi4py==4.1.0 --hash=sha256:%s\n' % digest)
+    easyblock = SimpleNamespace(installdir=str(tmp_path / 'installed'), wheels=str(store),
+                                cfg={'name': 'toy', 'version': '1.0', 'versionsuffix': ''})
+    made = sbom.of_installation(easyblock, [str(tmp_path / 'a.lock')])
+    found = {one['name']: one.get('checksums') for one in made['packages']}
+    assert found['mpi4py'][0]['checksumValue'] == digest and found['built'] and not found['torch']

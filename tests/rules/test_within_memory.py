@@ -1,4 +1,4 @@
-"""`ramgate = yes` in a site's rule, for easyblocks that know nothing of ramgate."""
+"""A site's hook that keeps builds within the memory, for easyblocks that know nothing of ramgate."""
 import hashlib
 import json
 import os
@@ -6,10 +6,16 @@ import sys
 import tarfile
 
 import pytest
-from small_software import VERSION, site
+from small_software import VERSION, site_hooks
 
 pytestmark = pytest.mark.slow
 
+HOOKS = """
+from hpc_pytorch.rules import within_memory
+
+def pre_configure_hook(easyblock):
+    within_memory.watch(easyblock)
+"""
 EASYCONFIG = """easyblock = '{easyblock}'
 name = '{name}'
 version = '1.0'
@@ -64,7 +70,7 @@ def write(toys, easyblock, files, more, directory):
 
 def test_any_easyblock(toys):
     """Compilers of each ask ramgate, whose report and profile are kept."""
-    environment = site(toys.directory, '[rule memory]\nsoftware = *\nramgate = yes\nreason = a test\n')
+    environment = site_hooks(toys.directory, HOOKS)
     # an environment's Python that can build wheels
     environment['PATH'] = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
     paths = [write(toys, easyblock, *TOYS[easyblock][:3]) for easyblock in TOYS]
@@ -72,17 +78,16 @@ def test_any_easyblock(toys):
     assert output.count('ramgate ran') == len(TOYS)
     for easyblock, (_, _, _, compiled) in TOYS.items():
         report = toys.eb.prefix / 'software' / easyblock / '1.0' / 'easybuild/provenance/ramgate/report.json'
-        jobs = json.loads(report.read_text())['jobs']
+        jobs = json.loads(report.read_text())['compilations']
         assert [job for job in jobs if job['file'].endswith(compiled) and job['status'] == 0], jobs
         profile = toys.eb.sources / easyblock[0].lower() / easyblock / ('%s-1.0-ramgate.json' % easyblock)
         assert [name for name in json.loads(profile.read_text())['files'] if name.endswith(compiled)]
 
 
 def test_an_installation_that_fails(toys):
-    """An error of the compiler is one of the build, and ramgate ends; without a rule it is not there."""
+    """An error of the compiler is one of the build, and ramgate ends; without the hook it is not there."""
     files, more, directory, _ = TOYS['ConfigureMake']
     path = write(toys, 'ConfigureMake', dict(files, **{'one.c': 'this is no C\n'}), more, directory)
-    for environment, expected in ((site(toys.directory, '[rule memory]\nsoftware = Configure*\nramgate = yes\n'
-                                                        'reason = a test\n'), 1), ({}, 0)):
+    for environment, expected in ((site_hooks(toys.directory, HOOKS), 1), ({}, 0)):
         output = toys.eb(path, '--system=workstation', status=None, env=environment).stdout
         assert 'in build step' in output and output.count('ramgate ran') == expected, output

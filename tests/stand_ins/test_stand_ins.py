@@ -1,7 +1,6 @@
 """The stand-ins: every module of the systems' metadata, the compiler wrappers, and the script that makes them."""
 import configparser
 import hashlib
-import json
 import os
 import pwd
 import random
@@ -24,7 +23,7 @@ STAND_INS = CHECKOUT / 'hpc_pytorch/stand_ins'
 DESCRIPTIONS = {path.parent.name + path.stem[len('stand_in'):]: path
                 for path in sorted(CHECKOUT.glob('systems/*/stand_in*.cfg'))}
 WITH_MODULES = [name for name, path in DESCRIPTIONS.items() if (path.parent / 'external_modules.cfg').exists()]
-MAKE = STAND_INS / 'make'
+MAKE = STAND_INS / 'make.py'
 MPI_PROGRAM = """
 #include <mpi.h>
 #include <stdio.h>
@@ -154,10 +153,10 @@ def test_every_module_of_the_metadata(stand_ins, modules_tool, system):
 
 def test_nothing_is_said_of_other_modules():
     """Each state of a system has some of the modules in its metadata; together they have all."""
-    for system in {name.split('-')[0] for name in WITH_MODULES}:
+    for system in {DESCRIPTIONS[name].parent.name for name in WITH_MODULES}:
         told = configparser.ConfigParser(interpolation=None)
         told.read(str(CHECKOUT / 'systems' / system / 'external_modules.cfg'))
-        states = [name for name in WITH_MODULES if name.split('-')[0] == system]
+        states = [name for name in WITH_MODULES if DESCRIPTIONS[name].parent.name == system]
         assert {name for state in states for name in metadata_of(state).sections()} >= set(told.sections()), system
 
 
@@ -206,8 +205,9 @@ HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULE
 def test_old_python_where_there_is_none(tmp_path):
     """Without a real 3.6 (pyenv's, in a $HOME that jobs do not have) this machine's Python runs packages, too."""
     done = subprocess.run([str(CHECKOUT / 'hpc_pytorch/stand_ins' / 'scripts' / 'python3.6'), '-m', 'ramgate', 'run',
-                           '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT), text=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, env={'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'})
+                           '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT / 'ramgate'), text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          env={'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'})
     assert not done.returncode, done.stdout
 
 
@@ -224,9 +224,9 @@ def test_easybuild_knows_the_modules(stand_ins, eb, tmp_path, system):
                     "description = 'Probe'\ntoolchain = SYSTEM\nsources = []\nmoduleclass = 'devel'\n"
                     "dependencies = [%s]\n"
                     % ', '.join("('%s', EXTERNAL_MODULE)" % name for name in names))
-    files = [CHECKOUT / 'systems' / system.split('-')[0] / 'external_modules.cfg',
+    files = [CHECKOUT / 'systems' / DESCRIPTIONS[system].parent.name / 'external_modules.cfg',
              modules.parent / 'external_modules.cfg']
-    done = eb('--system=%s' % system.split('-')[0], '--rehearse', path, '-x',
+    done = eb('--system=%s' % DESCRIPTIONS[system].parent.name, '--rehearse', path, '-x',
               env={'EASYBUILD_EXTERNAL_MODULES_METADATA': ','.join(map(str, files))})
     for name in names:
         if name not in metadata:
@@ -272,38 +272,14 @@ def test_wrapper_is_a_gnu_compiler_to_those_who_ask(stand_ins, modules_tool):
     assert 'Free Software Foundation' in out and 'undefined reference' not in out
 
 
-def test_wrapper_shows_what_it_runs(stand_ins, lmod, tmp_path):
-    (tmp_path / 'a b.c').write_text('int main(void) { return 0; }\n')
-    out = archer2(stand_ins, 'cc -craype-verbose "a b.c" -o prog; cc -craype-verbose -c "a b.c"', lmod, cwd=tmp_path)
-    linking, compiling = [line for line in out.splitlines() if '/gcc ' in line]
-    mpich = stand_ins['archer2-2023'].parent / 'parts' / 'cray-mpich'
-    for line in (linking, compiling):
-        assert '-D__CRAY_X86_ROME' in line and '-I%s/include' % mpich in line and r'a\ b.c' in line
-    assert '-lmpi' in linking and '-lsci_gnu' in linking and '-L%s/lib' % mpich in linking
-    assert '-lmpi' not in compiling
+def test_wrapper_links_only_programs(stand_ins, lmod, tmp_path):
+    (tmp_path / 'a b.c').write_text('#include <mpi.h>\nint main(void) { return 0; }\n')
+    archer2(stand_ins, 'cc "a b.c" -o prog && ./prog; cc -c "a b.c"', lmod, cwd=tmp_path)
     assert (tmp_path / 'prog').exists() and (tmp_path / 'a b.o').exists()
 
 
-def test_wrapper_prints_its_options(stand_ins, lmod):
-    out = archer2(stand_ins, 'cc --cray-print-opts=libs; echo; cc --cray-print-opts=cflags', lmod)
-    libs, flags = out.strip().split('\n\n')
-    assert '-lmpi' in libs and '-I' not in libs and '-I' in flags and '-lmpi' not in flags
-
-
-def test_wrapper_links_as_asked(stand_ins, lmod, tmp_path):
-    (tmp_path / 'prog.c').write_text('#include <math.h>\nint main(int n, char **a) { return (int)cos(n) > 2; }\n')
-    out = archer2(stand_ins, '''
-for how in "" -static -dynamic; do cc prog.c -o prog $how -lm; ldd prog || true; done
-export CRAYPE_LINK_TYPE=static; cc prog.c -o prog -lm; ldd prog || true''', lmod, cwd=tmp_path)
-    assert out.count('not a dynamic executable') == 2
-    out = archer2(stand_ins, 'export CRAY_ADD_RPATH=yes\ncc prog.c -o prog -lm\nreadelf -d prog', lmod, cwd=tmp_path)
-    assert 'R' in out and '%s/parts/cray-mpich/lib' % stand_ins['archer2-2023'].parent in out
-
-
 def test_wrapper_outside_its_environment(stand_ins, lmod):
-    """A CPU target that is missing is a warning, as with the real one; a missing PrgEnv an error that helps."""
-    out = archer2(stand_ins, 'module unload craype-x86-rome; cc -E -x c /dev/null', lmod)
-    assert 'No supported cpu target is set, CRAY_CPU_TARGET=x86-64 will be used.' in out
+    """A missing PrgEnv is an error that helps."""
     out = lmod.run('module use %s; module load craype; cc --version' % stand_ins['archer2-2023'], status=1)
     assert 'Load PrgEnv-gnu' in out and 'rror' not in out.replace('ERROR', '')
 
@@ -468,7 +444,7 @@ def small(tmp_path):
     here = tmp_path / 'check out' / 'systems' / 'here'
     here.mkdir(parents=True)
     (here / 'stand_in.cfg').write_text('[module tool/1]\npart = tool\nset =\n    VERSION {version}\n')
-    return stand_ins / 'make'
+    return stand_ins / 'make.py'
 
 
 def test_script_makes_what_is_described(small, tmp_path, lmod):
@@ -636,9 +612,9 @@ def test_locks_have_only_hashes():
             assert '==' in line and '--hash=sha256:' in line, (path, line)
 
 
-def test_mark_of_completeness_is_json(stand_ins):
-    mark = json.loads((stand_ins['archer2-2023'].parent / 'parts' / 'gcc' / '.complete').read_text())
-    assert len(mark['fingerprint']) == 64 and all(os.path.isabs(link) for link in mark['links'])
+def test_mark_of_completeness(stand_ins):
+    mark = (stand_ins['archer2'].parent / 'parts' / 'gcc' / '.complete').read_text()
+    assert len(mark) == 64
 
 
 # -- wheels

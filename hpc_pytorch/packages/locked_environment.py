@@ -1,0 +1,527 @@
+"""
+The base of LockedWheels and EB_PyTorchHPC: a virtual environment with locked packages, as a module.
+
+Everything is fetched in EasyBuild's fetch step; what comes after it works without a network.
+"""
+import glob
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from easybuild.framework.easyblock import EasyBlock
+from easybuild.framework.easyconfig import CUSTOM, MANDATORY
+from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import build_option, source_paths
+from easybuild.tools.environment import restore_env
+from easybuild.tools.filetools import adjust_permissions, copy, copy_file
+from easybuild.tools.modules import get_software_root
+from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.utilities import nub
+
+from hpc_pytorch.machine import distribution_packages
+from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
+from hpc_pytorch.machine.systems import FEATURES, current
+from hpc_pytorch.packages import built_wheels, collection_packages, gpu_code, usage, wheel_mpi
+from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_lock
+from hpc_pytorch.packages.package_files import PackageFiles, entry_of
+from hpc_pytorch.packages.pip import IndexNotReached, Pip
+from hpc_pytorch.packages.pip_errors import last_words
+from hpc_pytorch.packages.progress import progress
+from hpc_pytorch.packages.wheel_tags import ask_python, why_not
+
+PARAMETERS = {
+    'lock_files': [None, "Lock files with all packages to install", MANDATORY],
+    'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
+    'features': [[], "Those of %s that it uses; they decide which settings of the system apply"
+                 % ', '.join(sorted(FEATURES)), CUSTOM],
+    # how they are fetched
+    'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
+    'lock_files_instead': [[], "Lock files to take where extra_index_urls cannot be reached", CUSTOM],
+    'package_urls': [{}, "Addresses of sources that no index has, by package", CUSTOM],
+    # what is built
+    'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI; mpi4py where its "
+                          "wheel does not run with that", CUSTOM],
+    'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
+    'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
+    'collection_packages': [[], "Packages of this collection to build here for what was installed", CUSTOM],
+    'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
+    # what else is installed
+    'scripts': [[], "Scripts to install in bin, beside the easyconfig or in scripts", CUSTOM],
+    'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
+}
+# the collection's prebuilt Python, as a dependency
+OWN_PYTHON = ('Python', '3.12.14', '-standalone')
+
+
+class LockedEnvironment(EasyBlock):
+    """Support for locked packages in a virtual environment; subclasses add wheels of their own."""
+
+    @staticmethod
+    def extra_options(extra_vars=None):
+        return EasyBlock.extra_options(dict(PARAMETERS, **extra_vars or {}))
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        with as_easybuild_error():
+            self.system = current(self.cfg.filename())
+        # both are known when the dependencies are loaded; paths of (mpicc, mpicxx), or None without an MPI
+        self.python = None
+        self.mpi_compilers = None
+        # the directory with the files of the locked packages, and which lock files they are of
+        self.wheels = None
+        self.locks = 'lock_files'
+        # man looks beside the programs on $PATH, too; a $MANPATH of ours alone would hide the system's pages
+        self.module_load_environment.remove('MANPATH')
+        lines = [usage.of_environment(self.cfg, self.system)]
+        if self.features():
+            lines.append(explain(self.settings(), self.settings(self.system.advice)))
+        self.cfg['usage'] = '\n'.join(filter(None, lines))
+
+    def features(self):
+        """What decides which settings of the system apply."""
+        return list(self.cfg['features'])
+
+    def compilers(self):
+        """Variables that name the compilers for packages that are built here."""
+        return {}
+
+    def path(self, *parts):
+        return os.path.join(self.installdir, *parts)
+
+    def source_directories(self, name):
+        """The directory of a software in every source path."""
+        return [os.path.join(path, name[0].lower(), name) for path in source_paths()]
+
+    # --- the machine ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def loaded_dependencies(self):
+        """Load the dependencies that are installed already: the Python decides what is fetched."""
+        environment = os.environ.copy()
+        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
+        there = self.modules_tool.exist(names)
+        self.modules_tool.load([name for name, exists in zip(names, there) if exists])
+        try:
+            yield
+        finally:
+            restore_env(environment)
+
+    def find_python_and_mpi(self):
+        """Find Python and MPI, and install what building needs where that is allowed."""
+        if self.python:
+            return
+        self.python = self.find_python()
+        compilers = self.system.compilers
+        found = [shutil.which(compilers['mpi_c'] or 'mpicc'), shutil.which(compilers['mpi_cxx'] or 'mpicxx')]
+        self.mpi_compilers = found if all(found) else None
+        if self.cfg['build_from_source']:
+            self.install_build_tools_of_system()
+        mpi = self.mpi_compilers[0] if self.mpi_compilers else 'none here, so the locked one'
+        print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)
+
+    def find_python(self):
+        """The first Python on this machine of those that the packages exist for."""
+        versions = self.cfg['python_versions']
+        root = get_software_root('Python')
+        if root:
+            names = [os.path.join(root, 'bin', 'python3')]
+        else:
+            names = ['python3'] + ['python' + version for version in versions] + [sys.executable]
+        found = []
+        for path in nub(filter(None, map(shutil.which, names))):
+            python = ask_python(path)
+            if python and python.version in versions:
+                return python
+            if python:
+                found.append("%s (%s)" % (python.version, path))
+        own = ''
+        if '3.12' in versions:
+            own = " If there is none, install %s-%s%s.eb, and add %s to the dependencies" % (OWN_PYTHON + (OWN_PYTHON,))
+        raise EasyBuildError("%s %s needs Python %s; found: %s. Load the module of one of them, or install one.%s",
+                             self.name, self.version, ' or '.join(versions), ', '.join(found) or 'none', own)
+
+    def install_build_tools_of_system(self):
+        """Install a C++ compiler and Python.h where they are missing and that is allowed."""
+        missing = []
+        if not shutil.which(self.system.compilers['cxx'] or 'c++') and not shutil.which('c++'):
+            missing.append('g++')
+        if not self.python.headers:
+            missing.append('python%s-dev' % self.python.version)
+        if missing:
+            with as_easybuild_error("Building %s needs a C++ compiler and the Python.h of %s: " % (
+                    ', '.join(self.cfg['build_from_source']), self.python.path)):
+                distribution_packages.install(missing)
+
+    def cuda_architectures(self):
+        """The GPUs to compile for: the user's word, else the easyconfig's."""
+        return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
+
+    # --- the locks --------------------------------------------------------------------------------------------------
+
+    def named_file(self, name):
+        """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
+        return named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True)
+
+    def locked(self, parameter):
+        """All entries of the lock files that a parameter names."""
+        entries = []
+        with as_easybuild_error():
+            for name in self.cfg[parameter]:
+                entries += read_lock(self.named_file(name))
+        return entries
+
+    def check_locks(self):
+        """Stop unless all lock files are there, and are of this version; of a copied easyconfig they may not be."""
+        for parameter in LOCK_PARAMETERS:
+            for name in self.cfg[parameter]:
+                try:
+                    self.named_file(name)
+                except EasyBuildError:
+                    raise EasyBuildError("The lock file %s of %s %s is missing. Make it as the .in files beside the "
+                                         "collection's lock files show, and put it beside the easyconfig, or into "
+                                         "a directory of --robot-paths", name, self.name, self.version)
+        for entry in self.locked('lock_files'):
+            other = entry.version.split('+')[0] != self.version
+            if entry.name == 'torch' and self.name == 'PyTorch' and other:
+                raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
+                                     "(the .in file beside it has the command) and name it in the easyconfig.",
+                                     entry.version, self.version, self.version)
+
+    def is_built(self, entry):
+        """True for a package that is built here, whether or not its wheel runs with this MPI."""
+        return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
+
+    def wheel_may_run(self, entry):
+        """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
+        return entry.name in wheel_mpi.WHEELS and bool(self.cfg['mpi_lock_files'])
+
+    def wheels_to_fetch(self):
+        """The entries of which wheels are fetched."""
+        entries = []
+        for entry in self.locked(self.locks):
+            if self.wheel_may_run(entry) or not self.is_built(entry):
+                entries.append(entry)
+        return entries + ([] if self.mpi_compilers else self.locked('mpi_lock_files'))
+
+    def sources_to_fetch(self):
+        """The entries of which sources are fetched."""
+        entries = []
+        for entry in self.locked(self.locks):
+            if self.is_built(entry) and (self.mpi_compilers or not self.wheel_may_run(entry)):
+                entries.append(entry)
+        return entries
+
+    def check_tags(self, wheel):
+        """Stop if a wheel does not fit the Python that it is going to be installed for."""
+        reasons = why_not(wheel, self.python)
+        if reasons:
+            raise EasyBuildError("%s does not fit:\n  %s", os.path.basename(wheel), '\n  '.join(reasons))
+
+    # --- fetching ---------------------------------------------------------------------------------------------------
+
+    def fetch_step(self, *args, **kwargs):
+        """Fetch what the locks name, unless all of it lies in a source path."""
+        self.check_locks()
+        if self.dry_run:
+            # avoid upstream's failure on a missing checksums.json
+            self.json_checksums = {}
+        else:
+            with self.loaded_dependencies():
+                self.find_python_and_mpi()
+                self.check_before_fetching()
+        super().fetch_step(*args, **kwargs)
+        if self.dry_run:
+            self.show_packages()
+        else:
+            with self.loaded_dependencies():
+                self.fetch_packages()
+
+    def check_before_fetching(self):
+        """Refuse what cannot be installed, before gigabytes are fetched."""
+
+    def show_packages(self):
+        versions = {}
+        for entry in self.locked('lock_files'):
+            versions.setdefault(entry.name, set()).add(entry.version)
+        for name in sorted(versions):
+            self.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
+
+    def fetch_packages(self):
+        """Fetch from the easyconfig's own index, or the other locks from the user's where that is not reached."""
+        try:
+            self.gather_files()
+        except IndexNotReached:
+            if not self.cfg['lock_files_instead']:
+                raise
+            print_msg("Cannot reach %s; falling back to your own index (its wheels may be larger)",
+                      ' '.join(self.cfg['extra_index_urls']), log=self.log)
+            self.locks = 'lock_files_instead'
+            self.gather_files()
+
+    def gather_files(self):
+        """Make a directory with links to all files, of which those that are not here are fetched."""
+        name = '%s-%s%s-wheels' % (self.name, self.version, self.cfg['versionsuffix'])
+        stores = [os.path.join(directory, name) for directory in self.source_directories(self.name)]
+        files = PackageFiles(self.python, stores, self.log)
+        wheels, tools = self.wheels_to_fetch(), self.locked('build_lock_files')
+        sources = self.sources_to_fetch()
+        files.link(wheels + tools + sources)
+        for entries in (wheels, tools):
+            missing = files.missing_wheels(entries)
+            if missing:
+                files.download_wheels(missing, self.cfg['extra_index_urls'])
+        sources = [entry for entry in sources if not files.source(entry)]
+        urls = self.cfg['package_urls']
+        for entry in sources:
+            if entry.name in urls:
+                files.download_release(entry, urls[entry.name])
+        sources = [entry for entry in sources if entry.name not in urls]
+        if sources:
+            files.download_sources(sources, tools)
+        self.wheels = files.directory
+
+    def prepare_step(self, *args, **kwargs):
+        """Load the system's modules; find Python here where fetching was skipped."""
+        if self.dry_run:
+            # upstream would change permissions of wrappers that a dry run does not write
+            self.toolchain.options['rpath'] = False
+        super().prepare_step(*args, **kwargs)
+        if not self.dry_run:
+            self.find_python_and_mpi()
+
+    # --- installing -------------------------------------------------------------------------------------------------
+
+    def own_files(self):
+        """Wheels, and sources of packages, to install besides the locked packages."""
+        return []
+
+    def pip(self):
+        return Pip(self.python, self.path('bin', 'python'))
+
+    def install_step(self):
+        """Make a virtual environment with the wheels, what is built here, and scripts."""
+        if self.dry_run:
+            self.dry_run_msg("virtual environment with %d packages, %s built here",
+                             len({entry.name for entry in self.locked('lock_files')}),
+                             ', '.join(self.cfg['build_from_source']) or 'none')
+            return
+        self.make_environment()
+        sources = [entry for entry in self.sources_to_fetch() if not self.wheel_runs(entry)]
+        self.install_wheels([entry for entry in self.wheels_to_fetch() if entry not in sources])
+        for path in self.own_files():
+            if path.endswith('.whl'):
+                self.install_file(path)
+        with self.compiled_to_byte_code():
+            self.build_packages(sources)
+            for package in self.cfg['collection_packages']:
+                self.install_from_collection(package)
+        self.install_scripts()
+
+    def make_environment(self):
+        made = run_shell_cmd([self.python.path, '-I', '-m', 'venv', '--without-pip', self.path()],
+                             use_bash=False, fail_on_error=False, hidden=True)
+        if made.exit_code:
+            raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
+
+    def wheel_runs(self, entry):
+        """Find out whether a package's wheel can be taken in the place of its source, by installing it aside."""
+        if not self.wheel_may_run(entry):
+            return False
+        runs = wheel_mpi.try_wheel(self.python, self.mpi_compilers[0], entry, self.wheels)
+        self.log.info("The wheel of %s %s with this MPI", entry.name, "runs" if runs else "does not run")
+        return runs
+
+    def install_wheels(self, entries):
+        """Install PyTorch, which is as large as all the rest together, beside the rest."""
+        torch = [entry for entry in entries if entry.name == 'torch']
+        rest = [entry for entry in entries if entry.name != 'torch']
+        arguments = [self.wheels, '--only-binary', ':all:', '--no-compile']
+        with progress("installing %d packages" % len({entry.name for entry in entries}), self.log):
+            with ThreadPoolExecutor() as pool:
+                running = [pool.submit(self.pip().install, some, *arguments) for some in (torch, rest) if some]
+            for one in running:
+                one.result()
+
+    def install_file(self, path):
+        """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
+        self.pip().install([entry_of(path)], os.path.dirname(path), '--only-binary', ':all:', '--no-compile')
+
+    @contextmanager
+    def compiled_to_byte_code(self):
+        """
+        Compile what is installed on all cores, beside what is built meanwhile. Not every file of every package is for
+        this Python, and the packages' own tests, a fifth of all, are for nobody here.
+        """
+        compiling = subprocess.Popen([self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
+                                      'site-packages/.*/(tests|testing/_internal)/', self.site_packages()],
+                                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            compiling.wait()
+
+    def build_packages(self, entries):
+        """Build these locked packages, and those whose sources the easyconfig names, with the system's MPI."""
+        built = [(entry, self.wheels) for entry in entries]
+        built += [(entry_of(path), os.path.dirname(path)) for path in self.own_files() if not path.endswith('.whl')]
+        if not built:
+            return
+        names = ', '.join(sorted({entry.name for entry, _ in built}))
+        with progress("building %s, which takes minutes" % names, self.log):
+            tools = os.path.join(self.builddir, 'tools')
+            self.pip().install(self.locked('build_lock_files'), self.wheels, '--target', tools, '--no-compile')
+            variables = dict(self.build_variables(), PYTHONPATH=os.pathsep.join([tools] + self.packages_below()))
+            if self.cuda_architectures():
+                # PyTorch would look for GPUs on this machine
+                variables.setdefault('TORCH_CUDA_ARCH_LIST', ';'.join(self.cuda_architectures()))
+            for entry, directory in built:
+                self.pip().install([entry], directory, '--no-build-isolation', '--no-binary', ':all:',
+                                   environment=variables)
+
+    def build_variables(self):
+        """The environment for building: the system's MPI, or the one just installed."""
+        programs = self.path('bin')
+        variables = dict(self.compilers(), PATH=os.pathsep.join([programs, os.environ['PATH']]))
+        if self.mpi_compilers:
+            variables['MPICC'], variables['MPICXX'] = self.mpi_compilers
+        else:
+            variables['MPICC'], variables['MPICXX'] = self.path('bin', 'mpicc'), self.path('bin', 'mpicxx')
+            # before the directories that Python adds, where a libmpi.so of another MPI may lie
+            variables['LDFLAGS'] = '-L' + self.path('lib')
+        return dict(variables, **self.cfg['build_environment'])
+
+    def install_from_collection(self, package):
+        """Install a package of the collection, built here unless a source path has the wheel built from the same."""
+        variables = self.build_variables()
+        facts = collection_packages.facts(package, self.pip(), variables, self.modules_tool.loaded_modules())
+        stores = self.source_directories(package)
+        wheel = built_wheels.find(stores, facts)
+        if wheel:
+            print_msg("using the %s that was built earlier: %s", package, wheel, log=self.log)
+        else:
+            with progress("building %s for this PyTorch and this MPI" % package, self.log):
+                wheel = collection_packages.build(package, self.pip(), variables)
+            wheel = self.keep_wheel(wheel, stores[0], facts, {'asked': {}})
+        self.pip().install([entry_of(wheel)], os.path.dirname(wheel), '--only-binary', ':all:')
+
+    def keep_wheel(self, wheel, store, facts, more):
+        """Keep a wheel where the next installation finds it; returns where it is now."""
+        try:
+            return built_wheels.keep(wheel, store, facts, more)
+        except OSError as err:
+            # hours of work are not lost because the source path is read-only
+            print_msg("%s could not be kept in the source path: %s", os.path.basename(wheel), err, log=self.log)
+            return wheel
+
+    def install_scripts(self):
+        """Install scripts and examples, and what scripts have to know of the system."""
+        for parameter, directory, permissions in (('scripts', 'bin', 0o755), ('example_files', 'examples', 0o644)):
+            for name in self.cfg[parameter]:
+                target = self.path(directory, os.path.basename(name))
+                copy_file(self.named_file(name), target)
+                adjust_permissions(target, permissions, relative=False)
+        if self.features():
+            copy(self.system.for_scripts, self.path('share'))
+
+    # --- the module -------------------------------------------------------------------------------------------------
+
+    def site_packages(self):
+        """Where the packages are; known from the installation itself, so that --module-only works."""
+        paths = glob.glob(self.path('lib', 'python3.*', 'site-packages'))
+        if len(paths) != 1 and not self.dry_run:
+            raise EasyBuildError("nothing is installed at %s (one lib/python3.*/site-packages was expected, %d found): "
+                                 "install it first, without --module-only and --sanity-check-only",
+                                 self.path(), len(paths))
+        return paths[0] if paths else self.path('lib', 'python3', 'site-packages')
+
+    def packages_below(self):
+        """Where the packages are of the modules like this one that it is loaded on top of."""
+        paths = []
+        for dep in self.cfg.dependencies():
+            root = None if dep['external_module'] else get_software_root(dep['name'])
+            if root and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
+                paths += glob.glob(os.path.join(glob.escape(root), 'lib', 'python3.*', 'site-packages'))
+        return paths
+
+    def settings(self, variables=None):
+        """The settings of the system that apply, or what applies of these."""
+        versions = {}
+        for dep in self.cfg.dependencies():
+            name, _, version = dep['full_mod_name'].partition('/')
+            if not dep['external_module']:
+                versions[dep['name']] = dep['version']
+            elif version:
+                versions[name] = version
+        return self.system.settings_for(self.features(), versions, variables)
+
+    def make_module_extra(self, *args, **kwargs):
+        """
+        Put only the packages of this module and of those below it on $PYTHONPATH, and hide those below $HOME: the
+        user's own come back when it is unloaded. Virtual environments on top of the module see its packages.
+        """
+        module = self.module_generator
+        text = super().make_module_extra(*args, **kwargs)
+        path = os.pathsep.join([self.site_packages()] + self.packages_below())
+        text += override(module, self.name, 'PYTHONPATH', path)
+        text += override(module, self.name, 'PYTHONNOUSERSITE', '1')
+        if self.features():
+            for setting in self.settings():
+                text += set_by_default(module, setting)
+            for name, value in told_by(self.system):
+                text += module.set_environment(name, value)
+        return text
+
+    # --- checking ---------------------------------------------------------------------------------------------------
+
+    def sanity_check_step(self, *args, **kwargs):
+        """Check that scripts and packages are there; asks Python where nothing was installed in this call."""
+        if self.python is None and not self.dry_run:
+            self.python = ask_python(self.path('bin', 'python'))
+        kwargs['custom_paths'] = {
+            'files': ['bin/python'] + ['bin/' + os.path.basename(script) for script in self.cfg['scripts']],
+            'dirs': [os.path.relpath(self.site_packages(), self.path())],
+        }
+        super().sanity_check_step(*args, **kwargs)
+
+    def sanity_check_load_module(self, *args, **kwargs):
+        """With the module loaded, look whether everything in it works together."""
+        loaded = super().sanity_check_load_module(*args, **kwargs)
+        if self.sanity_check_module_loaded and not self.dry_run:
+            self.sanity_check_fail_msgs += self.check_gpu_code() or self.check_packages()
+        return loaded
+
+    def sanity_check_rpath(self, *args, **kwargs):
+        """Wheels were linked elsewhere and bring their libraries along: nothing of EasyBuild's RPATH is in them."""
+        self.log.info("RPATH is not checked in wheels")
+        return []
+
+    def check_gpu_code(self):
+        """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
+        named = self.cuda_architectures()
+        gpus = named or list(filter(None, [self.system.node['gpu_architecture']]))
+        if not gpus or not glob.glob(os.path.join(glob.escape(self.site_packages()), 'torch-*.dist-info')):
+            return []
+        done = run_shell_cmd([self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE], use_bash=False,
+                             fail_on_error=False, hidden=True, split_stderr=True)
+        if done.exit_code:
+            # whether it imports at all is another check's question
+            return []
+        version, *codes = done.output.split()
+        if codes == [gpu_code.CPU] and not named:
+            # on a system with GPUs one may want a PyTorch without
+            return []
+        return list(filter(None, [gpu_code.why_not(version, codes, gpus)]))
+
+    def check_packages(self):
+        """Import every package, and look whether those that were compiled for PyTorch find its symbols."""
+        if 'pytorch-check' not in self.cfg['scripts']:
+            return []
+        command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
+        with progress("checking that every package imports", self.log):
+            done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
+        return [done.output.strip()] if done.exit_code else []

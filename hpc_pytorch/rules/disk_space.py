@@ -1,0 +1,90 @@
+"""Refuse an installation for which a disk, or a quota, has too little room, before it begins."""
+import ctypes
+import errno
+import glob
+import os
+import shutil
+import subprocess
+import tempfile
+
+from easybuild.tools.config import build_path, install_path
+
+from hpc_pytorch.rules import policy
+from hpc_pytorch.rules.resource_needs import LEAST_ROOM, WHEELS, needs_of
+from ramgate.limits import human
+
+PLACES = (('build', '--buildpath', build_path),
+          ('install', '--prefix or --installpath', install_path),
+          ('temporary', '--tmpdir', tempfile.gettempdir))
+FALLOC_FL_KEEP_SIZE = 1
+FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there does not allow it"}
+
+
+def existing(path):
+    """Return the path, or the nearest directory above it that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def bytes_of(paths):
+    """Add up the sizes of files; those that do not exist take nothing."""
+    return sum(os.path.getsize(path) for path in paths if path and os.path.isfile(path))
+
+
+def room_needed(easyblock):
+    """Return the bytes to build, to install and for temporary files, from what sources and wheels become."""
+    paths = [source['path'] for source in easyblock.src]
+    # the needs are those of compressed tarballs, about a sixth of what is in them
+    sources = bytes_of(paths) - bytes_of([path for path in paths if path.endswith('.tar')]) * 5 // 6
+    store = getattr(easyblock, 'wheels', None)
+    wheels = glob.glob(os.path.join(glob.escape(store), '*.*')) if store else []
+    unpacked = bytes_of(wheels + [getattr(easyblock, 'wheel', None)])
+    needs, of_wheels = needs_of(easyblock.cfg)._asdict(), WHEELS._asdict()
+    room = {}
+    for kind, _, _ in PLACES:
+        if needs[kind]:
+            room[kind] = max(LEAST_ROOM, needs[kind] * sources + of_wheels[kind] * unpacked)
+    return room
+
+
+def check_room(easyblock):
+    """Check the build, install and temporary directories, which may share a file system or have quotas of their own."""
+    if not policy.going_to_install():
+        return
+    room = room_needed(easyblock)
+    wanted = [(kind, option, existing(place())) for kind, option, place in PLACES if kind in room]
+    for kind, option, path in wanted:
+        device = os.stat(path).st_dev
+        together = sum(room[other] for other, _, place in wanted if os.stat(place).st_dev == device)
+        problem = why_no_room(path, room[kind], together)
+        if problem:
+            policy.decide('free_space', "The %s directory %s has too little room: %s. Make room, or choose another "
+                          "place with %s." % (kind, path, problem, option))
+
+
+def why_no_room(directory, size, together):
+    """Say why a directory, whose file system must have `together`, has no room for `size`; None if it has."""
+    free, state = shutil.disk_usage(directory).free, os.statvfs(directory)
+    if free < together:
+        return "%s are free, and %s are needed" % (human(free), human(together))
+    if state.f_files and not state.f_favail:
+        return "no more files can be made"
+    problem = reserve(directory, size)
+    return problem and "%s, and %s are needed" % (problem, human(size))
+
+
+def reserve(directory, size):
+    """
+    Say why so many bytes cannot be had in a directory; None if they can. They are reserved and given back at once,
+    which asks every quota (users', groups', projects'). A file system that cannot do that, or is memory, is trusted.
+    """
+    kind = subprocess.run(['stat', '-f', '-c', '%T', directory], stdout=subprocess.PIPE, universal_newlines=True).stdout
+    if kind.strip() in ('tmpfs', 'ramfs'):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    with tempfile.TemporaryFile(dir=directory) as handle:
+        if libc.fallocate(handle.fileno(), FALLOC_FL_KEEP_SIZE, 0, size):
+            return FULL.get(ctypes.get_errno())
+    return None

@@ -1,0 +1,54 @@
+"""
+What a site decides about problems that are found before an installation: refuse, warn or allow.
+
+$HPC_SITE_CONFIG names the site's file:
+
+    [policy]
+    login_node = warn
+
+What a site adds to installations is in its EasyBuild hooks; see hooks/site-example.py.
+"""
+import os
+
+from easybuild.tools.build_log import EasyBuildError, print_warning
+from easybuild.tools.config import build_option
+
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.machine.systems import decision, nearest, parse, read_section
+
+POLICIES = {
+    'login_node': (decision, "a build of hours on a login node, or with too little memory"),
+    'free_space': (decision, "a file system, or a quota, has less room than is needed"),
+    'install_path': (decision, "a prefix that system.cfg calls unfit"),
+    'pairs': (decision, "versions that are known to be incompatible (hpc_pytorch/machine/pairs.cfg)"),
+}
+DEFAULTS = {'login_node': 'refuse', 'free_space': 'refuse', 'pairs': 'warn'}
+
+
+def read():
+    """Read the site's file: {policy: decision or None}."""
+    path = os.environ.get('HPC_SITE_CONFIG')
+    if not path:
+        return {}
+    parser = parse(path)
+    for section in parser.sections():
+        if section != 'policy':
+            raise UsersProblem("%s: unknown section [%s]%s; the only one is [policy]. Rules are written as EasyBuild "
+                               "hooks: see hooks/site-example.py" % (path, section, nearest(section, ['policy'])))
+    return read_section(path, 'policy', parser['policy'] if 'policy' in parser else {}, POLICIES)
+
+
+def decide(name, problem, default=None):
+    """Refuse, warn or do nothing, as the site has decided; `default` is the system's own decision."""
+    decided = read().get(name) or default or DEFAULTS.get(name)
+    if decided == 'refuse':
+        raise EasyBuildError("%s\nYour site can change this: '%s = warn' or 'allow' below [policy] in a file that "
+                             "$HPC_SITE_CONFIG names.", problem, name)
+    if decided == 'warn':
+        print_warning(problem)
+
+
+def going_to_install():
+    """True if something is installed, and not only fetched, shown or checked."""
+    return not (build_option('extended_dry_run') or build_option('module_only') or build_option('sanity_check_only')
+                or build_option('stop') == 'fetch')

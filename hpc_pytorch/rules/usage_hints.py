@@ -1,0 +1,74 @@
+"""Usage hints after installation: how to get the `module` command, and what to load and run."""
+import os
+import shlex
+import sys
+
+from easybuild.framework.easyconfig.easyconfig import ActiveMNS
+from easybuild.tools.build_log import print_msg
+from easybuild.tools.config import build_option, install_path
+from easybuild.tools.modules import modules_tool
+
+from hpc_pytorch.machine.systems import current
+
+# The easyconfigs named on the command line, and the user's own module path.
+ASKED_FOR = []
+USERS_MODULEPATH = os.environ.get('MODULEPATH', '').split(os.pathsep)
+# How a shell gets the `module` command, by modules tool and shell; other shells' users know bash, and job scripts are
+# written for it.
+LMOD = "source {home}/init/{shell}"
+AUTOINIT = 'eval "$({program} {shell} autoinit)"'
+MODULE_COMMAND = {
+    'Lmod': {'bash': LMOD, 'zsh': LMOD, 'tcsh': LMOD, 'fish': LMOD},
+    'Environment Modules': {'bash': AUTOINIT, 'zsh': AUTOINIT, 'tcsh': "eval `{program} tcsh autoinit`",
+                            'fish': "{program} fish autoinit | source"},
+}
+
+
+def module_command(tool):
+    """Return the line that gives the user's shell this modules tool; None if it has it, or the tool is another one."""
+    home, theirs = os.path.dirname(os.path.dirname(tool.cmd)), os.environ.get('MODULESHOME')
+    if theirs and (tool.NAME != 'Lmod' or os.path.realpath(theirs) == os.path.realpath(home)):
+        return None
+    lines = MODULE_COMMAND.get(tool.NAME)
+    if not lines:
+        return None
+    shell = os.path.basename(os.environ.get('SHELL', ''))
+    shell = shell if shell in lines else 'bash'
+    return lines[shell].format(program=shlex.quote(tool.cmd), home=shlex.quote(home), shell=shell)
+
+
+def usage(ec):
+    """List the lines that make a module usable and check it."""
+    lines = [module_command(modules_tool())]
+    modules = os.path.join(install_path('modules'), build_option('suffix_modules_path'))
+    if modules not in USERS_MODULEPATH:
+        lines.append("module use %s" % shlex.quote(modules))
+    lines.append("module load %s" % ec.full_mod_name)
+    place = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec), 'bin')
+    commands = os.listdir(place) if os.path.isdir(place) else []
+    system = current(ec.path)
+    if 'run-in-container' in commands and 'pytorch-srun' not in commands:
+        # it may have no Python
+        lines.append("run-in-container COMMAND ARGUMENT ...")
+    elif system.scheduler['kind'] != 'none':
+        program = 'pytorch-srun' if 'run-in-container' in commands else 'python'
+        lines.append("%s %s your_script.py" % (' '.join(system.launcher['two_processes']), program))
+    if 'pytorch-check' in commands:
+        # no comment behind it: zsh and tcsh, typed to, would take that for arguments
+        lines.append("pytorch-check")
+    return list(filter(None, lines))
+
+
+def remember(ec):
+    """Remember an easyconfig that is on the command line."""
+    if ec.path and os.path.basename(ec.path) in map(os.path.basename, sys.argv):
+        ASKED_FOR.append(ec)
+
+
+def show():
+    if build_option('extended_dry_run'):
+        return
+    for ec in ASKED_FOR:
+        if modules_tool().exist([ec.full_mod_name])[0]:
+            lines = '\n    '.join(usage(ec))
+            print_msg("\nTo use it, now and in job scripts:\n\n    %s\n" % lines, prefix=False)

@@ -1,0 +1,330 @@
+#!/usr/bin/env python3
+"""
+Make the stand-in of a system: a tree of modules with the system's names and versions, made of real parts from Debian
+and PyPI. README.rst, beside this program, explains its files.
+
+    hpc_pytorch/stand_ins/make.py archer2 [--into DIR]
+
+prints the directory to `module use`. `make.py frontier-2024` makes the stand-in of Frontier as it was in 2024.
+"""
+import argparse
+import configparser
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# a checkout that is only read stays as it is
+sys.dont_write_bytecode = True
+HERE = Path(__file__).resolve().parent
+COLLECTION = HERE.parent.parent
+SYSTEMS = COLLECTION / 'systems'
+if __name__ == '__main__':
+    # run as a program, with -I: Python does not find the collection
+    sys.path.insert(0, str(COLLECTION))
+from hpc_pytorch import UsersProblem, part_directory, write_atomically  # noqa: E402
+from hpc_pytorch.machine import distribution_packages  # noqa: E402
+
+# What a part is made from: after a change it is made again.
+MADE_FROM = ('debian', 'pypi', 'inside', 'links', 'scripts')
+KEYS = {
+    'part': MADE_FROM + ('about', 'set', 'prepend'),
+    'module': ('about', 'part', 'opened_by', 'family', 'sticky', 'loads', 'set', 'prepend'),
+    'login': ('modules', 'python3'),
+}
+PIP_INSTALL = ('-I', '-m', 'pip', '-q', 'install', '--require-hashes', '--no-deps', '--only-binary=:all:',
+               '--disable-pip-version-check', '-r')
+# Module files that either modules tool reads.
+MODULE = """#%Module1.0
+# made by hpc_pytorch/stand_ins/make.py
+module-whatis {{{about}}}
+proc ModulesHelp {{ }} {{
+    puts stderr {{{about}}}
+    puts stderr {{This is a stand-in made of parts of this machine; systems/*/stand_in.rst says how it differs.}}
+}}
+conflict {base}
+"""
+STICKY = """if {[info exists ::ModuleTool] && $::ModuleTool eq {Modules}} { module-tag sticky %s } else {
+    add-property lmod sticky
+}
+"""
+LOGIN = """# made by hpc_pytorch/stand_ins/make.py: what happens at login on a machine with these modules
+PATH='{target}/bin':$PATH
+module use '{target}/modules'
+if [ "${{HPC_LOGIN:-}}" != bare ] && [ -n "${{LMOD_CMD:-}}" ] && [ -n '{loaded}' ]; then
+    module load {loaded}
+fi
+"""
+
+
+# -- the description
+
+def descriptions(system='*'):
+    """Find the descriptions of a system as it is and as it was, or of all systems: {name: path}, today's first."""
+    found = {}
+    for path in sorted(SYSTEMS.glob(system + '/stand_in*.cfg'), key=lambda path: (path.parent, path.stem)):
+        found[path.parent.name + path.stem[len('stand_in'):]] = path
+    return found
+
+
+def read_sections(path):
+    """Read a file of descriptions: {kind: {name: {key: value}}}."""
+    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None)
+    parser.optionxform = str
+    parser.read(path, encoding='utf-8')
+    found = {'part': {}, 'module': {}, 'login': {}}
+    for section in parser.sections():
+        kind, _, name = section.partition(' ')
+        unknown = set(parser[section]).difference(KEYS.get(kind, ()))
+        if unknown or kind not in KEYS:
+            raise UsersProblem("%s: %s in [%s] is not known" % (path, sorted(unknown), section))
+        found[kind][name] = dict(parser[section])
+    return found
+
+
+def read_description(name):
+    """Return the parts that a stand-in uses, its modules, and what a login does."""
+    known = descriptions()
+    if name not in known:
+        raise UsersProblem("there is no stand-in of %r; there are: %s" % (name, ', '.join(sorted(known))))
+    parts = read_sections(HERE / 'parts.cfg')['part']
+    described = read_sections(known[name])
+    modules, used = described['module'], {}
+    for module, keys in modules.items():
+        if 'part' in keys:
+            if keys['part'] not in parts:
+                raise UsersProblem("[module %s]: parts.cfg has no part %r" % (module, keys['part']))
+            used[keys['part']] = parts[keys['part']]
+        for opener in openers(keys):
+            if opener not in modules:
+                raise UsersProblem("[module %s] is opened by %s, which is not described" % (module, opener))
+    return used, modules, described['login'].get('', {})
+
+
+def openers(module):
+    return module.get('opened_by', '').split()
+
+
+def pairs(text):
+    """Split the lines `NAME VALUE` of a value."""
+    return [line.split(None, 1) for line in (text or '').splitlines() if line.strip()]
+
+
+def modules_of(easyconfigs):
+    """Return the system's modules that easyconfigs load, which lie in the collection or elsewhere."""
+    found = set()
+    for name in map(Path, easyconfigs):
+        for path in [name] if name.is_file() else COLLECTION.glob('easyconfigs/*/*/' + name.name):
+            text = path.read_text(encoding='utf-8', errors='replace')
+            found.update(re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", text))
+    return found
+
+
+def choose(system, easyconfigs):
+    """Choose the state of a system that has most of the modules that easyconfigs load, today's if several do."""
+    wanted = modules_of(easyconfigs)
+    if not wanted:
+        return system
+
+    def matches(name):
+        there = ' '.join(read_description(name)[1]) + ' '
+        return len([one for one in wanted if re.search(r'(^| )%s[/ ]' % re.escape(one), there)])
+    return max(descriptions(system), key=matches, default=system)
+
+
+# -- parts
+
+def fingerprint(part):
+    """Hash what a part depends on: its description and the files that it names."""
+    digest = hashlib.sha256()
+    for key in MADE_FROM:
+        digest.update(('%s=%s\n' % (key, part.get(key))).encode())
+    files = [source for _, source in pairs(part.get('scripts'))]
+    if 'pypi' in part:
+        files.append(part['pypi'])
+    for name in files:
+        digest.update((HERE / name).read_bytes())
+    return digest.hexdigest()
+
+
+def is_complete(prefix, part):
+    """True if a part was made from this description, and what it links to is still there."""
+    mark = prefix / '.complete'
+    if not mark.exists() or mark.read_text() != fingerprint(part):
+        return False
+    return all((prefix / name).exists() for name, _ in pairs(part.get('links')))
+
+
+def make_part(prefix, part):
+    """Make a part from nothing; the file that marks it as complete comes last."""
+    print("stand-in: making", prefix.name, file=sys.stderr, flush=True)
+    remove(prefix)
+    if 'pypi' in part:
+        install_wheels(prefix, part)
+    for name, target in pairs(part.get('links')):
+        link(prefix, name, target)
+    for name, source in pairs(part.get('scripts')):
+        path = prefix / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(HERE / source, path)
+    prefix.mkdir(exist_ok=True)
+    write_atomically(prefix / '.complete', fingerprint(part))
+
+
+def install_wheels(prefix, part):
+    """Install what a lock file pins into an environment of the machine's Python; keep what is `inside` of it."""
+    with part_directory(prefix.parent) as temporary:
+        environment = Path(temporary, 'environment') if 'inside' in part else prefix
+        run(['/usr/bin/python3', '-m', 'venv', environment], temporary)
+        run([environment / 'bin/python', *PIP_INSTALL, HERE / part['pypi']], temporary)
+        if 'inside' in part:
+            inside, = environment.glob('lib/python3*/site-packages/' + part['inside'])
+            inside.rename(prefix)
+
+
+def link(prefix, name, target):
+    """Make a link to a path of the machine or, where the target is relative, to a path in the part."""
+    found = next(Path('/').glob(target[1:]) if target.startswith('/') else prefix.glob(target), None)
+    if found is None:
+        raise UsersProblem("%s is not there, and %s should be a link to it" % (target, name))
+    path = prefix / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    remove(path)
+    path.symlink_to(found if target.startswith('/') else os.path.relpath(found, path.parent))
+
+
+def run(command, temporary):
+    """Run a command, quietly unless it fails."""
+    # without the user's PYTHONPATH; pip's own settings (mirrors, proxies) stay
+    environment = {name: value for name, value in os.environ.items() if not name.startswith('PYTHON')}
+    environment['TMPDIR'] = temporary
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, env=environment)
+    if done.returncode:
+        lines = done.stdout.splitlines()
+        errors = [line for line in lines if line.startswith('ERROR')] or lines[-1:]
+        raise UsersProblem("%s failed: %s" % (' '.join(map(str, command)), ' '.join(errors)))
+
+
+def remove(path):
+    """Remove what is there, if anything is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif path.is_symlink() or path.exists():
+        path.unlink()
+
+
+# -- modules
+
+def module_text(name, module, part, prefix, opened):
+    """Write a module file; `opened` is the directory of modules that it makes visible, if it does."""
+    base, _, version = name.partition('/')
+    values = {'prefix': prefix, 'version': version, 'python': python_version(prefix)}
+    text = MODULE.format(about=module.get('about') or part['about'], base=base)
+    if 'family' in module:
+        text += 'family %s\n' % module['family']
+    if 'sticky' in module:
+        text += STICKY % name
+    if opened:
+        text += 'module use {%s}\n' % opened
+    for loaded in module.get('loads', '').split():
+        text += 'module load %s\n' % loaded
+    for key, command in (('set', 'setenv'), ('prepend', 'prepend-path')):
+        for variable, value in pairs(part.get(key)) + pairs(module.get(key)):
+            text += '%s %s {%s}\n' % (command, variable, value.format(**values))
+    return text
+
+
+def python_version(prefix):
+    """Read the version of the Python in a virtual environment; empty for other parts."""
+    path = prefix / 'pyvenv.cfg'
+    return re.search(r'^version\w* = (\S+)', path.read_text(), re.MULTILINE).group(1) if path.exists() else ''
+
+
+def module_files(target, parts, modules):
+    """Write the module files: {path: text}."""
+    texts = {}
+    opened = set()
+    for module in modules.values():
+        opened.update(openers(module))
+    for name, module in modules.items():
+        part = module.get('part', '')
+        text = module_text(name, module, parts.get(part, {}), target / 'parts' / part,
+                           target / 'opened' / name if name in opened else None)
+        for place in ['opened/' + opener for opener in openers(module)] or ['modules']:
+            texts[target / place / name] = text
+    return texts
+
+
+def metadata_text(system, modules, parts):
+    """Write EasyBuild's metadata for modules whose prefix is a fixed path on the real system, and another one here."""
+    metadata = configparser.ConfigParser(interpolation=None)
+    metadata.read(SYSTEMS / system / 'external_modules.cfg', encoding='utf-8')
+    text = '# made by hpc_pytorch/stand_ins/make.py\n'
+    for name in metadata.sections():
+        part = modules.get(name, {}).get('part')
+        if part and metadata[name].get('prefix', '').startswith('/'):
+            text += '[%s]\nprefix = %s\n' % (name, parts / part)
+    return text
+
+
+# -- the whole
+
+def make(name, target=None):
+    """Make or complete a stand-in; returns its directory."""
+    target = target or COLLECTION / '.local/stand_ins' / name
+    parts, modules, login = read_description(name)
+    for directory in ('parts', 'modules', 'opened', 'bin'):
+        (target / directory).mkdir(parents=True, exist_ok=True)
+    with (target / '.lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        make_parts(target / 'parts', parts)
+        texts = module_files(target, parts, modules)
+        for old in [*target.glob('modules/**/*'), *target.glob('opened/**/*')]:
+            if old.is_file() and old not in texts:
+                old.unlink()
+        texts[target / 'external_modules.cfg'] = metadata_text(re.sub(r'-\d{4}$', '', name), modules, target / 'parts')
+        texts[target / 'login'] = LOGIN.format(target=target, loaded=login.get('modules', ''))
+        for path, text in texts.items():
+            write_atomically(path, text)
+        python = target / 'bin/python3'
+        if login.get('python3') == 'old' and not python.exists():
+            remove(python)
+            python.symlink_to(HERE / 'scripts/python3.6')
+    return target
+
+
+def make_parts(directory, parts):
+    """Make the parts that are missing or have changed; remove those that no module uses any more."""
+    missing = [name for name, part in parts.items() if not is_complete(directory / name, part)]
+    packages = set()
+    for name in missing:
+        packages.update(parts[name].get('debian', '').split())
+    if packages:
+        distribution_packages.install(sorted(packages))
+    for name in missing:
+        make_part(directory / name, parts[name])
+    for path in directory.iterdir():
+        if path.name not in parts:
+            remove(path)
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(description="Make the stand-in of a system and print its module directory.")
+    parser.add_argument('name', help="a system, or its state in a year: frontier-2024")
+    parser.add_argument('--into', metavar='DIR', help="default: .local/stand_ins/NAME of this checkout")
+    options = parser.parse_args(arguments)
+    try:
+        print(make(options.name, options.into and Path(options.into).absolute()) / 'modules')
+    except (UsersProblem, OSError) as problem:
+        print("ERROR: stand-in of %s: %s" % (options.name, problem), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,262 @@
+"""
+What ``./eb`` runs in the collection's own environment: choose the system, find the modules tool, configure EasyBuild
+through its environment variables, and run it in the same process.
+
+Only what is needed before EasyBuild starts is here. What needs its configuration or a parsed easyconfig is in hooks/,
+where it also works for an ``eb`` that was not started by ``./eb``.
+"""
+import argparse
+import atexit
+import importlib
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hpc_pytorch import UsersProblem, VERSION, say, write_atomically
+from hpc_pytorch.machine import own_lmod, systems
+from hpc_pytorch.stand_ins import make as stand_in
+
+COLLECTION = Path(__file__).resolve().parent.parent
+# EasyBuild's own, in the environment of ./eb
+EB = os.path.join(sys.prefix, 'bin', 'eb')
+
+USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...
+
+  --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
+  --rehearse     try another system's easyconfig here, on its stand-in instead of its real modules
+  --job-status   show the jobs that --job submitted for this prefix or easyconfig; with --follow: until they end
+  --job-cancel   cancel them
+  --new-version X EASYCONFIG
+                 create an easyconfig and lock files for version X (or: latest)
+  --renew EASYCONFIG
+                 make the lock files of an easyconfig again, with what the package indexes have today
+  --survey [FILE] [--job]
+                 compare this machine with its description; with FILE, write a JSON report
+  --survey --new-system NAME
+                 write drafts of systems/NAME and its first easyconfig
+  --check [MODULE ...] [--update] [--report FILE]
+                 check and measure what is installed, and compare with what --update kept; --check --help has more
+
+What follows is EasyBuild's own help.
+"""
+
+# Options with which easyconfigs are only read, so that they may be for several systems.
+ONLY_READ = ('--check-contrib', '--check-style')
+# What runs instead of EasyBuild, by our option: modules with a function main(arguments).
+PROGRAMS = {
+    'job-status': 'hpc_pytorch.jobs.status',
+    'job-cancel': 'hpc_pytorch.jobs.cancel',
+    'new-version': 'hpc_pytorch.packages.new_version',
+    'renew': 'hpc_pytorch.packages.new_version',
+    'survey': 'hpc_pytorch.machine.survey',
+    'check': 'hpc_pytorch.jobs.check_modules',
+}
+# Those that do not know their own option.
+WITHOUT_OPTION = ('job-status', 'job-cancel')
+# EasyBuild's --fetch loads no modules, which decide for which Python to fetch; a dry run leaves its lock behind.
+INSTEAD = {
+    '--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks'],
+    '-x': ['-x', '--ignore-locks'],
+    '--extended-dry-run': ['-x', '--ignore-locks'],
+}
+# What must not reach EasyBuild or anything that it builds.
+NOT_THE_USERS = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV')
+COLLECTION_CFG = "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg\n[DEFAULT]\nCOLLECTION = %s\n"
+LOG_IN = 'module() { eval "$("$MODULES_PROGRAM" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0'
+
+
+# -- the command line
+
+def own_options(arguments):
+    """Take our options out of the arguments, but for those that a program of ours reads itself: (ours, the others)."""
+    parser = argparse.ArgumentParser('eb', "./eb --help says more", add_help=False, allow_abbrev=False)
+    parser.add_argument('--system', nargs='?', const='')
+    parser.add_argument('--rehearse', action='store_true')
+    parser.add_argument('--hooks')
+    parser.add_argument('--try-software-version', dest='version')
+    ours, others = parser.parse_known_args(arguments)
+    if ours.system == '':
+        raise UsersProblem("--system requires a name, for example: --system workstation")
+    names = [word.split('=')[0] for word in others]
+    ours.program = next((name for name in PROGRAMS if '--' + name in names), None)
+    if ours.program in WITHOUT_OPTION:
+        others.remove('--' + ours.program)
+    return ours, others
+
+
+def easyconfigs_in(arguments):
+    """List the easyconfigs that are named, also those of an easystack, about which EasyBuild reports errors."""
+    found = [word for word in arguments if word.endswith('.eb') and not word.startswith('-')]
+    words = '='.join(arguments).split('=')
+    if '--easystack' in words[:-1]:
+        path = Path(words[words.index('--easystack') + 1])
+        if path.is_file():
+            found += re.findall(r'[^\s/:]+\.eb\b', path.read_text(errors='replace'))
+    return found
+
+
+def with_other_version(version, arguments):
+    """Make an easyconfig and lock files for --try-software-version, which last as long as this call."""
+    from hpc_pytorch.packages import new_version
+
+    easyconfigs = easyconfigs_in(arguments)
+    unchanged = arguments + ['--try-software-version=' + version]
+    if len(easyconfigs) != 1:
+        return unchanged
+    directory = tempfile.mkdtemp(prefix='try-version-')
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    path = new_version.try_version(easyconfigs[0], version, directory)
+    if path is None:
+        return unchanged
+    if '--job' in arguments:
+        raise UsersProblem("jobs need files that stay; write them first: ./eb --new-version")
+    say("made %s and its lock files for this call only; to keep them: ./eb --new-version %s %s" % (
+        os.path.basename(path), shlex.quote(version), shlex.quote(easyconfigs[0])))
+    return [path if word == easyconfigs[0] else word for word in arguments]
+
+
+# -- EasyBuild's configuration
+
+def set_default(name, value):
+    """Set an option of EasyBuild's unless the user has."""
+    os.environ.setdefault('EASYBUILD_' + name, value)
+
+
+def configure_modules_tool(arguments):
+    """Tell EasyBuild which modules tool to use, unless the user does."""
+    chosen = any(word.startswith('--modules-tool') for word in arguments)
+    if not chosen and 'EASYBUILD_MODULES_TOOL' not in os.environ:
+        tool = own_lmod.installed_modules_tool()
+        os.environ[tool.variable] = tool.program
+        set_default('MODULES_TOOL', tool.name)
+        set_default('MODULE_SYNTAX', tool.syntax)
+
+
+def configure_files(system):
+    """Let EasyBuild read the system's configuration, where the collection is, then the user's; a later one wins."""
+    where = COLLECTION / '.local/collection.cfg'
+    write_atomically(where, COLLECTION_CFG % str(COLLECTION).replace('%', '%%'))
+    files = [COLLECTION / 'systems' / system / 'easybuild.cfg', where, os.environ.get('EASYBUILD_CONFIGFILES')]
+    os.environ['EASYBUILD_CONFIGFILES'] = ','.join(str(path) for path in files if path)
+
+
+def configure_hooks(given):
+    """Name our hooks to EasyBuild, which knows one file only, and the site's or the user's to our hooks."""
+    from easybuild.tools.options import EasyBuildOptions
+
+    class OnlyRead(EasyBuildOptions):
+        """EasyBuild's options without what follows from them, such as a temporary directory."""
+        def postprocess(self):
+            pass
+
+    ours = COLLECTION / 'hooks/hpc_pytorch_hooks.py'
+    try:
+        others = given or OnlyRead(go_args=[], envvar_prefix='EASYBUILD').options.hooks
+    except Exception:
+        # EasyBuild is going to report what is wrong with its configuration
+        others = None
+    if others and Path(others).resolve() != ours:
+        os.environ.setdefault('HPC_SITE_HOOKS', os.path.abspath(others))
+    os.environ['EASYBUILD_HOOKS'] = str(ours)
+
+
+def configure_jobs(system, rehearse):
+    """Tell jobs how to call ./eb as it was called here."""
+    words = [str(COLLECTION / 'eb'), '--system', system] + ['--rehearse'] * rehearse
+    command = ' '.join(map(shlex.quote, words))
+    set_default('JOB_EB_CMD', command.replace('%', '%%'))
+    os.environ['HPC_PYTORCH_COMMAND'] = command
+
+
+def configure_rehearsal(system, easyconfigs):
+    """Replace the machine's modules with those of a stand-in, and the prefix with one of its own."""
+    os.environ['HPC_PYTORCH_REHEARSAL'] = system
+    place = stand_in.make(stand_in.choose(system, easyconfigs))
+    log_in(place)
+    # the system's metadata, then the stand-in's for what has a fixed place on the real system
+    files = [COLLECTION / 'systems' / system / 'external_modules.cfg', place / 'external_modules.cfg']
+    os.environ['EASYBUILD_EXTERNAL_MODULES_METADATA'] = ','.join(str(path) for path in files if path.exists())
+    set_default('PREFIX', str(COLLECTION / '.local/rehearsal' / system))
+    say("rehearsing on the stand-in of %s: %s/modules" % (system, place))
+
+
+def log_in(place):
+    """Take on the environment that users of the system have after login, instead of what is loaded here."""
+    for name in list(os.environ):
+        if name.startswith(('_ModuleTable', '__LMOD_', '__MODULES_')) or name in ('LOADEDMODULES', '_LMFILES_'):
+            del os.environ[name]
+    os.environ['MODULEPATH'] = str(place / 'modules')
+    tool = own_lmod.installed_modules_tool()
+    environment = dict(os.environ, MODULES_PROGRAM=tool.program, **{tool.variable: tool.program})
+    done = subprocess.run(['bash', '-c', LOG_IN, 'bash', str(place)], stdout=subprocess.PIPE, text=True,
+                          env=environment, check=True)
+    os.environ.update(entry.split('=', 1) for entry in done.stdout.split('\0') if '=' in entry)
+
+
+# -- the whole
+
+def consent_of_root():
+    """Give the explicit consent that EasyBuild and Open MPI require to run as root."""
+    if os.geteuid() != 0:
+        return []
+    say("you are root: passing EasyBuild's --allow-use-as-root-and-accept-consequences")
+    os.environ.update(OMPI_ALLOW_RUN_AS_ROOT='1', OMPI_ALLOW_RUN_AS_ROOT_CONFIRM='1')
+    return ['--allow-use-as-root-and-accept-consequences']
+
+
+def prepare(arguments):
+    """Configure everything; returns which of PROGRAMS runs, None for EasyBuild, and its arguments."""
+    ours, arguments = own_options(arguments)
+    if ours.program in (None, *WITHOUT_OPTION) and (not arguments or {'--help', '-h'} & set(arguments)):
+        print(USAGE % ', '.join(systems.names()))
+    if '--version' in arguments:
+        print("This is hpc-pytorch %s" % VERSION)
+    easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
+    system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
+    say("system %s (%s)" % (system, reason))
+    for name in NOT_THE_USERS:
+        os.environ.pop(name, None)
+    os.environ.update(HPC_SYSTEM=system, PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
+    if ours.version:
+        arguments = with_other_version(ours.version, arguments)
+    if ours.rehearse:
+        configure_rehearsal(system, easyconfigs)
+    configure_jobs(system, ours.rehearse)
+    if ours.program == 'survey':
+        # nothing is installed for it, not even a modules tool
+        return ours.program, arguments
+    os.environ.update(EB_SCRIPT_PATH=EB, EB_PYTHON=sys.executable)
+    configure_modules_tool(arguments)
+    configure_hooks(ours.hooks)
+    configure_files(system)
+    words = consent_of_root()
+    for argument in arguments:
+        words += INSTEAD.get(argument, [argument])
+    return ours.program, words
+
+
+def main():
+    try:
+        program, arguments = prepare(sys.argv[1:])
+        sys.argv = [EB] + arguments
+        if program:
+            return importlib.import_module(PROGRAMS[program]).main(arguments)
+    except UsersProblem as problem:
+        print("ERROR: %s" % problem, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    # EasyBuild leaves it where it ends early
+    atexit.register(lambda: [shutil.rmtree(path, ignore_errors=True) for path in sys.path if '/fake_vsc_' in path])
+    from easybuild.main import main_with_hooks
+    return main_with_hooks()
+
+
+if __name__ == '__main__':
+    sys.exit(main())

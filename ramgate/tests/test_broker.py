@@ -1,0 +1,86 @@
+"""The broker: whom it serves, its end, and that of the program that started it."""
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramgate.processes import descendants
+
+
+def broker_of(process):
+    """The broker's process: the child of `ramgate run` that runs the same program."""
+    own = Path('/proc/%d/cmdline' % process.pid).read_bytes()
+    for pid in descendants(process.pid):
+        try:
+            if Path('/proc/%d/cmdline' % pid).read_bytes() == own:
+                return pid
+        except OSError:
+            pass
+    return None
+
+
+def test_the_broker_dies_and_the_build_goes_on(build, eventually):
+    made = [build.source('job%d' % number, 'wait go', 'sleep 0.05') for number in range(6)]
+    process = build.start('--jobs', '3')
+    eventually(lambda: len(list(build.directory.glob('*.o'))) == 3)
+    os.kill(broker_of(process), signal.SIGKILL)
+    (build.directory / 'go').touch()
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert all(path.read_text().startswith('object of') for path in made)
+    build.clean()
+
+
+@pytest.mark.slow
+def test_a_killed_ramgate_leaves_nothing_running(build, eventually):
+    for at in range(4):
+        build.source('job%d' % at, 'sleep 300')
+    process = build.start('--jobs', '2')
+    eventually(lambda: len(list(build.directory.glob('*.o'))) == 2)
+    process.kill()
+    process.communicate(timeout=60)
+    eventually(lambda: not build.processes())
+
+
+# what a compiler wrapper says to start a compiler; prints what it hears
+ASK = '''
+import os, socket, struct, sys
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
+asking = socket.socket(socket.AF_UNIX)
+asking.settimeout(30)
+try:
+    asking.connect("socket")
+except PermissionError:
+    sys.exit("not allowed")
+data = b"/" + bytes(1) + b"gcc" + bytes(1)
+asking.sendall(b"c" + struct.pack("=I", len(data)) + data)
+os.write(1, asking.recv(1))
+'''
+
+
+@pytest.mark.parametrize('user, status, word', [(0, 0, b'g'), (65534, 1, b'')])
+def test_another_user_cannot_ask(as_root, build, eventually, user, status, word):
+    build.source('job', 'wait go')
+    process = build.start('--jobs', '2')
+    eventually(lambda: list(build.directory.glob('*.o')))
+    place, = (build.directory / 'tmp').iterdir()
+    done = subprocess.run([sys.executable, '-S', '-c', ASK, str(user)], cwd=place, stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (status, word)
+    (build.directory / 'go').touch()
+    process.communicate(timeout=60)
+
+
+def test_a_long_temporary_directory(build):
+    """An address of a socket has 107 letters at most."""
+    temporary = build.directory / 'tmp' / ('long' * 40)
+    temporary.mkdir()
+    made = build.source('job', 'memory 5')
+    process = build.start('--report', 'report', TMPDIR=str(temporary))
+    output = process.communicate(timeout=120)[0]
+    assert process.returncode == 0, output
+    assert made.exists() and len(build.report()['compilations']) == 1

@@ -1,0 +1,291 @@
+"""./eb as a user meets it: what it chooses, what it says, and what it says when it cannot."""
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from stand_ins import test_rehearsal
+from common import CHECKOUT, EB, clean_environment, stand_in
+
+WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
+
+ENVIRONMENTS = CHECKOUT / 'hpc_pytorch/environments'
+
+
+def test_says_what_it_chose_and_why(eb):
+    """One line, before anything else."""
+    first = eb(WORKSTATION, '-D').stdout.splitlines()[0]
+    assert first.startswith('eb: system workstation (')
+    assert "the name of " + WORKSTATION in first
+
+
+@pytest.mark.parametrize('arguments, env, reason', [
+    (['--system', 'archer2'], {}, 'archer2 (chosen by --system'),
+    (['--system=archer2'], {'HPC_SYSTEM': 'workstation'}, 'archer2 (chosen by --system'),
+    ([], {'HPC_SYSTEM': 'archer2'}, 'archer2 (chosen by $HPC_SYSTEM'),
+    ([], {}, 'workstation (the default'),
+])
+def test_order_of_choice(eb, arguments, env, reason):
+    """--system, then $HPC_SYSTEM, then the rest."""
+    assert eb(*arguments, '--version', env=env).stdout.startswith('eb: system ' + reason)
+
+
+@pytest.mark.parametrize('arguments, words', [
+    (['--system', 'archer', WORKSTATION], ["'archer'", 'did you mean archer2?']),
+    (['--system'], ['--system requires a name']),
+    # EasyBuild's own words
+    (['PyTorch-2.13.0-workstaton.eb'], ['files not found', 'PyTorch-2.13.0-workstaton.eb', 'easyconfigs']),
+    (['PyTorch-2.13.0-workstation', '--robot'], ['files not found', 'PyTorch-2.13.0-workstation']),
+])
+def test_bad_input(eb, arguments, words):
+    """One clear line and an exit status."""
+    # the prefix and source path that the fixture appends would be taken for the missing name
+    done = subprocess.run([str(CHECKOUT / 'eb'), *arguments], env=clean_environment(), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode
+    error = next(line for line in done.stdout.splitlines() if line.startswith('ERROR: '))
+    for word in words:
+        assert word in error
+    assert 'Traceback' not in done.stdout
+
+
+def test_help_shows_both(eb):
+    """Our options come before EasyBuild's."""
+    output = eb('--help').stdout
+    assert output.index('--rehearse') < output.index('--robot')
+
+
+def test_root_is_told(eb):
+    """As root the consent is given in one line; as another user it is not."""
+    output = eb(WORKSTATION, '-D').stdout
+    assert ('passing EasyBuild\'s --allow-use-as-root' in output) == (os.geteuid() == 0)
+
+
+def test_users_python_does_not_get_in(eb, tmp_path):
+    """Neither $PYTHONPATH nor $PYTHONSTARTUP nor $PYTHONHOME reaches EasyBuild."""
+    for name in ('easybuild', 'rich', 'configparser'):
+        (tmp_path / ('%s.py' % name)).write_text("raise SystemExit('the user\\'s %s was imported')" % name)
+    eb(WORKSTATION, '-D', env={'PYTHONPATH': str(tmp_path), 'PYTHONSTARTUP': str(tmp_path / 'rich.py')})
+
+
+def test_users_configuration_wins(eb, tmp_path):
+    """A configuration file of the user's is read after the system's."""
+    mine = tmp_path / 'mine.cfg'
+    mine.write_text('[config]\nbuildpath = %s\n' % (tmp_path / 'elsewhere'))
+    output = eb('--show-config', env={'EASYBUILD_CONFIGFILES': str(mine)}).stdout
+    assert str(tmp_path / 'elsewhere') in output
+
+
+def test_missing_external_modules(eb, tmp_path):
+    """The first that is missing, where it was looked for, and --rehearse."""
+    easyconfig = tmp_path / 'toy-1.0.eb'
+    easyconfig.write_text("""easyblock = 'Toolchain'
+name = 'toy'
+version = '1.0'
+homepage = 'https://example.org'
+description = 'toy'
+toolchain = SYSTEM
+dependencies = [('no-such-module/1.0', EXTERNAL_MODULE), ('nor-this/2', EXTERNAL_MODULE)]
+""")
+    output = eb(easyconfig, '-D', status=None, env={'MODULEPATH': str(tmp_path)})
+    assert output.returncode != 0
+    assert 'does not have: no-such-module/1.0; loaded before it: nothing; no version of it is here' in output.stdout
+    assert str(tmp_path) in output.stdout
+    assert './eb --rehearse toy-1.0.eb' in output.stdout
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A directory that even root cannot write to."""
+    place = tmp_path / 'read-only'
+    place.mkdir()
+    if os.geteuid() == 0:
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'ro,size=1M', 'none', str(place)], check=True)
+        yield place
+        subprocess.run(['umount', str(place)], check=True)
+    else:
+        place.chmod(0o555)
+        yield place
+
+
+def test_read_only_prefix(tmp_path, read_only):
+    """Said at once, with what to type, and nothing left behind."""
+    output = EB(read_only / 'prefix')(WORKSTATION, '--robot', status=None)
+    assert output.returncode != 0
+    assert 'cannot be written to' in output.stdout
+    assert '--prefix' in output.stdout
+
+
+def test_nothing_stays_in_tmp(eb, tmp_path):
+    """EasyBuild itself leaves a directory there where it only prints."""
+    place = tmp_path / 'temporary'
+    place.mkdir()
+    for word in ('--version', '--help'):
+        eb(word, env={'TMPDIR': str(place)})
+    assert not list(place.iterdir())
+
+
+def run_make_environment(directory, **environment):
+    """The script that makes the environment of ./eb, on a directory of the test's."""
+    command = [ENVIRONMENTS / 'make-environment', directory, ENVIRONMENTS / 'eb.txt']
+    return subprocess.run(command, env=dict(clean_environment(), **environment),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_too_old_python(tmp_path):
+    """The first call says which Python is needed and which was found."""
+    tools = tmp_path / 'bin'
+    tools.mkdir()
+    for name in ('bash', 'env', 'dirname', 'readlink', 'mkdir', 'flock', 'rm', 'touch'):
+        (tools / name).symlink_to(shutil.which(name))
+    old = tools / 'python3'
+    old.write_text('#!/bin/bash\nif [ "$1" = -V ]; then echo "Python 3.6.8"; fi\nexit 1\n')
+    old.chmod(0o755)
+    done = run_make_environment(tmp_path / 'venv', PATH=str(tools))
+    assert done.returncode == 1
+    assert 'Python 3.9 or newer is needed; found: Python 3.6.8' in done.stdout
+    assert not (tmp_path / 'venv').exists()
+
+
+def test_environment_of_somebody_else(read_only):
+    """Whoever cannot run its Python cannot mend it either, and is told so in a line."""
+    subprocess.run(['mount', '-o', 'remount,rw', str(read_only)], check=not os.geteuid())
+    read_only.chmod(0o755)
+    (read_only / 'venv.lock').mkdir()
+    (read_only / 'venv.lock/lock').touch()
+    subprocess.run(['mount', '-o', 'remount,ro', str(read_only)], check=not os.geteuid())
+    (read_only / 'venv.lock/lock').chmod(0o444) if os.geteuid() else None
+    done = run_make_environment(read_only / 'venv')
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 1, done.stdout
+    assert 'clone the collection to a directory of yours' in done.stdout
+
+
+# an index that nobody listens at, and no other place to get packages from
+NO_NETWORK = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0',
+              'PIP_FIND_LINKS': '', 'PIP_EXTRA_INDEX_URL': ''}
+
+
+@pytest.mark.slow
+def test_no_network_at_first_call(tmp_path):
+    """Says that the index could not be reached; the next call, with a network, ends well."""
+    done = run_make_environment(tmp_path / 'venv', **NO_NETWORK)
+    assert done.returncode
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith('ERROR: the package index could not be reached')
+    assert not (tmp_path / 'venv' / '.complete').exists()
+    assert run_make_environment(tmp_path / 'venv').returncode == 0
+    assert (tmp_path / 'venv' / 'bin' / 'eb').exists()
+
+
+@pytest.mark.slow
+def test_interrupted_first_call(tmp_path):
+    """Killed at any moment, the environment is made anew by the next call, and never used half-made."""
+    directory = tmp_path / 'venv'
+    begin = time.monotonic()
+    assert run_make_environment(directory).returncode == 0
+    duration = time.monotonic() - begin
+    (directory / '.complete').unlink()
+    for part in (0.02, 0.15, 0.4, 0.7, 0.95):
+        running = subprocess.Popen([ENVIRONMENTS / 'make-environment', directory, ENVIRONMENTS / 'eb.txt'],
+                                   env=clean_environment(),
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                   start_new_session=True)
+        try:
+            running.wait(timeout=part * duration)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        usable = (directory / '.complete').exists()
+        assert not usable or subprocess.run([str(directory / 'bin/python'), '-c', 'import easybuild.main'],
+                                            env=clean_environment()).returncode == 0
+        (directory / '.complete').unlink(missing_ok=True)
+    assert run_make_environment(directory).returncode == 0
+    assert subprocess.run([str(directory / 'bin/python'), '-c', 'import easybuild.main, rich'],
+                          env=clean_environment()).returncode == 0
+
+
+@pytest.mark.slow
+def test_two_first_calls_at_once(tmp_path):
+    """One makes the environment, the other waits for it."""
+    command = [str(ENVIRONMENTS / name) for name in ('make-environment', 'eb.txt')]
+    command.insert(1, str(tmp_path / 'venv'))
+    both = [subprocess.Popen(command, env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert sum('Making' in output for output in outputs) == 1
+    assert (tmp_path / 'venv' / 'bin' / 'eb').exists()
+
+
+@pytest.mark.slow
+def test_installed_with_pip(tmp_path):
+    """`pip install .` beside EasyBuild: plain eb finds everything, and upstream's easyblocks still import."""
+    environment = tmp_path / 'venv'
+    assert run_make_environment(environment).returncode == 0
+    source = tmp_path / 'source'
+    shutil.copytree(CHECKOUT, source, ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'build', '__pycache__'))
+    python = str(environment / 'bin' / 'python')
+    subprocess.run([python, '-m', 'pip', 'install', '--quiet', '--no-index', '--no-build-isolation', str(source)],
+                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
+    plain = dict(clean_environment(), EB_PYTHON=python, COLUMNS='10000', EASYBUILD_MODULES_TOOL='Lmod',
+                 LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod', EASYBUILD_PREFIX=str(tmp_path / 'prefix'))
+    if os.geteuid() == 0:
+        plain['EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES'] = '1'
+
+    def run(*command):
+        done = subprocess.run(command, env=plain, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    command = str(environment / 'bin' / 'eb')
+    assert '[ ]' in run(command, WORKSTATION, '-D')
+    assert 'LockedWheels' in run(command, '--list-easyblocks')
+    # a system's own modules, here those of its stand-in, are found by plain eb, too
+    toy = tmp_path / 'toy-1.0-ARCHER2.eb'
+    toy.write_text(test_rehearsal.EASYCONFIG)
+    plain['MODULEPATH'] = stand_in('archer2-2023')
+    assert '(module: toy/1.0-ARCHER2)' in run(command, str(toy), '-D', '--robot').replace('\n', ' ')
+    run(python, '-c', 'from easybuild.easyblocks.generic.configuremake import ConfigureMake;'
+                      'from easybuild.easyblocks.pytorch import EB_PyTorch;'
+                      'from easybuild.easyblocks.generic.lockedwheels import LockedWheels;'
+                      'from hpc_pytorch.machine.systems import names; assert "archer2" in names(), names()')
+
+
+def test_bundle_passes_the_hooks(eb, tmp_path):
+    """A Bundle makes copies of its easyconfig that have no path; the hooks once ended in a traceback there."""
+    easyconfig = tmp_path / 'toys-1.0.eb'
+    easyconfig.write_text("""easyblock = 'Bundle'
+name = 'toys'
+version = '1.0'
+homepage = 'https://example.org'
+description = 'toys'
+toolchain = SYSTEM
+components = [('toy', '1.0', {'easyblock': 'Tarball', 'sources': ['toy-1.0.tar.gz']})]
+moduleclass = 'ai'
+""")
+    assert 'toys' in eb(easyconfig, '-x').stdout
+
+
+def test_bare_call():
+    """What ./eb adds to EasyBuild is shown to whoever types nothing else."""
+    done = subprocess.run([str(CHECKOUT / 'eb')], env=clean_environment(), stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert all(option in done.stdout for option in ('--system NAME', '--rehearse', '--survey'))
+
+
+def test_where_installations_belong(eb, tmp_path):
+    """Said before anything is fetched, by the system's policy, which the site's goes before."""
+    home = tmp_path / 'home'
+    easyconfig = tmp_path / 'toy-1.0-ARCHER2.eb'
+    easyconfig.write_text(test_rehearsal.EASYCONFIG.split('dependencies')[0] + "moduleclass = 'toolchain'\n")
+    eb.prefix = home / 'easybuild'
+    home.mkdir()
+    output = eb(easyconfig, env={'HOME': str(home)}, status=None, cwd=tmp_path)
+    assert output.returncode and 'compute nodes do not see $HOME' in output.stdout
+    assert '--prefix=/work/PROJECT/PROJECT/$USER/easybuild' in output.stdout
+    site = tmp_path / 'site.cfg'
+    site.write_text('[policy]\ninstall_path = allow\n')
+    eb(easyconfig, env={'HOME': str(home), 'HPC_SITE_CONFIG': str(site)}, cwd=tmp_path)
