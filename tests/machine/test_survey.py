@@ -248,7 +248,7 @@ def test_queues_of_pbs(place, monkeypatch):
 
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='architecture')[1]
-    findings.append(survey.Finding('x', survey.TOLD, ['/home/me/a', 'somebody'], {'a': '/home/me'}, ''))
+    findings.append(survey.Finding('x', survey.TOLD, ['/home/me/a', 'somebody'], {'a': '/home/me'}))
     text = json.dumps(survey.without_names([one._asdict() for one in findings], place.environ))
     assert '/home/me' not in text and 'somebody' not in text and '$HOME/a' in text
     # who is called like a key, or has an accent in the path, which JSON writes otherwise
