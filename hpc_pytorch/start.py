@@ -55,7 +55,7 @@ PROGRAMS = {
     'new-version': 'hpc_pytorch.packages.new_version',
     'renew': 'hpc_pytorch.packages.new_version',
     'survey': 'hpc_pytorch.machine.survey',
-    'check': 'hpc_pytorch.jobs.checks',
+    'check': 'hpc_pytorch.jobs.check_modules',
 }
 # Those that do not know their own option.
 WITHOUT_OPTION = ('job-status', 'job-cancel')

@@ -1,29 +1,29 @@
 """``--job-cancel``: cancel the jobs that were submitted for a prefix, or for the easyconfigs that are named."""
-from hpc_pytorch.jobs.status import jobs_of, run, state_of
+from hpc_pytorch.jobs.status import jobs_of, state_of, with_prefix
 from hpc_pytorch.machine.batch_systems import ALIVE, NoAnswer, Refused, SCHEDULERS, UNKNOWN
 
 
 def cancel_jobs(easyconfigs):
-    """Cancel what waits or runs, the last first; what cannot be asked is left alone."""
-    status, found = 0, False
+    """Cancel what waits or runs, the last first; returns the exit status."""
+    failed = found = False
     for record in reversed(jobs_of(easyconfigs)):
         look = state_of(record)
-        name = "%s  job %s" % (record['module'], record['job'] or '?')
+        result = None
         if look.state == UNKNOWN:
-            print("%s  not cancelled: %s" % (name, look.about or look.word))
-            status = 1
+            result = "not cancelled: %s" % (look.about or look.word)
         elif look.state in ALIVE:
-            found = True
+            found, result = True, "cancelled"
             try:
                 SCHEDULERS[record['scheduler']].cancel([record['job']])
-                print("%s  cancelled" % name)
             except (NoAnswer, Refused) as problem:
-                print("%s  not cancelled: %s" % (name, problem))
-                status = 1
-    if not found and not status:
+                result = "not cancelled: %s" % problem
+        if result:
+            print("%s  job %s  %s" % (record['module'], record['job'] or '?', result))
+            failed = failed or result != "cancelled"
+    if not found and not failed:
         print("No job waits or runs")
-    return status
+    return int(failed)
 
 
 def main(arguments):
-    return run(arguments, cancel_jobs)
+    return with_prefix(arguments, cancel_jobs)

@@ -1,11 +1,10 @@
 """
-The files of a job: its script, a record, and while it runs how far it is.
+The files of a job: its script, a record, and while it runs its progress.
 
 They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. There is one record for each module; what jobs
 write has the token of their submission in its name, so that it is never taken for another job's.
 """
 import contextlib
-import getpass
 import glob
 import hashlib
 import json
@@ -35,13 +34,21 @@ CARRIED = (
     ('PYTHONPATH', "where EasyBuild is, when it comes from a module; ./eb has none"),
 )
 
-# What a record has at least; one without it is damaged.
-KINDS = dict({name: str for name in ('name', 'module', 'token', 'scheduler', 'log', 'easyconfig')},
-             time=(int, float), after=list, job=(str, type(None)))
+# what a record has at least; one without it is damaged
+FIELDS = {
+    'name': str,
+    'module': str,
+    'token': str,
+    'scheduler': str,
+    'log': str,
+    'easyconfig': str,
+    'time': (int, float),
+    'after': list,
+    'job': (str, type(None)),
+}
 
 
 def directory():
-    """Where the files of all jobs for this prefix are, beside EasyBuild's locks."""
     return os.path.join(install_path('software'), '.jobs')
 
 
@@ -56,7 +63,7 @@ def mark_of(name):
 
 
 def new_record(name, **facts):
-    return dict(facts, name=name, job=None, token=uuid.uuid4().hex[:12], user=getpass.getuser(), time=int(time.time()))
+    return dict(facts, name=name, job=None, token=uuid.uuid4().hex[:12], time=int(time.time()))
 
 
 def files_of(record):
@@ -65,29 +72,29 @@ def files_of(record):
 
 
 def write_record(record):
-    """Write what is known of a job, never half."""
-    path = record_path(record['name'])
+    """Write a record, never half."""
     # goes with the job's other files where the disk is full
     partial = files_of(record) + '.partial'
     with open(partial, 'w') as handle:
         json.dump(record, handle, indent=2, sort_keys=True)
         handle.write('\n')
-    os.replace(partial, path)
+    os.replace(partial, record_path(record['name']))
 
 
 def read_record(path):
-    """What is known of a job; None if there is nothing."""
+    """A record; None if there is none, or it is damaged."""
     try:
         record = json.loads(Path(path).read_text())
-        whole = isinstance(record, dict) and all(isinstance(record.get(name, ()), kind) for name, kind in KINDS.items())
-        return record if whole and record['scheduler'] in SCHEDULERS else None
-    except (OSError, ValueError):
+        whole = all(isinstance(record[name], kind) for name, kind in FIELDS.items())
+    except (OSError, ValueError, TypeError, KeyError):
         return None
+    return record if whole and record['scheduler'] in SCHEDULERS else None
 
 
 def read_records():
     """All records of this prefix, the oldest first."""
-    records = filter(None, map(read_record, glob.glob(os.path.join(glob.escape(directory()), '*.json'))))
+    paths = glob.glob(os.path.join(glob.escape(directory()), '*.json'))
+    records = [record for record in map(read_record, paths) if record]
     return sorted(records, key=lambda record: (record['time'], number_of(record['job'])))
 
 
@@ -99,12 +106,10 @@ def number_of(job):
 def remove_record(record):
     """Forget a job, and what it has left behind beside its log."""
     for path in glob.glob(glob.escape(files_of(record)) + '.*') + [record_path(record['name'])]:
-        if '.alive.' in path[len(files_of(record)):]:
-            # it may be: the next job waits for it
-            continue
-        # it may be somebody else's, who shares the prefix
-        with contextlib.suppress(OSError):
-            os.remove(path)
+        # while it may be alive the next job waits for it; others' files, who share the prefix, stay
+        if '.alive.' not in path[len(files_of(record)):]:
+            with contextlib.suppress(OSError):
+                os.remove(path)
 
 
 def first_line(path):
@@ -117,23 +122,25 @@ def first_line(path):
 
 
 def write_script(record, command, log):
-    """The script of a job: what belongs to this one, then what all have in common."""
+    """Write the script of a job: what belongs to this one, then what all have in common; returns its path."""
     lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % record['name']]
-    lines += ['export %s=%s' % (variable, shlex.quote(os.environ[variable]))
-              for variable, _ in CARRIED if os.environ.get(variable)]
+    for variable, _ in CARRIED:
+        if os.environ.get(variable):
+            lines.append('export %s=%s' % (variable, shlex.quote(os.environ[variable])))
     if build_option('job_eb_cmd') == 'eb' and os.environ.get('EB_SCRIPT_PATH'):
         # the eb that is called here is found in the job, too
         here = os.path.dirname(os.path.abspath(os.environ['EB_SCRIPT_PATH']))
         lines.append('export PATH=%s:"$PATH"' % shlex.quote(here))
-    # a job asks how others are, whose locks it finds
+    # a job asks for the state of others, whose locks it finds
     tool = shutil.which(SCHEDULERS[record['scheduler']].tool)
-    lines += ['export PATH="$PATH":%s' % shlex.quote(os.path.dirname(tool))] if tool else []
-    lines += ['%s=%s' % (name, shlex.quote(value)) for name, value in (
-        ('record', record_path(record['name'])), ('token', record['token']), ('files', files_of(record)),
-        ('log', log))]
+    if tool:
+        lines.append('export PATH="$PATH":%s' % shlex.quote(os.path.dirname(tool)))
+    values = {'record': record_path(record['name']), 'token': record['token'], 'files': files_of(record), 'log': log}
+    for name, value in values.items():
+        lines.append('%s=%s' % (name, shlex.quote(value)))
     lines += ['build() {', command, '}', '']
-    text = '\n'.join(lines) + Path(__file__).resolve().with_name('job-script').read_text()
+    common = Path(__file__).resolve().with_name('job-script').read_text()
     path = files_of(record) + '.sh'
-    Path(path).write_text(text)
+    Path(path).write_text('\n'.join(lines) + common)
     os.chmod(path, 0o755)
     return path

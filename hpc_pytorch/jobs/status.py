@@ -1,4 +1,5 @@
-"""``--job-status``: how the jobs are that were submitted for a prefix, what went wrong, and what to do."""
+"""``--job-status``: the state of the jobs that were submitted for a prefix, what went wrong, and what to do."""
+import configparser
 import contextlib
 import os
 import re
@@ -11,69 +12,45 @@ from pathlib import Path
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
 
-from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records, remove_record
+from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records
 from hpc_pytorch.machine.batch_systems import (ALIVE, CANCELLED, DONE, FAILED, MIB, RUNNING, SCHEDULERS, UNKNOWN,
                                                WAITING, Look, NoAnswer)
 from hpc_pytorch.packages import known_errors
 
-# what ended longer ago is not shown any more, and forgotten
-KEPT_DAYS = 30
 # seconds between two looks with --follow
 INTERVAL = 30
-# The batch system's word for how a job ended -> (cause, what to do).
-ENDS = tuple((re.compile(pattern), cause, remedy) for pattern, cause, remedy in (
-    (r'OUT_OF_MEMORY|exit status (-27|137)\b', "it used more memory than the job had ({memory}), and was killed",
-     "submit again with more: --job-target-resource=memory=SIZE, or build with fewer cores: --job-cores=N"),
-    (r'TIMEOUT|DEADLINE|exit status -29\b', "it took longer than the job had time for ({walltime})",
-     "submit again with more: --job-target-resource=walltime=HOURS:00:00"),
-    (r'NODE_FAIL|BOOT_FAIL|exit status -3\b', "the node failed", "submit again"),
-    (r'JobLaunchFailure|RaisedSignal:53|launch failed', "the job could not be started: most often its log, its working "
-     "directory or the prefix is not there on the compute node",
-     "choose --prefix and --job-output-dir below a directory that compute nodes have, and submit from there"),
-    (r'PREEMPTED', "another job was more important", "submit again"),
-    (r'exit status (271|143)\b', "it was ended from outside: its time was up ({walltime}), or somebody deleted it",
-     "submit again, with more time if that was it: --job-target-resource=walltime=HOURS:00:00"),
-))
+STATES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'states.cfg')
 
 
-# The batch system's word for why a job waits -> what it means, and what to do (squeue(1), "job reason codes"; PBS's
-# comment).
-REASONS = tuple((re.compile(pattern), text) for pattern, text in (
-    (r'PartitionTimeLimit|PartitionNodeLimit|QOSMax\w*Wall|AssocMaxWall|\bTimeLimit',
-     "it asks for more than the partition or QOS allows and never starts: cancel it (--job-cancel) and submit again "
-     "with --job-target-resource=walltime=HOURS:00:00 or partition=NAME"),
-    (r'AssocGrp|AssocMax|QOSGrp|QOSMax|QOSUsage', "the project has reached its limit of jobs, or used up its hours: it "
-     "starts when that changes; another project: --job-target-resource=account=PROJECT"),
-    (r'DependencyNeverSatisfied', "a job that it needs has failed: it never starts; submit again"),
-    (r'Dependency', "it starts when the jobs before it have ended well"),
-    (r'ReqNodeNotAvail|Reservation|DRAINED', "the nodes are reserved or down, most often for maintenance: it "
-     "starts after that, or before with less time: --job-target-resource=walltime=HOURS:00:00"),
-    (r'JobHeld', "it is held: scontrol release {job}"),
-    (r'BadConstraints|PartitionConfig|Invalid|Can Never Run', "no node fits what it asks for, or it may not ask for "
-     "that: cancel it (--job-cancel) and submit again with another --job-target-resource"),
-    (r'launch failed|JobHoldMaxRequeue', "it could not be started several times, see its log"),
-    (r'BeginTime', "it starts at the time that was asked for, or a while after its node failed"),
-    (r'PartitionDown|PartitionInactive|NodeDown', "the partition is closed: it starts when it is open again"),
-))
+def explanations(kind, words):
+    """The sections of states.cfg of this kind that match what the batch system says."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
+    parser.read(STATES, encoding='utf-8')
+    found = []
+    for section in parser.sections():
+        of_kind, _, pattern = section.partition(': ')
+        if of_kind == kind and re.search(pattern, words):
+            found.append({key: ' '.join(text.split()) for key, text in parser[section].items()})
+    return found
 
 
-def program(word):
-    """What to type to see the jobs, or cancel them, of this prefix; with what the user said that it depends on."""
+def command_for(action):
+    """What to type to see the jobs of this prefix, or cancel them."""
     eb = os.environ.get('HPC_PYTORCH_COMMAND')
-    command = '%s --job-%s' % (eb, word) if eb else 'python3 -m hpc_pytorch.jobs.%s' % word
-    where = ('--prefix', '--installpath', '--subdir-software', '--configfiles')
-    if any(argument.startswith(where) for argument in sys.argv):
+    command = '%s --job-%s' % (eb, action) if eb else 'python3 -m hpc_pytorch.jobs.%s' % action
+    decisive = ('--prefix', '--installpath', '--subdir-software', '--configfiles')
+    if any(argument.startswith(decisive) for argument in sys.argv):
         top, name = os.path.split(install_path('software'))
         command += ' --installpath=%s' % shlex.quote(top)
-        command += ' --subdir-software=%s' % shlex.quote(name) if name != 'software' else ''
+        if name != 'software':
+            command += ' --subdir-software=%s' % shlex.quote(name)
     return command
 
 
 def state_of(record):
-    """(state, the batch system's word, more) of a job; what its own files say where it has been forgotten."""
+    """The state of a job, as Look; from its own files where the batch system has forgotten it."""
     scheduler = SCHEDULERS[record['scheduler']]
     ended = first_line(files_of(record) + '.ended')
-    age = time.time() - record['time']
     try:
         if record['job'] is None:
             found = scheduler.find(record['name'], '%s_%s' % (mark_of(record['name']), record['token']))
@@ -81,14 +58,15 @@ def state_of(record):
         look = scheduler.look(record['job']) if record['job'] else None
     except NoAnswer as problem:
         return Look(UNKNOWN, '', str(problem))
-    if look is None and ended is not None:
+    if look:
+        return look
+    if ended is not None:
         return Look(DONE if ended == '0' else FAILED, 'exit status %s' % ended, '')
-    if look is None and record['job'] is None:
+    if record['job'] is None:
         return Look(UNKNOWN, '', "the submission was interrupted: submit again")
-    if look is None and age < scheduler.forgets_after:
+    if time.time() - record['time'] < scheduler.forgets_after:
         return Look(UNKNOWN, '', "the batch system does not know it, or not yet")
-    return look or Look(FAILED, 'forgotten', "the batch system does not know it any more, and it did not end by "
-                                             "itself: killed, or deleted")
+    return Look(FAILED, 'forgotten', "the batch system does not know it any more, and it did not end by itself")
 
 
 def log_tail(record, lines=400):
@@ -101,41 +79,49 @@ def log_tail(record, lines=400):
     return found
 
 
-def step_of(record):
-    """The step that a running job is in, and the last that was heard."""
+def describe_progress(record):
+    """The step that a running job is in, and the last line of ramgate or of the log."""
     lines = log_tail(record)
     steps = [line for line in lines if line.startswith('== ')]
-    last = first_line(files_of(record) + '.progress') or (lines[-1] if lines else None)
+    last = first_line(files_of(record) + '.progress') or (lines[-1] if lines else "nothing in its log yet")
     if not steps:
-        return [last or "nothing in its log yet"]
+        return [last]
     return [steps[-1][3:]] + ([last.strip()] if last != steps[-1] else [])
 
 
-def why_failed(record, look):
-    asked = {'memory': '%d MiB' % (record['memory'] / MIB) if record.get('memory') else 'the whole node',
-             'walltime': '%d:%02d h' % divmod(record.get('minutes') or 0, 60)}
-    found = ["cause: %s\nwhat to do: %s" % (cause.format(**asked), remedy)
-             for pattern, cause, remedy in ENDS if pattern.search('%s, %s' % (look.word, look.about))]
+def describe_failure(record, look):
+    """Causes and remedies, from the batch system and from the log; then the last errors in the log."""
+    memory = '%d MiB' % (record['memory'] / MIB) if record.get('memory') else 'the whole node'
+    walltime = '%d:%02d h' % divmod(record.get('minutes') or 0, 60)
+    found = []
+    for end in explanations('ended', '%s, %s' % (look.word, look.about)):
+        found += ["cause: " + end['cause'].format(memory=memory, walltime=walltime), "what to do: " + end['remedy']]
     lines = log_tail(record)
-    errors = [line for line in lines if line.startswith(('ERROR', '=>> PBS', 'slurmstepd: error'))]
     explained = known_errors.explain('\n'.join(lines))
-    return '\n'.join(found + [explained] * bool(explained) + (errors or lines)[-3:])
+    found += explained.splitlines() if explained else []
+    errors = [line for line in lines if line.startswith(('ERROR', '=>> PBS', 'slurmstepd: error'))]
+    return found + (errors or lines)[-3:]
+
+
+def describe_cancelled(record, states):
+    for job in record['after']:
+        module, look = states.get(job, (None, None))
+        if look and look.state in (FAILED, CANCELLED):
+            return ["because %s was not installed; submit again when it is" % module]
+    return ["somebody deleted it"]
 
 
 def describe(record, look, states):
-    lines = ["%s  job %s  %s%s" % (record['module'], record['job'] or '?', look.state,
-                                   ' (%s)' % ', '.join(filter(None, (look.word, look.about))))]
+    words = ', '.join(word for word in (look.word, look.about) if word)
+    lines = ["%s  job %s  %s (%s)" % (record['module'], record['job'] or '?', look.state, words)]
     if look.state == RUNNING:
-        lines += step_of(record)
+        lines += describe_progress(record)
     elif look.state == WAITING:
-        lines += [text.format(job=record['job']) for pattern, text in REASONS if pattern.search(look.about)][:1]
+        lines += [reason['meaning'].format(job=record['job']) for reason in explanations('waits', look.about)[:1]]
     elif look.state == FAILED:
-        lines += why_failed(record, look).splitlines()
+        lines += describe_failure(record, look)
     elif look.state == CANCELLED:
-        failed = [states[job][0] for job in record['after'] if job in states
-                  and states[job][1].state in (FAILED, CANCELLED)]
-        lines += ["because %s was not installed; submit again when it is" % ', '.join(failed) if failed else
-                  "somebody deleted it"]
+        lines += describe_cancelled(record, states)
     if look.state not in (WAITING, DONE):
         lines.append("log: %s" % record['log'])
     return '\n    '.join(lines)
@@ -144,7 +130,7 @@ def describe(record, look, states):
 def jobs_of(easyconfigs):
     """The records for these easyconfigs and for the jobs before theirs, the oldest first; all if none is named."""
     records = read_records()
-    names = {os.path.basename(path) for path in easyconfigs}
+    names = [os.path.basename(path) for path in easyconfigs]
     wanted = {record['job'] for record in records if not names or os.path.basename(record['easyconfig']) in names}
     for record in reversed(records):
         if record['job'] in wanted:
@@ -153,30 +139,26 @@ def jobs_of(easyconfigs):
 
 
 def show_jobs(easyconfigs):
-    """All jobs for this prefix, the oldest first; whether any of them waits or runs."""
+    """Print the state of the jobs, the oldest first; whether any of them waits or runs."""
     records = jobs_of(easyconfigs)
     looks = [(record, state_of(record)) for record in records]
     states = {record['job']: (record['module'], look) for record, look in looks}
     for record, look in looks:
-        if look.state not in ALIVE + (UNKNOWN,) and time.time() - record['time'] > KEPT_DAYS * 86400:
-            remove_record(record)
-        else:
-            print(describe(record, look, states))
+        print(describe(record, look, states))
     if not records:
-        print("No jobs were submitted for %s" % ' '.join(
-            list(easyconfigs) + ["in " * bool(easyconfigs) + install_path('software')]))
+        print("No jobs were submitted in %s" % ' for '.join([install_path('software')] + easyconfigs))
     sys.stdout.flush()
     return any(look.state in ALIVE for _, look in looks)
 
 
-def run(arguments, action):
-    """Do something with the jobs of the easyconfigs among EasyBuild's arguments, with its options for the prefix."""
+def with_prefix(arguments, action):
+    """Call `action` with the easyconfigs among EasyBuild's arguments, with its options for the prefix in force."""
     from easybuild.tools.options import set_up_configuration
     easyconfigs = [word for word in arguments if word.endswith('.eb') and not word.startswith('-')]
+    options = [word for word in arguments if word not in easyconfigs]
     temporary = None
     try:
-        temporary = set_up_configuration(args=[word for word in arguments if word not in easyconfigs],
-                                         silent=True)[1][5]
+        temporary = set_up_configuration(args=options, silent=True)[1][5]
         return action(easyconfigs)
     except EasyBuildError as error:
         print("ERROR: %s" % error.msg, file=sys.stderr)
@@ -189,15 +171,10 @@ def run(arguments, action):
 
 
 def main(arguments):
-    follow = '--follow' in arguments
-
-    def show(easyconfigs):
-        while show_jobs(easyconfigs) and follow:
+    def follow(easyconfigs):
+        while show_jobs(easyconfigs) and '--follow' in arguments:
             time.sleep(INTERVAL)
             print(time.strftime('--- %H:%M:%S'))
         return 0
-    return run([word for word in arguments if word != '--follow'], show)
 
-
-if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    return with_prefix([word for word in arguments if word != '--follow'], follow)

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import sys
-import time
 
 from easybuild.framework.easyconfig.easyconfig import process_easyconfig
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -18,7 +17,7 @@ from hpc_pytorch import HERE, UsersProblem
 from hpc_pytorch.jobs.records import (directory, files_of, mark_of, new_record, read_record, record_path, remove_record,
                                       write_record, write_script)
 from hpc_pytorch.jobs.requests import request_for
-from hpc_pytorch.jobs.status import program, state_of
+from hpc_pytorch.jobs.status import command_for, state_of
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain, why_refused
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
@@ -29,8 +28,8 @@ class Job(object):
 
     def __init__(self, name, command, hours):
         self.name, self.command, self.hours = name, command, hours
-        self.module = self.jobid = self.after = None
-        self.already = False
+        self.module = self.jobid = None
+        self.after = []
 
     def ids_before(self):
         """The jobs that have to end well first."""
@@ -42,7 +41,7 @@ class Job(object):
         return process_easyconfig(path)[0]['ec']
 
 
-def quoted(command):
+def quote_command(command):
     """
     EasyBuild's command for a job, as a shell has to read it: EasyBuild quotes neither its directory nor that of the
     easyconfig or the output, and puts values of options between apostrophes even if they have some (5.4.1,
@@ -53,9 +52,11 @@ def quoted(command):
     start, eb, rest = after.partition(eb)
     if not here or not eb:
         return command
-    ends = [found.end() for found in re.finditer(r'\.eb(?= )', rest) if os.path.isfile(rest[:found.end()])]
-    if ends:
-        rest = shlex.quote(rest[:ends[0]]) + rest[ends[0]:]
+    for found in re.finditer(r'\.eb(?= )', rest):
+        path, options = rest[:found.end()], rest[found.end():]
+        if os.path.isfile(path):
+            rest = shlex.quote(path) + options
+            break
     rest, option, output = rest.rpartition('--testoutput=')
     rest = re.sub(r"(?<= )(--[\w-]+=)'(.*?)'(?= +(?:--|$))",
                   lambda word: word.group(1) + shlex.quote(word.group(2)), rest)
@@ -82,12 +83,12 @@ class SystemJobs(object):
         if kind != self.scheduler.kind:
             raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Leave it out: easybuild.cfg has it",
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
-        # what is wrong with the command line is said now
+        # what is wrong with the command line
         request_for(self.system, self.scheduler, OTHERS)
         self.check_directories()
-        self.take_turn()
+        self.take_lock()
 
-    def take_turn(self):
+    def take_lock(self):
         """Allow one submission at a time: two would submit the same."""
         path = os.path.join(directory(), '.lock')
         try:
@@ -106,14 +107,18 @@ class SystemJobs(object):
 
     def check_directories(self):
         """Refuse what a job would not find on its node."""
-        needed = [('working directory', os.getcwd(), 'cd'), ('prefix', directory(), '--prefix='),
-                  ('log directory', self.log_directory(), '--job-output-dir='),
-                  ('build directory', build_path(), '--buildpath='),
-                  ('source directory', source_paths()[0], '--sourcepath='), ('collection', HERE, 'git clone')]
-        if os.environ.get('HPC_PYTORCH_REHEARSAL'):
-            # here the nodes are this machine
-            needed = [entry for entry in needed if not os.path.exists(entry[1])]
+        needed = (
+            ('working directory', os.getcwd(), 'cd'),
+            ('prefix', directory(), '--prefix='),
+            ('log directory', self.log_directory(), '--job-output-dir='),
+            ('build directory', build_path(), '--buildpath='),
+            ('source directory', source_paths()[0], '--sourcepath='),
+            ('collection', HERE, 'git clone'),
+        )
         for what, path, remedy in needed:
+            # in a rehearsal, the nodes are this machine
+            if os.environ.get('HPC_PYTORCH_REHEARSAL') and os.path.exists(path):
+                continue
             for top in self.system.node['not_mounted']:
                 if (os.path.realpath(path) + '/').startswith(top.rstrip('/') + '/'):
                     raise EasyBuildError(
@@ -122,7 +127,7 @@ class SystemJobs(object):
 
     def make_job(self, script, name, env_vars=None, hours=None, cores=None):
         """A job that is not submitted yet."""
-        return Job(name, quoted(script), hours)
+        return Job(name, quote_command(script), hours)
 
     def queue(self, job, dependencies=frozenset()):
         """Remember it; all sources are fetched before the first is submitted."""
@@ -130,23 +135,23 @@ class SystemJobs(object):
         self.jobs.append(job)
 
     def complete(self):
-        job = None
+        job, already = None, []
         try:
             for job in self.jobs:
-                job.already = self.submitted_before(job)
-            self.say_cost([job for job in self.jobs if not job.already])
+                if self.submitted_before(job):
+                    already.append(job)
             for job in self.jobs:
-                if not job.already:
+                if job not in already:
                     self.submit(job)
         except Refused as problem:
             self.take_back()
             raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
                                  why_refused(str(problem), self.system.scheduler['account_variable']))
         except Uncertain as problem:
-            raise EasyBuildError("Nobody knows whether %s is in the queue: %s\nNothing more was submitted, and nothing "
-                                 "was taken back%s. Type the same again: it finds what is in the queue.",
-                                 job.name, problem, ''.join(
-                                     ', %s is job %s' % (other.name, other.jobid) for other in self.submitted))
+            others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
+            raise EasyBuildError("Could not determine whether %s was queued: %s\nNo further jobs were submitted; none "
+                                 "were cancelled%s. Type the same again: it finds what is in the queue.",
+                                 job.name, problem, ''.join(others))
         except NoAnswer as problem:
             raise EasyBuildError("The batch system does not answer about %s: %s. Nothing was submitted for it; try "
                                  "again.", job.name, problem)
@@ -160,42 +165,36 @@ class SystemJobs(object):
         self.lock.close()
         for job in self.jobs:
             if job.jobid:
-                print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job.already else "",
+                print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job in already else "",
                           ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else "", log=self.log)
             else:
                 print_msg("%s is installed by now", job.module, log=self.log)
-        print_msg("To see their state: %s", program('status'), log=self.log)
-
-    def request(self, job):
-        return request_for(self.system, self.scheduler, needs_of(job.easyconfig()), job.hours)
-
-    def say_cost(self, jobs):
-        cores = float(self.system.node['cores'] or 1)
-        hours = sum(request.minutes * (1 if request.exclusive else request.cores / cores)
-                    for request in map(self.request, jobs)) / 60.0
-        if jobs:
-            print_msg("%d job(s), which cost at most %.1f node hours", len(jobs), hours, log=self.log)
+        print_msg("To see their state: %s", command_for('status'), log=self.log)
 
     def submitted_before(self, job):
         """
-        Whether a job for the same is waiting or running, whose id is this job's from now on; or has just ended well,
-        after it was found out what is missing.
+        Whether a job for the same waits or runs, whose id is this job's from now on; or has ended well just now, after
+        EasyBuild found out what is missing.
         """
-        wanted_again = build_option('force') or build_option('rebuild')
+        again = build_option('force') or build_option('rebuild')
         record = read_record(record_path(job.name))
         look = state_of(record) if record and record['job'] else None
         if look and look.state == UNKNOWN:
-            raise EasyBuildError("%s was submitted before as job %s, and nobody knows whether that has ended: %s. "
+            raise EasyBuildError("%s was submitted before as job %s, and its state could not be determined: %s. "
                                  "Nothing was submitted; try again. If you know that it has ended, remove %s",
                                  job.name, record['job'], look.about or look.word, record_path(job.name))
-        living = [(record['job'], record['token'])] if look and look.state in ALIVE else [
-            (number, mark.rpartition('_')[2]) for number, mark in self.scheduler.find(job.name, mark_of(job.name))]
-        if living and wanted_again:
+        # (job, token of its record)
+        if look and look.state in ALIVE:
+            living = [(record['job'], record['token'])]
+        else:
+            found = self.scheduler.find(job.name, mark_of(job.name))
+            living = [(number, mark.rpartition('_')[2]) for number, mark in found]
+        if living and again:
             self.end(job, [number for number, _ in living])
         elif living:
             self.adopt(job, record, living)
             return True
-        return bool(look and look.state == DONE and not wanted_again and modules_tool().exist([job.module])[0])
+        return bool(look and look.state == DONE and not again and modules_tool().exist([job.module])[0])
 
     def end(self, job, numbers):
         """Cancel jobs, and wait until nothing of them runs."""
@@ -211,7 +210,7 @@ class SystemJobs(object):
 
     def adopt(self, job, record, living):
         """
-        A living job becomes this job's: the one that its record says, or the latest that somebody submitted without
+        A living job becomes this job's: the one that its record names, or the latest that somebody submitted without
         living long enough to note it. Others do nothing, as the record is not theirs.
         """
         noted = [entry for entry in living if record and entry[1] == record['token']]
@@ -219,64 +218,70 @@ class SystemJobs(object):
         if noted and record['job'] == job.jobid:
             return
         if not noted:
-            record = dict(new_record(job.name, **self.facts(job, [])), token=token)
-        record.update(job=job.jobid, log=record['log'].replace('{job}', job.jobid))
-        write_record(record)
+            record = dict(self.make_record(job), token=token)
+        self.note_submitted(record, job.jobid)
 
-    def facts(self, job, after):
+    def request(self, job):
+        return request_for(self.system, self.scheduler, needs_of(job.easyconfig()), job.hours)
+
+    def make_record(self, job):
         """What is noted of a job, and what its script is made from."""
         request = self.request(job)
-        return {'module': job.module, 'scheduler': self.scheduler.kind, 'after': after,
-                'easyconfig': job.easyconfig().path,
-                'log': os.path.join(self.log_directory(), job.name + '-{job}.out'),
-                'memory': request.memory, 'minutes': request.minutes, 'cores': request.cores,
-                'submitted': time.strftime('%Y-%m-%d %H:%M:%S')}
+        return new_record(
+            job.name,
+            module=job.module,
+            scheduler=self.scheduler.kind,
+            after=job.ids_before(),
+            easyconfig=job.easyconfig().path,
+            log=os.path.join(self.log_directory(), job.name + '-{job}.out'),
+            memory=request.memory,
+            minutes=request.minutes,
+        )
+
+    def note_submitted(self, record, jobid):
+        write_record(dict(record, job=jobid, log=record['log'].replace('{job}', jobid)))
 
     def submit(self, job):
         """Submit one job. Its record is written before, so that a killed submission leaves what to look for."""
-        after = job.ids_before()
-        request = self.request(job)
         old = read_record(record_path(job.name))
         if old:
             remove_record(old)
-        record = new_record(job.name, **self.facts(job, after))
-        opens_log = self.scheduler.opens_log
+        record = self.make_record(job)
         mark = '%s_%s' % (mark_of(job.name), record['token'])
-        command = self.scheduler.command(request, job.name, mark, record['log'] if opens_log
-                                         else files_of(record) + '.out', after)
+        # where the batch system opens no log, the script writes it, and what the batch system has to say goes elsewhere
+        log, own_log = (record['log'], '') if self.scheduler.opens_log else (files_of(record) + '.out', record['log'])
+        command = self.scheduler.command(self.request(job), job.name, mark, log, job.ids_before())
         try:
-            script = write_script(record, job.command, '' if opens_log else record['log'])
-            start = None if after else self.scheduler.expected_start(command, script)
-            if start:
-                print_msg("%s would start at %s", job.module, start, log=self.log)
+            script = write_script(record, job.command, own_log)
             write_record(record)
             job.jobid = self.scheduler.submit(command, script)
         except (Refused, OSError):
             remove_record(record)
             raise
         except Uncertain as problem:
-            job.jobid = self.found(job.name, mark)
+            job.jobid = self.find_submitted(job.name, mark)
             if job.jobid is None:
                 raise problem
         self.submitted.append(job)
-        write_record(dict(record, job=job.jobid, log=record['log'].replace('{job}', job.jobid)))
+        self.note_submitted(record, job.jobid)
 
-    def found(self, name, mark):
-        """The id of a job that was submitted without an answer, None if it is not in the queue, or nobody knows."""
+    def find_submitted(self, name, mark):
+        """The id of a job that was submitted without an answer; None if it is not in the queue, or nobody knows."""
         try:
             living = self.scheduler.find(name, mark)
         except NoAnswer:
-            living = []
+            return None
         return living[0][0] if living else None
 
     def take_back(self):
-        """All jobs or none."""
-        if self.submitted:
-            try:
-                self.scheduler.cancel([job.jobid for job in self.submitted])
-            except NoAnswer as problem:
-                print_msg("these jobs could not be taken back: %s (%s)",
-                          ' '.join(job.jobid for job in self.submitted), problem)
-                return
-            for job in self.submitted:
-                remove_record(read_record(record_path(job.name)))
+        """Cancel what was submitted: all jobs or none."""
+        if not self.submitted:
+            return
+        numbers = [job.jobid for job in self.submitted]
+        try:
+            self.scheduler.cancel(numbers)
+        except NoAnswer as problem:
+            print_msg("these jobs could not be taken back: %s (%s)", ' '.join(numbers), problem)
+            return
+        for job in self.submitted:
+            remove_record(read_record(record_path(job.name)))

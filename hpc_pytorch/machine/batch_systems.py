@@ -17,10 +17,8 @@ PATIENCE = 20
 # seconds to wait before a submission that met no server is tried again
 TRY_AGAIN = (1, 5)
 
-# minutes; memory in bytes or None: all that the node has; extra: what is asked for besides, by EXTRAS' names; options:
-# more words for the command that submits
-Request = namedtuple('Request', 'account partition qos cores memory minutes gpus gpus_option exclusive extra options')
-EXTRAS = ('reservation', 'begin', 'nice', 'mail', 'after')
+# minutes; memory in bytes or None: all that the node has; options: more words for the command that submits
+Request = namedtuple('Request', 'account partition qos cores memory minutes gpus gpus_option exclusive options')
 # state is one of those below; word: the batch system's own; about: more, for people. UNKNOWN: nobody may act on it
 Look = namedtuple('Look', 'state word about')
 WAITING, RUNNING, DONE, FAILED, CANCELLED = 'waiting', 'running', 'done', 'failed', 'cancelled'
@@ -160,8 +158,6 @@ class Slurm(BatchSystem):
         # a federation has given it to another cluster
         'REVOKED': UNKNOWN,
     }
-    words = {'reservation': '--reservation=%s', 'begin': '--begin=%s', 'nice': '--nice=%s',
-             'mail': '--mail-type=END,FAIL --mail-user=%s'}
 
     def command(self, request, name, mark, log, after):
         """sbatch with everything but the script."""
@@ -174,22 +170,10 @@ class Slurm(BatchSystem):
             ('account', request.account), ('partition', request.partition), ('qos', request.qos)) if value]
         if request.gpus:
             command.append('%s%d' % (request.gpus_option or '--gpus-per-node=', request.gpus))
-        for extra, value in sorted(request.extra.items()):
-            command += [word.replace('%s', value) for word in self.words.get(extra, '').split()]
-        dependencies = ['afterok:%s' % ':'.join(job.split(';')[0] for job in after)] if after else []
-        dependencies += ['afterany:%s' % request.extra['after']] if 'after' in request.extra else []
-        if dependencies:
-            command += ['--dependency=%s' % ','.join(dependencies), '--kill-on-invalid-dep=yes']
+        if after:
+            numbers = [job.split(';')[0] for job in after]
+            command += ['--dependency=afterok:%s' % ':'.join(numbers), '--kill-on-invalid-dep=yes']
         return command + [word for word in request.options if not word.startswith(('--export', '--mem'))]
-
-    def expected_start(self, command, script):
-        """When a job would start if it was submitted now, in Slurm's words; None if that is not known."""
-        try:
-            output = self.ask(command + ['--test-only', script])[1]
-        except NoAnswer:
-            return None
-        found = re.search(r'to start at (\S+)', output)
-        return found and found.group(1)
 
     @staticmethod
     def of_cluster(tool, job):
@@ -272,26 +256,14 @@ class Pbs(BatchSystem):
                    'HPC_JOB_MARK=%s' % mark, '-l', chunk, '-l', 'walltime=%d:%02d:00' % divmod(request.minutes, 60)]
         if request.account:
             command += ['-A', request.account]
-        # a reservation is a queue of its own
-        if request.extra.get('reservation') or request.partition:
-            command += ['-q', request.extra.get('reservation') or request.partition]
+        # a reservation is a queue, too
+        if request.partition:
+            command += ['-q', request.partition]
         if request.exclusive:
             command += ['-l', 'place=excl']
-        if 'begin' in request.extra:
-            command += ['-a', re.sub(r'\D', '', request.extra['begin'])[:12]]
-        if 'nice' in request.extra:
-            command += ['-p', '-%s' % request.extra['nice']]
-        if 'mail' in request.extra:
-            command += ['-m', 'ae', '-M', request.extra['mail']]
-        dependencies = ['afterok:%s' % ':'.join(after)] if after else []
-        dependencies += ['afterany:%s' % request.extra['after']] if 'after' in request.extra else []
-        if dependencies:
-            command += ['-W', 'depend=%s' % ','.join(dependencies)]
+        if after:
+            command += ['-W', 'depend=afterok:%s' % ':'.join(after)]
         return command + list(request.options)
-
-    def expected_start(self, command, script):
-        """PBS estimates only what is in the queue."""
-        return None
 
     def cancel(self, jobs):
         # the last first, so that none becomes ready in between

@@ -34,8 +34,6 @@ ASKS = {
         'conflict': 'conflict %s\n',
     },
 }
-# What EasyBuild does not quote in a value.
-SPECIAL = {'Lua': r'\\', 'Tcl': r'[\\$\[]'}
 
 
 def set_by_default(generator, setting):
@@ -49,12 +47,6 @@ def ask(generator, name, argument=''):
     """Return one of ASKS in the language of the module file."""
     text = ASKS[generator.SYNTAX][name]
     return text % ((argument,) * text.count('%s'))
-
-
-def set_literally(generator, name, value):
-    """Set a variable to exactly this; EasyBuild would let Tcl substitute variables and commands in it."""
-    value = re.sub(SPECIAL[generator.SYNTAX], r'\\\g<0>', value)
-    return generator.set_environment(name, {'value': value, 'resolve_env_vars': False})
 
 
 def explain(settings, advice):

@@ -21,9 +21,11 @@ import re
 import socket
 
 from hpc_pytorch import UsersProblem, collection_path
-from hpc_pytorch.machine.versions import CONDITION, FILES, holds
+from hpc_pytorch.machine.versions import CONDITION, holds
 
 DEFAULT = 'workstation'
+# the options of the commands that start ranks
+LAUNCHERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'launchers.cfg')
 
 
 # -- types: each turns the text of a value into what Python code needs, or raises ValueError with what was expected
@@ -205,7 +207,7 @@ class System(object):
     @property
     def for_scripts(self):
         """Files that scripts need where the collection is not: modules have them in share/."""
-        return [os.path.join(self.directory, 'system.cfg')] + FILES
+        return [os.path.join(self.directory, 'system.cfg'), LAUNCHERS]
 
     @property
     def usable_cores(self):
@@ -221,6 +223,13 @@ class System(object):
         """
         variables = self.settings if variables is None else variables
         return [one for one in variables if holds(one.when, features, versions or {})]
+
+
+def launcher_options(command):
+    """What launchers.cfg has for a command that starts ranks, as a dict."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
+    parser.read(LAUNCHERS, encoding='utf-8')
+    return dict(parser[command])
 
 
 # -- loading

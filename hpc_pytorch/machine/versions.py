@@ -1,9 +1,6 @@
 """
 How versions are compared, conditions on them, and which versions are known to go together or to fail:
 pairs.cfg, beside this file.
-
-Standard library only, Python 3.6, and nothing else of the collection: modules have both files in share/, as
-pytorch-check reads them on compute nodes.
 """
 import configparser
 import operator
@@ -11,8 +8,6 @@ import os
 import re
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'pairs.cfg')
-# what modules have of this
-FILES = [PATH, os.path.abspath(__file__)]
 CONDITION = re.compile(r'(?P<name>[A-Za-z][\w.+-]*?)(?:(?P<relation>>=|<)(?P<version>\d[\w.]*))?$')
 RELATIONS = {'>=': operator.ge, '<': operator.lt}
 # PEP 440, with the spellings that it admits; modules' versions may go on in their own way

@@ -2,7 +2,6 @@
 # Where each script is used, and what for. All lie in the prefix and, in the container, in SCRIPTS_INSIDE.
 # 'outside': on the path there; 'passed on': what is on the path runs it in the container; 'inside': only there.
 SCRIPTS = {
-    'check-packages': ('inside', "whether the image has these Python packages: NAME==VERSION ..."),
     'conda-python-distributed': ('inside', "one rank of a run of srun: singularity {verb} $SIF {name} X.py"),
     'conda-python-simple': ('inside', "Python as one process with all GPUs"),
     'cpu-mask': ('outside', "masks for srun --cpu-bind=mask_cpu:... that put each rank near its GPU"),
@@ -43,9 +42,9 @@ In the container, in {inside}, which is on the path there:
 {scripts}
 
 Environment variables:
- - $SIF and $SIF{variable}: the image. To give its space back, type: rm $SIF; after loading the module again they name
-   the site's own copy, for as long as the site has it.
- - $CONTAINERROOT: where all of this is; installing it again replaces what is there.
+ - $SIF and $SIF{variable}: the image. To free its space, type rm $SIF and load the module again; it then uses the
+   site's copy.
+ - $CONTAINERROOT: the installation prefix; replaced on re-installation.
  - $RUNSCRIPTS and $RUNSCRIPTS{variable}: the scripts for the container.
  - $SINGULARITY_BINDPATH: what the container sees of this host. Add your own directories in $SINGULARITY_BIND.
 In the container, $WITH_CONDA (if the image has it) activates the Python of the image.

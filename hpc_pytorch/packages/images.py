@@ -1,7 +1,5 @@
 """Container images as files: whether they are whole, where they are kept, and how they come from a registry."""
 import difflib
-import errno
-import fcntl
 import glob
 import os
 import re
@@ -13,8 +11,6 @@ from hpc_pytorch import UsersProblem, part_directory, fsync
 
 SIF_MAGIC = (32, b'SIF_MAGIC\0')
 SQUASHFS_MAGIC = (0, b'hsqs')
-# ioctl that makes a file share the blocks of another one, from linux/fs.h
-FICLONE = 0x40049409
 REFERENCE = re.compile(r'docker://(?P<repository>[\w.:/-]+)@(?P<digest>sha256:[0-9a-f]{64})$')
 
 
@@ -40,29 +36,25 @@ def check_image(path):
         raise UsersProblem("%s is no container image: its header is neither that of a SIF nor of a squashfs file. "
                            "Was a web page or a pointer to the file downloaded instead?" % path)
     if size < promised:
-        raise UsersProblem("the image %s is cut off: it has %d bytes of the %d that its header names. Fetch it again."
-                           % (path, size, promised))
+        raise UsersProblem("the image %s is truncated: %d of %d bytes. Fetch it again." % (path, size, promised))
 
 
-# -- copying
+# --- copying --------------------------------------------------------------------------------------------------------
 
 def place_image(source, target):
-    """Make the image appear at `target`, whole or not at all: blocks shared where the file system can, else a copy."""
+    """Make the image appear at `target`, whole or not at all; blocks are shared where the file system can."""
     partial = target + '.partial'
-    try:
-        with open(source, 'rb') as original, open(partial, 'wb') as copy:
-            try:
-                fcntl.ioctl(copy.fileno(), FICLONE, original.fileno())
-            except OSError:
-                shutil.copyfileobj(original, copy, 1 << 20)
-        fsync(partial)
-        os.rename(partial, target)
-    except OSError as error:
+    copied = subprocess.run(['cp', '--reflink=auto', '--no-preserve=mode', '--', source, partial],
+                            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, universal_newlines=True,
+                            env=dict(os.environ, LC_ALL='C'))
+    if copied.returncode:
         if os.path.exists(partial):
             os.remove(partial)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if re.search('No space left|quota exceeded', copied.stderr):
             raise no_room(source, os.path.dirname(target))
-        raise UsersProblem("the image %s could not be copied to %s: %s" % (source, target, error.strerror))
+        raise UsersProblem("the image %s could not be copied to %s: %s" % (source, target, copied.stderr.strip()))
+    fsync(partial)
+    os.rename(partial, target)
 
 
 def check_room(source, directory):
@@ -80,36 +72,37 @@ def no_room(source, directory):
                                                   shutil.disk_usage(directory).free >> 20))
 
 
-# -- stores of the site
+# --- stores of the site ---------------------------------------------------------------------------------------------
+
+def images_in(store, name='*'):
+    """The files of this name in a store or in one of its directories."""
+    places = (glob.escape(store), os.path.join(glob.escape(store), '*'))
+    paths = [path for place in places for path in sorted(glob.glob(os.path.join(place, name)))]
+    return list(filter(os.path.isfile, paths))
+
 
 def find_image(stores, name):
-    """The path of an image in the first store that has it, there or in one of its directories; or None."""
-    for store in map(glob.escape, stores):
-        for place in (store, os.path.join(store, '*')):
-            found = sorted(filter(os.path.isfile, glob.glob(os.path.join(place, glob.escape(name)))))
-            if found:
-                return found[0]
+    """The path of an image in the first store that has it; or None."""
+    for store in stores:
+        found = images_in(store, glob.escape(name))
+        if found:
+            return found[0]
     return None
 
 
 def not_found(name, source_paths, stores):
     """The message for a missing image: where it was looked for, and which images have a similar name."""
-    places, near = [], []
+    places, near = [], ''
     for store in stores:
-        try:
-            os.listdir(store)
-            places.append(store)
-        except OSError as error:
-            places.append("%s (%s)" % (store, error.strerror.lower()))
-        paths = {os.path.basename(path): path for pattern in ('*', os.path.join('*', '*'))
-                 for path in glob.glob(os.path.join(glob.escape(store), pattern)) if os.path.isfile(path)}
-        near += [paths[other] for other in difflib.get_close_matches(name, paths)]
+        places.append(store if os.path.isdir(store) else "%s (no such directory)" % store)
+        paths = {os.path.basename(path): path for path in images_in(store)}
+        for other in difflib.get_close_matches(name, paths, n=1):
+            near = " The nearest: %s." % paths[other]
     return "the image %s is neither in the source path (%s) nor in an image store (%s).%s" % (
-        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system",
-        " The nearest: %s." % ', '.join(near) if near else '')
+        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system", near)
 
 
-# -- registries
+# --- registries -----------------------------------------------------------------------------------------------------
 
 def file_of(reference):
     """The name of the file in which an image of a registry is kept."""
@@ -124,15 +117,16 @@ def pull(runtime, reference, target):
     """Fetch an image from its registry, whole or not at all; the runtime compares the digest."""
     directory = os.path.dirname(target)
     os.makedirs(directory, exist_ok=True)
-    # not in $HOME and /tmp, where there seldom is room for it
+    # $HOME and /tmp seldom have room for it
     with part_directory(directory) as partial:
-        places = {'%s_%s' % (runtime_prefix, name): partial
-                  for runtime_prefix in ('APPTAINER', 'SINGULARITY') for name in ('TMPDIR', 'CACHEDIR')}
+        variables = {}
+        for prefix in ('APPTAINER', 'SINGULARITY'):
+            variables.update({prefix + '_TMPDIR': partial, prefix + '_CACHEDIR': partial})
         image = os.path.join(partial, 'image.sif')
-        pulled = subprocess.run([runtime, 'pull', image, reference], env=dict(places, **os.environ),
+        pulled = subprocess.run([runtime, 'pull', image, reference], env=dict(variables, **os.environ),
                                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if pulled.returncode or not os.path.isfile(image):
-            said = pulled.stdout.decode(errors='replace').strip().splitlines() or ['it said nothing']
+            said = pulled.stdout.decode(errors='replace').strip().splitlines() or ['no output']
             raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? "
                                "Fetch it on a machine with a network (eb --fetch), and bring %s here."
                                % (reference, said[-1], target))

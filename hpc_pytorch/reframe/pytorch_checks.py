@@ -1,8 +1,9 @@
 """
 ReFrame checks of the PyTorch modules that this collection has installed: those whose module files are in $MODULEPATH.
 
-`./eb --check` runs them. Beside a site's own: reframe -C SETTINGS -c checks -r -t maintenance, with the partitions that
-`./eb --check --settings` prints. What a module must have follows from the easyconfig that it was made from.
+`./eb --check` runs them. Beside a site's own: reframe -C SETTINGS -c hpc_pytorch/reframe -r -t maintenance, with the
+partitions that `./eb --check --settings` prints. What a module must have follows from the easyconfig that it was made
+from.
 """
 import collections
 import filecmp
@@ -29,8 +30,11 @@ from hpc_pytorch.machine.module_files import installed  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
 sys.path.pop()
 
-# What is there is told first: the rest ends where a library is missing.
-PROBE = """
+INSTALLED = installed(os.environ.get('MODULEPATH', ''))
+
+# Of a module: packages, files whose sizes are not those that their package has noted, and the build. What imports
+# PyTorch comes last: it ends where a library is missing.
+INVENTORY = """
 import collections, glob, importlib.metadata, os, subprocess
 sizes, places = collections.defaultdict(set), {}
 for one in importlib.metadata.distributions():
@@ -46,33 +50,40 @@ for file, path in sorted(places.items()):
 """ + contract.PROBE + """
 subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
 """
+# in an easyconfig: what promises something
 CONTAINER, MPI = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'"
-# What is typed, where the easyconfig has these words, and what is printed when it works.
-Way = collections.namedtuple('Way', 'command needs says')
-WAYS = {way: Way('pytorch-check ' + way, needs, '^%s +works' % way) for way, needs in (
-    ('import', ''), ('packages', ''), ('gloo', ''), ('mpi4py', "'mpi4py'"), ('mpi', MPI), ('horovod', "'horovod'"),
-    ('compile', 'pytorch-check .*compile"'), ('plugin', r"'aws-ofi-\w+'"))}
+# inside a container, the image's PyTorch
 ONES = """python -c "import os, torch; print(os.environ.get('SINGULARITY_CONTAINER'), torch.ones(1))" """.strip()
-WAYS.update({
-    'contract': Way('python -c ' + shlex.quote(PROBE), '(?s)^(?!.*%s)' % CONTAINER, '^package: torch '),
-    'list-packages': Way('list-packages', CONTAINER, '^torch '),
-    'run-in-container': Way('run-in-container ' + ONES, CONTAINER, r'\.sif tensor\(\[1'),
-    'wrapper': Way(ONES, r"wrappers = .*'python'", r'\.sif tensor\(\[1'),
-})
-# The same, started on every rank; on so many nodes.
-Speed = collections.namedtuple('Speed', 'command needs nodes')
-SPEEDS = {'bandwidth-' + backend: Speed('pytorch-bandwidth %s --from 1M --to 1G' % backend, needs, (1, 2))
-          for backend, needs in (('gloo', ''), ('mpi', MPI), ('nccl', ''))}
-SPEEDS.update({'train': Speed('pytorch-measure train', '', (1, 2, 4)),
-               'start': Speed('pytorch-measure start', '', (1, 2, 4)),
-               'start-staged': Speed('pytorch-measure start', "'pytorch-stage'", (1, 2, 4)),
-               'checkpoint': Speed('pytorch-measure checkpoint', '', (1, 2))})
-# What decides about networks, as the ranks see it.
+ONES_PRINTED = r'\.sif tensor\(\[1'
+# what is typed, where the easyconfig has these words, and what is printed when it works
+Probe = collections.namedtuple('Probe', 'command promised prints')
+PROBES = {
+    'contract': Probe('python -c ' + shlex.quote(INVENTORY), '(?s)^(?!.*%s)' % CONTAINER, '^package: torch '),
+    'list-packages': Probe('list-packages', CONTAINER, '^torch '),
+    'run-in-container': Probe('run-in-container ' + ONES, CONTAINER, ONES_PRINTED),
+    'wrapper': Probe(ONES, r"wrappers = .*'python'", ONES_PRINTED),
+}
+for probe, promised in (
+        ('import', ''), ('packages', ''), ('gloo', ''), ('mpi4py', "'mpi4py'"), ('mpi', MPI), ('horovod', "'horovod'"),
+        ('compile', 'pytorch-check .*compile"'), ('plugin', r"'aws-ofi-\w+'")):
+    PROBES[probe] = Probe('pytorch-check ' + probe, promised, '^%s +works' % probe)
+# what is started on every rank, where the easyconfig has these words, and on how many nodes
+Measure = collections.namedtuple('Measure', 'command promised nodes')
+MEASURES = {
+    'bandwidth-gloo': Measure('pytorch-bandwidth gloo --from 1M --to 1G', '', (1, 2)),
+    'bandwidth-mpi': Measure('pytorch-bandwidth mpi --from 1M --to 1G', MPI, (1, 2)),
+    'bandwidth-nccl': Measure('pytorch-bandwidth nccl --from 1M --to 1G', '', (1, 2)),
+    'train': Measure('measure.py train', '', (1, 2, 4)),
+    'start': Measure('measure.py start', '', (1, 2, 4)),
+    'start-staged': Measure('measure.py start', "'pytorch-stage'", (1, 2, 4)),
+    'checkpoint': Measure('measure.py checkpoint', '', (1, 2)),
+}
+# what decides about networks, as the ranks see it
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
-
-INSTALLED = installed(os.environ.get('MODULEPATH', ''))
-# Where copies of an easyconfig's files are, by its parameter.
-COPIED = {'scripts': 'bin', 'example_files': 'examples'}
+# kinds of fast networks, by device or as NCCL's log names them
+FAST = ('cxi', 'uverbs', 'OFI', 'InfiniBand')
+# where an installation has the files that these parameters of an easyconfig name
+COPIES = {'scripts': 'bin', 'example_files': 'examples'}
 
 
 def easyconfig_of(module):
@@ -81,52 +92,55 @@ def easyconfig_of(module):
     return path
 
 
-def same_as_kept(root, path):
-    """Whether a file is still the one that the provenance keeps a copy of."""
-    kept = os.path.join(root, 'easybuild/provenance', os.path.basename(path))
-    return os.path.exists(path) and (not os.path.exists(kept) or filecmp.cmp(path, kept, shallow=False))
+def read_easyconfig(module):
+    return Path(easyconfig_of(module)).read_text(encoding='utf-8')
 
 
-class OfModule(rfm.RunOnlyRegressionTest):
+class ModuleCheck(rfm.RunOnlyRegressionTest):
     module = parameter(sorted(INSTALLED))
     valid_prog_environs = ['builtin']
-    sourcesdir = os.path.join(os.path.dirname(HERE), 'scripts')
     time_limit = '15m'
     tags = {'production', 'maintenance'}
 
-    def only_where(self, words, *features):
-        """The easyconfig has the words, and partitions the features."""
-        fits = re.search(words, Path(easyconfig_of(self.module)).read_text(encoding='utf-8'))
+    def need(self, promised, *features):
+        """Check only where the easyconfig has these words, and the partition these features."""
         self.modules = [self.module]
-        self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)] if fits else []
+        self.valid_systems = []
+        if re.search(promised, read_easyconfig(self.module)):
+            self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)]
 
-    def said(self, pattern):
-        """All that matches in what was printed; without any the check has failed."""
-        texts = []
-        for name in (self.stdout, self.stderr):
-            texts.append(Path(self.stagedir, str(name)).read_text(errors='replace').strip())
-        found = re.findall(pattern, texts[0], re.M)
+    def output(self, name):
+        return Path(self.stagedir, str(name)).read_text(errors='replace').strip()
+
+    def printed(self, pattern):
+        return re.findall(pattern, self.output(self.stdout), re.M)
+
+    def must_print(self, pattern):
+        """All that matches in the output; without any the check has failed."""
+        found = self.printed(pattern)
         if not found:
-            text = '\n'.join(texts)
-            raise SanityError("nothing like %r in: %s" % (
-                pattern, text if len(text) < 2000 else text[:500] + ' ... ' + text[-1500:]))
+            text = '%s\n%s' % (self.output(self.stdout), self.output(self.stderr))
+            if len(text) > 2000:
+                text = text[:500] + ' ... ' + text[-1500:]
+            raise SanityError("nothing like %r in: %s" % (pattern, text))
         return found
 
 
 @rfm.simple_test
-class WorksCheck(OfModule):
-    """Import, contract, every backend on two ranks, and a container's run scripts."""
-    way = parameter(WAYS)
+class WorksCheck(ModuleCheck):
+    """Import, contract, every backend on two ranks, and a container's scripts."""
+    probe = parameter(PROBES)
     tags = {'production', 'maintenance', 'nightly'}
+    sourcesdir = None
 
     @run_after('init')
-    def type_it(self):
-        self.only_where(WAYS[self.way].needs)
-        self.executable, self.executable_opts = WAYS[self.way].command.split(' ', 1)[0], [
-            WAYS[self.way].command.partition(' ')[2]]
+    def prepare(self):
+        self.need(PROBES[self.probe].promised)
+        self.executable, _, options = PROBES[self.probe].command.partition(' ')
+        self.executable_opts = [options]
 
     @run_before('run')
-    def two_ranks(self):
+    def take_two_ranks(self):
         """pytorch-check starts them itself."""
         self.job.launcher = getlauncher('local')()
         self.num_tasks = self.num_tasks_per_node = 2 if 'batch' in self.current_partition.features else 1
@@ -134,50 +148,61 @@ class WorksCheck(OfModule):
 
     @sanity_function
     def works(self):
-        """It says so; the installation is what it was when it was made."""
-        self.said(WAYS[self.way].says)
-        if self.way == 'contract':
-            changed = self.other_files() or self.other_build()
+        self.must_print(PROBES[self.probe].prints)
+        if self.probe == 'contract':
+            changed = self.other_packages() + self.lost_files() + self.changed_copies() or self.other_build()
             if changed:
                 raise SanityError("not what was installed:\n%s\nTo install it again: ./eb %s --rebuild" % (
                     '\n'.join(changed), os.path.basename(easyconfig_of(self.module))))
         return True
 
-    def other_files(self):
-        """Packages that are gone or have another version, files that pip or the easyconfig's scripts left."""
-        root = INSTALLED[self.module]
-        with open(os.path.join(root, 'easybuild/provenance/sbom.spdx.json')) as handle:
-            listed = {one['name']: one['versionInfo'] for one in json.load(handle)['packages']
-                      if one['SPDXID'] != 'SPDXRef-Module'}
-        found = dict(self.said(r'^package: (\S+) (\S+)'))
-        changed = ['%s: %s was installed, found %s' % (name, version, found.get(name, 'none'))
-                   for name, version in sorted(listed.items()) if found.get(name) != version]
+    def other_packages(self):
+        """Packages that are gone or have another version than in the SBOM."""
+        sbom = Path(INSTALLED[self.module], 'easybuild/provenance/sbom.spdx.json')
+        found = dict(self.printed(r'^package: (\S+) (\S+)'))
+        changed = []
+        for package in json.loads(sbom.read_text())['packages']:
+            name, version = package['name'], package['versionInfo']
+            if package['SPDXID'] != 'SPDXRef-Module' and found.get(name) != version:
+                changed.append('%s: %s was installed, found %s' % (name, version, found.get(name, 'none')))
+        return sorted(changed)
+
+    def lost_files(self):
+        """Packages with files that are gone or changed."""
         lost = collections.defaultdict(list)
-        for package, path in self.said('^changed: ([^/]+)(.*)|$'):
-            lost[package].append(package + path)
-        changed += ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
-                    for package, paths in sorted(lost.items()) if package]
-        values = plain_values(Path(easyconfig_of(self.module)).read_text(encoding='utf-8'))
-        for name, place in COPIED.items():
-            paths = [os.path.join(root, place, os.path.basename(word)) for word in values.get(name, [])]
-            changed += ["%s is not as it was installed" % path for path in paths if not same_as_kept(root, path)]
+        for path in self.printed('^changed: (.*)'):
+            lost[path.split('/')[0]].append(path)
+        return ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
+                for package, paths in sorted(lost.items())]
+
+    def changed_copies(self):
+        """Scripts and examples that are not the copy that the provenance keeps."""
+        root = Path(INSTALLED[self.module])
+        values = plain_values(read_easyconfig(self.module))
+        changed = []
+        for name, place in COPIES.items():
+            for word in values.get(name, []):
+                path = root / place / os.path.basename(word)
+                kept = root / 'easybuild/provenance' / path.name
+                same = path.exists() and (not kept.exists() or filecmp.cmp(path, kept, shallow=False))
+                changed += [] if same else ["%s is not as it was installed" % path]
         return changed
 
     def other_build(self):
-        """What the note of a wheel that was built here says, and what PyTorch says of itself."""
-        note = os.path.join(INSTALLED[self.module], 'wheels', 'provenance.json')
-        if not os.path.exists(note):
+        """What a wheel that was built here was asked for, and PyTorch lacks."""
+        note = Path(INSTALLED[self.module], 'wheels/provenance.json')
+        if not note.exists():
             return []
-        asked = json.loads(Path(note).read_text())['asked']
-        found = json.loads(self.said(r'^\{"show".*')[0])
-        return [contract.table([one]) for one in contract.compare_installed(
-            asked, found['show'], found['backends'], '\n'.join(self.said('.* => .*')))]
+        found = json.loads(self.must_print(r'^\{"show".*')[0])
+        differences = contract.compare_installed(json.loads(note.read_text())['asked'], found['show'],
+                                                 found['backends'], '\n'.join(self.must_print('.* => .*')))
+        return [contract.table([one]) for one in differences]
 
 
 @rfm.simple_test
-class SpeedCheck(OfModule):
+class SpeedCheck(ModuleCheck):
     """Bandwidth through the fast network, training, starting, checkpoints: one rank for each GPU, or node without."""
-    what = parameter(SPEEDS)
+    what = parameter(MEASURES)
     nodes = parameter([1, 2, 4])
     ranks_per_node = variable(int, value=0)
     slowest_rank = variable(float, value=0.8)
@@ -188,93 +213,111 @@ class SpeedCheck(OfModule):
     prerun_cmds = [SETTINGS]
 
     @run_after('init')
-    def only_there(self):
+    def prepare(self):
         """Several nodes need a batch system, NCCL needs GPUs."""
-        speed = SPEEDS[self.what]
-        self.only_where(speed.needs, *['batch'] * (self.nodes > 1) + ['gpu'] * ('nccl' in self.what))
-        self.valid_systems = self.valid_systems if self.nodes in speed.nodes else []
-        self.executable_opts = [speed.command, self.more.get(self.what, '')]
+        measure = MEASURES[self.what]
+        features = ['batch'] * (self.nodes > 1) + ['gpu'] * ('nccl' in self.what)
+        self.need(measure.promised, *features)
+        if self.nodes not in measure.nodes:
+            self.valid_systems = []
+        self.executable_opts = [measure.command, self.more.get(self.what, '')]
+        if 'bandwidth' in self.what:
+            self.sourcesdir = os.path.join(os.path.dirname(HERE), 'scripts')
         if self.what == 'start-staged':
             self.prerun_cmds = ['staged=$(pytorch-stage) || exit', 'eval "$staged"']
 
     @run_before('run')
     def place(self):
         """One rank for each GPU, near it; one rank alone would talk to nobody."""
-        self.about = self.current_partition.extras['hpc_pytorch']
-        ranks = self.ranks_per_node or self.about['ranks']
-        ranks = 2 if ranks * self.nodes == 1 and 'bandwidth' in self.what else ranks
+        self.facts = self.current_partition.extras['hpc_pytorch']
+        ranks = self.ranks_per_node or self.facts['gpus'] or 1
+        if ranks * self.nodes == 1 and 'bandwidth' in self.what:
+            ranks = 2
         self.num_tasks, self.num_tasks_per_node = self.nodes * ranks, ranks
         if 'batch' in self.current_partition.features:
-            self.num_cpus_per_task = min(self.about['cores_per_rank'], self.about['cores'] // ranks) or 1
-            given = {'ranks': ranks, 'cores': self.num_cpus_per_task}
-            self.job.launcher.options += [word.format(**given) for word in self.about['launcher_options']]
-            self.extra_resources = {'gpus': {'number': self.about['gpus']}} if self.about['gpus'] else {}
+            self.num_cpus_per_task = min(self.facts['cores_per_rank'], self.facts['cores'] // ranks) or 1
+            binding = self.facts['binding'].format(per_node=ranks, cores=self.num_cpus_per_task)
+            self.job.launcher.options += binding.split()
+            if self.facts['gpus']:
+                self.extra_resources = {'gpus': {'number': self.facts['gpus']}}
 
     @sanity_function
-    def right(self):
+    def is_right(self):
         """Results, and what explains a slow one, wherever there is something to compare with."""
         if 'bandwidth' in self.what:
-            self.through_the_fast_network(self.what.partition('-')[2])
-        elif self.what == 'train':
-            self.said('^weights: the same')
-            self.evenly([(number, host, {int(core) for core in cores.split(',')}, device, float(speed))
-                         for number, host, cores, device, speed in
-                         self.said(r'^rank (\d+): on (\S+), cores (\S+), device (\S+), alone (\S+)')])
+            self.check_bandwidth(self.what.partition('-')[2])
+        elif 'start' in self.what:
+            return len(self.must_print('^start import ')) == self.num_tasks
         elif self.what == 'checkpoint':
-            self.said('^checkpoint: as it was')
-        return len(self.said('^start import ')) == self.num_tasks if 'start' in self.what else True
+            self.must_print('^checkpoint: as it was')
+        else:
+            self.must_print('^weights: the same')
+            self.check_ranks()
+        return True
 
-    def through_the_fast_network(self, backend):
-        """All results are right; what the kernel and NCCL's log say of the way between nodes."""
-        lines = self.said(r'^%s +(\w+) .* (yes|NO)$' % backend)
+    def check_bandwidth(self, backend):
+        """All results are right; the way between nodes is the fast network, as the kernel or NCCL's log says."""
+        lines = self.must_print(r'^%s +(\w+) .* (yes|NO)$' % backend)
         if {right for _, right in lines} != {'yes'} or len({operation for operation, _ in lines}) < 2:
             raise SanityError("wrong results, see %s/%s" % (self.stagedir, self.stdout))
-        fast = self.about['interfaces']
-        if self.nodes > 1 and fast:
-            used = self.said('^%s between nodes: (.+)' % backend)[-1]
-            known = tuple(fast) + ('cxi', 'uverbs', 'OFI', 'InfiniBand')
-            if not all(one.startswith(known) for one in used.split(', ')):
+        interfaces = tuple(self.facts['interfaces'])
+        if self.nodes > 1 and interfaces:
+            used = self.must_print('^%s between nodes: (.+)' % backend)[-1]
+            if not all(one.startswith(interfaces + FAST) for one in used.split(', ')):
                 raise SanityError("%s talks through %s, and the fast network is %s. Settings that were seen: %s" % (
-                    backend, used, ' '.join(fast), ' '.join(filter(None, self.said('^setting: (.*)|$')))))
+                    backend, used, ' '.join(interfaces), ' '.join(self.printed('^setting: (.*)'))))
 
-    def evenly(self, ranks):
+    def check_ranks(self):
         """No rank alone is slow; each has cores of its own, near its device."""
-        typical = statistics.median(rank[-1] for rank in ranks)
-        slow = ['rank %s on %s' % rank[:2] for rank in ranks if rank[-1] < self.slowest_rank * typical]
+        ranks = self.must_print(r'^rank (\d+): on (\S+), cores (\S+), device (\S+), alone (\S+)')
+        speeds = [float(rank[-1]) for rank in ranks]
+        limit = self.slowest_rank * statistics.median(speeds)
+        slow = ['rank %s on %s' % rank[:2] for rank, speed in zip(ranks, speeds) if speed < limit]
         if slow:
             raise SanityError("slow by itself: %s; samples/s of all: %s" % (
-                ', '.join(slow), ' '.join('%.0f' % rank[-1] for rank in ranks)))
-        taken, near = {}, self.about['gpu_cores']
-        for number, host, cores, device, _ in ranks if 'batch' in self.current_partition.features else []:
-            cores = {core % self.about['cores'] for core in cores}
+                ', '.join(slow), ' '.join('%.0f' % speed for speed in speeds)))
+        if 'batch' not in self.current_partition.features:
+            return
+        taken, near = collections.defaultdict(set), self.facts['gpu_cores']
+        for number, host, cores, device, _ in ranks:
+            cores = {int(core) % self.facts['cores'] for core in cores.split(',')}
             if near and device.isdigit() and not cores <= set(near[int(device)]):
                 raise SanityError("rank %s on %s has device %s, and cores that are not near: %s" % (
                     number, host, device, sorted(cores)))
-            if cores & taken.setdefault(host, set()):
+            if cores & taken[host]:
                 raise SanityError("ranks on %s share cores: %s" % (host, sorted(cores & taken[host])))
             taken[host] |= cores
 
-    def numbers(self):
+    def values(self):
         """{name: (value, unit)}; of several ranks' seconds the longest counts."""
-        found = {name: (float(value), unit) for name, value, unit in sorted(
-            self.said(r'^\w+ (import|total|each|write|read) ([\d.]+) (\S+)$'), key=lambda one: float(one[1]))
-        } if 'bandwidth' not in self.what else {}
-        for operation, size, speed in self.said(r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)|$'):
-            found['%s_%dM' % (operation, int(size or 0) >> 20)] = float(speed or 0), 'GB/s'
-        return {name: value for name, value in found.items() if not name.startswith('_')}
+        found = {}
+        if 'bandwidth' in self.what:
+            pattern = r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)'
+            for operation, size, speed in self.printed(pattern):
+                found['%s_%dM' % (operation, int(size) >> 20)] = float(speed), 'GB/s'
+            return found
+        for name, value, unit in self.printed(r'^\w+ (import|total|each|write|read) ([\d.]+) (\S+)$'):
+            found[name] = max(found.get(name, (0, unit)), (float(value), unit))
+        return found
 
     @run_before('performance')
     def compare(self):
-        """With the first good run, within the margins; less is worse, but for seconds."""
-        numbers = {} if self.is_dry_run() else self.numbers()
-        self.perf_variables = {name: sn.make_performance_function(sn.defer(value), unit)
-                               for name, (value, unit) in numbers.items()}
+        """With the references, within the margins; less is worse, but for seconds."""
+        values = {} if self.is_dry_run() else self.values()
+        self.perf_variables = {}
+        for name, (value, unit) in values.items():
+            self.perf_variables[name] = sn.make_performance_function(sn.defer(value), unit)
         path = self.references
-        path = os.path.join(path, self.current_system.name + '.json') if os.path.isdir(path) else path
-        if os.path.exists(path):
-            known = json.loads(Path(path).read_text())
-            before = known['modules'].get(self.module, {}).get(re.sub(' %module=[^ ]+', '', self.display_name), {})
-            self.reference = {'*': {name: (
-                (before[name], None, known['margins'][unit], unit) if unit == 's' else
-                (before[name], -known['margins'][unit], None, unit))
-                for name, (_, unit) in numbers.items() if name in before}}
+        if os.path.isdir(path):
+            path = os.path.join(path, self.current_system.name + '.json')
+        if not os.path.exists(path):
+            return
+        known = json.loads(Path(path).read_text())
+        name = re.sub(' %module=[^ ]+', '', self.display_name)
+        limits = {}
+        checks = known['modules'].get(self.module, {})
+        for key, (reference, unit) in checks.get(name, {'values': {}})['values'].items():
+            margin = known['margins'][unit]
+            if key in values:
+                limits[key] = (reference, None, margin, unit) if unit == 's' else (reference, -margin, None, unit)
+        self.reference = {'*': limits}

@@ -22,7 +22,7 @@ Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours gpus build 
 # NCCL, plugins, libraries
 OTHERS = Needs(compiles=False, cores=8, memory=16 * GIB, largest=0, cpu_hours=8.0, gpus=0, build=10, install=10,
                temporary=1)
-# PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (ramgate/ramgate/data); later versions
+# PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (ramgate/benchmarks); later versions
 # with GPU code take several times that. A release is 0.3 GB, and about 20 GB are needed to build one.
 PYTORCH = OTHERS._replace(compiles=True, cores=None, memory=None, largest=2 * GIB, cpu_hours=None, build=60)
 WHEELS = OTHERS._replace(cores=4, memory=8 * GIB, cpu_hours=2.0, build=1, install=4)

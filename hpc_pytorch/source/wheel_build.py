@@ -40,14 +40,14 @@ def ramgate(cfg, report, profile):
 
 
 def say_what_was_watched(report, log):
-    """Print how much memory building took; a build that went past ramgate shows here."""
+    """Print how much memory the build took: a build that ramgate did not see shows here, too."""
     path = os.path.join(report, 'report.json')
     if os.path.exists(path):
-        jobs = json.loads(read_file(path))['jobs']
-        restarted = len([job for job in jobs if job['retries']])
-        largest = max([job['peak_mb'] for job in jobs] or [0]) / 1024
-        print_msg("ramgate ran %d jobs, %d of them again; the largest took %.1f GB", len(jobs), restarted, largest,
-                  log=log)
+        compilations = json.loads(read_file(path))['compilations']
+        again = [compilation for compilation in compilations if compilation['retries']]
+        largest = max([0] + [compilation['peak_mb'] for compilation in compilations])
+        print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
+                  len(compilations), len(again), largest / 1024, log=log)
 
 
 def find_program(name):

@@ -287,7 +287,7 @@ def make(name, target=None):
         for old in [*target.glob('modules/**/*'), *target.glob('opened/**/*')]:
             if old.is_file() and old not in texts:
                 old.unlink()
-        texts[target / 'external_modules.cfg'] = metadata_text(name.split('-')[0], modules, target / 'parts')
+        texts[target / 'external_modules.cfg'] = metadata_text(re.sub(r'-\d{4}$', '', name), modules, target / 'parts')
         texts[target / 'login'] = LOGIN.format(target=target, loaded=login.get('modules', ''))
         for path, text in texts.items():
             write_atomically(path, text)

@@ -25,7 +25,7 @@ python3 /cgroup2.py
 poweroff -f
 """
 # there is no compiler in the machine: what is to be compiled is there already
-CC = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp /launcher "$2"\n'
+CC = '#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp /wrapper "$2"\n'
 TOP, MB = '/sys/fs/cgroup', 2 ** 20
 
 
@@ -60,11 +60,11 @@ def fill(root):
         for other in libraries(path):
             (root / os.path.dirname(other).lstrip('/')).mkdir(parents=True, exist_ok=True)
             shutil.copy(other, root / other.lstrip('/'))
-    ramgate = HERE.parent.parent / 'ramgate'
+    ramgate = HERE.parent / 'ramgate'
     shutil.copytree(ramgate, root / 'ramgate', ignore=shutil.ignore_patterns('__pycache__'))
     shutil.copy(__file__, root)
-    for source, program in (('occupy.c', 'bin/occupy'), ('launcher.c', 'launcher')):
-        subprocess.run(['cc', '-O1', '-w', '-static', '-o', root / program, ramgate / source], check=True)
+    for source, program in ((HERE / 'occupy.c', 'bin/occupy'), (ramgate / 'compiler_wrapper.c', 'wrapper')):
+        subprocess.run(['cc', '-O1', '-w', '-static', '-o', root / program, source], check=True)
 
 
 def outside(kernel):
@@ -154,7 +154,7 @@ def inside():
     write('user/cgroup.subtree_control', '+memory')
     name = group('user/session')
     looked = ('from ramgate.limits import Limits; l = Limits(); c = l.tightest(0); '
-              'print("limit up the tree:", c.limit >> 20, "MB", c.name, "PSI", l.cgroups[0].stalled())')
+              'print("limit up the tree:", c.limit >> 20, "MB", c.name)')
     print(start(name, ['python3', '-c', looked])[1], end='', flush=True)
     # the kernel kills single jobs
     tell('plain, 8 x 50 MB in 200', name, start(name, build(12, 50)))

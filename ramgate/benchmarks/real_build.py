@@ -20,10 +20,10 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from memory_cgroup import MemoryCgroup  # noqa: E402
+from ramgate.build import make_wrapper  # noqa: E402
 from ramgate.processes import own_memory  # noqa: E402
-from ramgate.replay import Room  # noqa: E402
-from ramgate.run import make_launcher  # noqa: E402
 
 # name: of Debian's source, or NAME==VERSION of a wheel; objects: which of the build's are compiled
 Build = namedtuple('Build', 'name archive sha256 options objects')
@@ -95,9 +95,9 @@ def configure(name, directory):
             (source / 'CMakeLists.txt').write_text(CMAKE_LISTS)
         else:
             source = next((place / 'unpacked').glob('*/CMakeLists.txt')).parent
-        launchers = ['-DCMAKE_%s_COMPILER_LAUNCHER=ramgate-cc' % language for language in LANGUAGES]
+        wrappers = ['-DCMAKE_%s_COMPILER_LAUNCHER=ramgate-cc' % language for language in LANGUAGES]
         subprocess.run(['cmake', '-G', 'Ninja', '-S', source, '-B', place / 'build', '-DCMAKE_BUILD_TYPE=Release']
-                       + launchers + build.options, check=True, stdout=subprocess.DEVNULL)
+                       + wrappers + build.options, check=True, stdout=subprocess.DEVNULL)
     targets = subprocess.run(['ninja', '-t', 'targets', 'all'], cwd=place / 'build', check=True, text=True,
                              stdout=subprocess.PIPE).stdout
     names = [line.partition(': ')[0] for line in targets.splitlines()]
@@ -108,7 +108,7 @@ class Run:
     """One command after another in a cgroup."""
 
     def __init__(self, place, objects, limit):
-        self.place, self.objects, self.room = place, objects, Room(limit)
+        self.place, self.objects, self.cgroup = place, objects, MemoryCgroup(limit)
         self.failed = self.restarts = self.most = self.largest = 0
         for name in objects:
             with contextlib.suppress(FileNotFoundError):
@@ -117,14 +117,14 @@ class Run:
     def run(self, command, until):
         """Whether everything was compiled; memory is watched meanwhile."""
         def enter():
-            with open(self.room.cgroup.file('cgroup.procs'), 'w') as file:
+            with open(self.cgroup.file('cgroup.procs'), 'w') as file:
                 file.write(str(os.getpid()))
 
         with open(self.place / 'output', 'w+') as output:
             process = subprocess.Popen(command + self.objects, cwd=self.place, stdout=output, preexec_fn=enter,
                                        stderr=subprocess.STDOUT, start_new_session=True)
             while process.poll() is None:
-                sizes = [own_memory(pid) for pid in self.room.processes()]
+                sizes = [own_memory(pid) for pid in self.cgroup.processes()]
                 self.most, self.largest = max(self.most, sum(sizes)), max([self.largest] + sizes)
                 if time.monotonic() > until:
                     os.killpg(process.pid, 15)
@@ -164,10 +164,10 @@ def measure(name, place, objects, limit, commands):
         cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
         print('%-16s %5.0f s  %5.0f s of CPU  %2d failed  %2d times started again  %2d killed by the kernel  at most '
               '%4.0f MB  load %2.0f%s' % (name, time.monotonic() - begin, cpu, run.failed, run.restarts,
-                                          run.room.cgroup.oom_kills(), run.most / 2 ** 20, os.getloadavg()[0],
+                                          run.cgroup.oom_kills(), run.most / 2 ** 20, os.getloadavg()[0],
                                           '' if run.complete() else '  NOT COMPLETE'), flush=True)
     finally:
-        run.room.close()
+        run.cgroup.close()
     return run
 
 
@@ -184,9 +184,9 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     directory = options.directory.resolve()
     (directory / 'bin').mkdir(parents=True, exist_ok=True)
-    make_launcher(str(directory / 'bin'))
+    make_wrapper(str(directory / 'bin'))
     os.environ['PATH'] = '%s:%s' % (directory / 'bin', os.environ['PATH'])
-    os.environ['PYTHONPATH'] = sys.path[0]
+    os.environ['PYTHONPATH'] = str(Path(__file__).resolve().parent.parent)
     place, objects = configure(options.build, directory)
     limit, largest = (options.limit or 0) * 2 ** 20, (options.largest or 0) * 2 ** 20
     if not limit:

@@ -7,19 +7,19 @@ The build differs from what is shipped, as another version, compiler and machine
 shipped, and each takes 1.3 times as long and 1.2 times as much memory, give or take 15 %; with --same, time and memory
 are the trace's.
 
-No processes, no noise from a busy machine: what is studied is what is decided. `ramgate replay` is the real thing.
+No processes, no noise from a busy machine: what is studied is what is decided. replay.py is the real thing.
 """
 import collections
 import os
 import random
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from ramgate.estimates import MB, Knowledge  # noqa: E402
+from ramgate.estimates import MB, SHIPPED, UNCERTAIN_OTHERS, CAUTION, EarlierBuild, Knowledge, load  # noqa: E402
 from ramgate.limits import Constraint, size  # noqa: E402
 from ramgate.schedule import KILL, RUNNING, START, Schedule  # noqa: E402
-from ramgate.traces import bound, memory_at, read_traces, wanted  # noqa: E402
+from traces import bound, memory_at, peak, read_traces, wanted  # noqa: E402
 
 # of the bound so much passes between two looks, at most
 STEP = 0.003
@@ -36,27 +36,27 @@ def simulate(works, cores, megabytes, knowledge):
     """
     step = STEP * bound(works, cores, megabytes)[0]
     limit, events, kills, free = megabytes * MB, collections.Counter(), 0, 1.0
-    schedule = Schedule(knowledge, cores, Constraint('the node', limit, limit, '/'))
-    todo, alive, now, peaks = list(works), {}, 0.0, []
+    schedule = Schedule(knowledge, cores, Constraint('the node', limit, limit))
+    todo, asked, alive, now, peaks = list(works), {}, {}, 0.0, []
 
     def carry_out(decisions):
         for what, job, _ in decisions:
             events[what] += 1
             if what == START:
-                alive[job] = works[job.number - 1]
+                alive[job] = asked[job]
             if what == KILL:
                 end(job, 137)
 
     def end(job, status):
         work = alive.pop(job)
         if status == 0:
-            peaks.append(max(memory for _, memory in work.course) / job.estimate.peak)
+            peaks.append(peak(work) / job.estimate.peak)
         carry_out(schedule.ended(job, status, 0, status == 137, False, now))
 
-    while todo or schedule.jobs:
-        while todo and len(schedule.jobs) < 4 * cores:
+    while todo or schedule.compilations:
+        while todo and len(schedule.compilations) < 4 * cores:
             work = todo.pop(0)
-            schedule.asked(Command(work.name, work.language, ''), now)
+            asked[schedule.asked(Command(work.name, work.language, ''), now)] = work
         for job in [job for job, work in alive.items() if job.state == RUNNING and job.age(now) >= work.seconds - 1e-6]:
             end(job, 0)
         memory = {job: memory_at(work, job.age(now)) * MB for job, work in alive.items()}
@@ -105,17 +105,18 @@ def other_build(works):
 
 def shipped():
     """What ramgate ships, without every third file."""
-    knowledge = Knowledge(shipped=True)
-    files = knowledge.earlier[0].files
+    files = load(SHIPPED)
     for name in [name for name in sorted(files) if 'flash' not in name][::HELD_OUT]:
         del files[name]
+    knowledge = Knowledge()
+    knowledge.earlier.append(EarlierBuild(files, UNCERTAIN_OTHERS, CAUTION))
     return knowledge
 
 
 def profile(cold):
     """What the build after a cold one knows."""
     knowledge = Knowledge()
-    knowledge.keep(cold.ended)
+    knowledge.add_profile(cold.measured)
     return knowledge
 
 

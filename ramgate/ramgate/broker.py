@@ -1,4 +1,4 @@
-"""The broker: one thread that listens to launchers, measures jobs, and carries out what the schedule decides."""
+"""Listens to compiler wrappers, measures compilations, and carries out what the schedule decides; one thread."""
 import contextlib
 import os
 import selectors
@@ -7,200 +7,193 @@ import socket
 import struct
 import time
 
-from ramgate.jobs import Command, out_of_memory
-from ramgate.neighbours import CREDENTIALS, Neighbours
-from ramgate.processes import Groups
-from ramgate.schedule import DONE, ENDED, FREEZE, FROZEN, KILL, REFUSE, RETRY, RUNNING, START, THAW
+from ramgate.command_lines import Command, ran_out_of_memory
+from ramgate.processes import memory_of_groups
+from ramgate.schedule import DONE, ENDED, FREEZE, KILL, REFUSE, RETRY, START, THAW
 
-# seconds between two looks while less than a share of the limit is free; a look may cost that share of the time
-TICKS, AMPLE, COST = ((0.3, 0.05), (0.6, 0.2)), 0.25, 0.1
-# planning may take a quarter of the time: after a plan, so many times as long as it took pass
+# seconds between two measurements: (while less than this share of the limit is free, seconds)
+TICKS = ((0.3, 0.05), (0.6, 0.2))
+AMPLE = 0.25
+# measuring may take this share of the time
+COST = 0.1
+# after a plan, so many times as long as it took pass before the next
 PLAN_PAUSE = 3
 # seconds without a question after which nothing is left of a build whose `ramgate run` was killed
 ORPHANED = 3
-# what carries out a decision: a signal to the job's processes, or a word to its launcher (launcher.c)
+# what carries out a decision: a signal to the compiler's processes, or a message to its wrapper (compiler_wrapper.c)
 SIGNALS = {FREEZE: signal.SIGSTOP, THAW: signal.SIGCONT, KILL: signal.SIGKILL}
-WORDS = {START: b'g', RETRY: b'r', REFUSE: b'x', DONE: b'd'}
+MESSAGES = {START: b'g', RETRY: b'r', REFUSE: b'x', DONE: b'd'}
+HEADER = struct.Struct('=cI')
 
 
-def send(job, number):
-    """A signal to all processes of a job."""
-    if job.group:
+def send_signal(compilation, *numbers):
+    for number in numbers:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.group, number)
+            if compilation.group:
+                os.killpg(compilation.group, number)
 
 
-class Connection:
-    """A launcher's end: frames in and out (launcher.c says which)."""
+def tell(connection, kind, text):
+    data = os.fsencode(text)
+    # receive() notices a wrapper that has gone
+    with contextlib.suppress(OSError):
+        connection.sendall(HEADER.pack(kind, len(data)) + data)
 
-    def __init__(self, connected):
-        self.socket, self.buffer, self.job = connected, b'', None
 
-    def tell(self, kind, text=''):
-        """Send a frame; a launcher that has gone is noticed where it is read."""
-        data = os.fsencode(text)
-        with contextlib.suppress(OSError):
-            self.socket.sendall(kind + struct.pack('=I', len(data)) + data)
-
-    def frames(self):
-        """The whole frames that have come; None at the end of the connection."""
-        try:
-            data = self.socket.recv(1 << 17)
-        except OSError:
-            data = b''
-        if not data:
-            return None
-        self.buffer += data
-        found = []
-        while len(self.buffer) >= 5:
-            length = struct.unpack('=I', self.buffer[1:5])[0]
-            if len(self.buffer) < 5 + length:
-                break
-            found.append((self.buffer[:1], self.buffer[5:5 + length]))
-            self.buffer = self.buffer[5 + length:]
-        return found
+def receive(connection):
+    """The next message of a compiler wrapper, (kind, data); None if it has gone."""
+    with contextlib.suppress(OSError):
+        header = connection.recv(HEADER.size, socket.MSG_WAITALL)
+        if len(header) == HEADER.size:
+            kind, length = HEADER.unpack(header)
+            data = connection.recv(length, socket.MSG_WAITALL)
+            if len(data) == length:
+                return kind, data
+    return None
 
 
 class Broker:
-    """Watchers get (event, job, schedule) of everything that a report or a live line wants to know."""
+    """
+    `control`: a pipe from `ramgate run`, which writes k to kill the build and f when it has ended; `top`: the directory
+    where the build began; `watchers` are called with (event, compilation, schedule).
+    """
 
     def __init__(self, listener, control, limits, schedule, top, watchers=()):
-        self.listener, self.control, self.limits, self.schedule = listener, control, limits, schedule
-        self.top, self.watchers = top, watchers
+        self.listener = listener
+        self.control = control
+        self.limits = limits
+        self.schedule = schedule
+        self.top = top
+        self.watchers = watchers
         self.selector = selectors.DefaultSelector()
-        self.groups, self.neighbours = Groups(), Neighbours()
-        self.next_look, self.changed, self.next_plan = 0.0, False, 0.0
-        self.orphaned, self.finished = None, False
-
-    # the loop
+        # {connection: compilation}
+        self.asking = {}
+        self.next_look = self.next_plan = 0.0
+        self.changed = self.finished = False
+        self.orphaned = None
 
     def serve(self):
-        """Until the build has ended."""
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(self.control, selectors.EVENT_READ, self.controlled)
-        while not self.finished:
-            due = min(self.next_look, self.next_plan if self.changed else self.next_look)
-            wait = max(0.0, due - time.monotonic()) if self.schedule.jobs else 1.0
+        # what wrappers have said before the build ended is still to be heard
+        while not self.finished or self.selector.select(0):
+            due = min(self.next_look, self.next_plan) if self.changed else self.next_look
+            wait = max(0.0, due - time.monotonic()) if self.schedule.compilations else 1.0
             for key, _ in self.selector.select(wait):
                 key.data(key.fileobj)
             now = time.monotonic()
-            if self.orphaned:
-                self.orphaned = now + ORPHANED if self.schedule.jobs else self.orphaned
-                self.finished = self.finished or now > self.orphaned
+            if self.orphaned and self.schedule.compilations:
+                self.orphaned = now + ORPHANED
+            if self.orphaned and now > self.orphaned:
+                break
             if now >= self.next_look:
-                self.look(now)
-                now = time.monotonic()
-            if self.changed and now >= self.next_plan:
-                self.carry_out(self.schedule.plan(now))
-                self.changed, end = False, time.monotonic()
-                self.next_plan = end + PLAN_PAUSE * (end - now)
-        for job in self.schedule.in_state(RUNNING, FROZEN):
-            send(job, signal.SIGKILL)
+                self.look()
+            if self.changed and time.monotonic() >= self.next_plan:
+                self.plan()
+        for compilation in self.schedule.alive():
+            send_signal(compilation, signal.SIGKILL)
         self.notify('finished', None)
 
-    def look(self, now):
-        """Measure everything; freeze or kill where it must be."""
+    def look(self):
+        now = time.monotonic()
         spent = time.process_time()
-        alive = {job.group: job for job in self.schedule.in_state(RUNNING, FROZEN) if job.group}
-        memory = self.groups.memory(list(alive))
-        claim = self.schedule.measured({alive[group]: amount for group, amount in memory.items()}, now)
-        self.limits.neighbours = self.neighbours.exchange(int(claim), self.limits.scope)
-        self.schedule.constraint = self.limits.tightest(self.schedule.own)
-        share = self.schedule.constraint.free / max(1.0, self.schedule.limit)
-        tick = next((tick for below, tick in TICKS if share < below and alive), AMPLE)
-        self.carry_out(self.schedule.relieve(tick, now, self.limits.pressure(now)))
-        self.next_look = now + max(tick, min(AMPLE, (time.process_time() - spent) / COST))
+        groups = {compilation.group: compilation for compilation in self.schedule.alive() if compilation.group}
+        memory = memory_of_groups(groups)
+        self.schedule.measured({groups[group]: amount for group, amount in memory.items()}, now)
+        constraint = self.limits.tightest(self.schedule.own)
+        self.schedule.constraint = constraint
+        free = constraint.free / constraint.limit
+        tick = next((tick for below, tick in TICKS if groups and free < below), AMPLE)
+        self.carry_out(self.schedule.relieve(tick, now))
+        cost = (time.process_time() - spent) / COST
+        self.next_look = now + max(tick, min(AMPLE, cost))
         self.notify('looked', None)
 
+    def plan(self):
+        begin = time.monotonic()
+        self.carry_out(self.schedule.plan(begin))
+        self.changed = False
+        end = time.monotonic()
+        self.next_plan = end + PLAN_PAUSE * (end - begin)
+
     def carry_out(self, decisions):
-        """Do what the schedule has decided."""
-        for what, job, text in decisions:
+        for what, compilation, text in decisions:
             if what == START:
-                job.kills = self.limits.oom_kills()
+                compilation.kernel_kills = self.limits.oom_kills()
                 self.next_look = min(self.next_look, time.monotonic() + TICKS[0][1])
             if what in SIGNALS:
-                send(job, SIGNALS[what])
+                send_signal(compilation, SIGNALS[what])
             else:
-                job.connection.tell(WORDS[what], text)
-            self.notify(DONE if what == REFUSE else what, job)
+                tell(compilation.connection, MESSAGES[what], text)
+            self.notify(DONE if what == REFUSE else what, compilation)
 
-    def notify(self, event, job):
-        """Something has changed: make plans again, tell watchers."""
+    def notify(self, event, compilation):
         self.changed = True
         for watcher in self.watchers:
-            watcher(event, job, self.schedule)
-
-    # what others say
+            watcher(event, compilation, self.schedule)
 
     def accept(self, listener):
-        try:
-            connected = listener.accept()[0]
-            who = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-        except OSError:
-            return
-        if CREDENTIALS.unpack(who)[1] not in (0, os.getuid()):
-            connected.close()
-            return
-        connected.settimeout(10)
-        connection = Connection(connected)
-        self.selector.register(connected, selectors.EVENT_READ, lambda _: self.heard(connection))
+        with contextlib.suppress(OSError):
+            connection, _ = listener.accept()
+            connection.setblocking(True)
+            self.selector.register(connection, selectors.EVENT_READ, self.heard)
 
     def controlled(self, control):
-        """The program that started the broker says that the build has ended, or has ended itself."""
         word = os.read(control, 1)
-        if word == b'k' or not word:
-            for job in self.schedule.in_state(RUNNING, FROZEN):
-                send(job, signal.SIGTERM)
-                send(job, signal.SIGCONT)
-                job.killed = True
-            self.schedule.refused = self.schedule.refused or 'the build was stopped'
         if word == b'f':
             self.finished = True
-        elif not word:
-            # whatever the dead build's remains still want to start is refused, until nobody has asked for a while
+            self.selector.unregister(control)
+            return
+        for compilation in self.schedule.alive():
+            send_signal(compilation, signal.SIGTERM, signal.SIGCONT)
+            compilation.killed = True
+        self.schedule.refused = self.schedule.refused or 'the build was stopped'
+        if not word:
+            # `ramgate run` was killed: refuse what its remains still want to start
             self.selector.unregister(control)
             self.orphaned = time.monotonic() + ORPHANED
 
     def heard(self, connection):
-        """A launcher says something, or has gone."""
-        frames = connection.frames()
-        if frames is None:
-            self.selector.unregister(connection.socket)
-            connection.socket.close()
-            if connection.job and connection.job.state != ENDED:
-                self.gone(connection.job)
-            return
-        for kind, data in frames:
-            {b'j': self.asked, b'p': self.started, b'e': self.ended}[kind](connection, data)
+        kind, data = receive(connection) or (None, b'')
+        if kind == b'c':
+            self.asked(connection, data)
+        elif kind == b'p':
+            self.asking[connection].group = int(data)
+        elif kind == b'e':
+            self.ended(self.asking[connection], data)
+        else:
+            self.selector.unregister(connection)
+            connection.close()
+            self.disconnected(self.asking.pop(connection, None))
 
     def asked(self, connection, data):
-        words = [os.fsdecode(word) for word in data.split(b'\0')]
-        connection.job = self.schedule.asked(Command(words[0], words[1:-1], self.top), time.monotonic())
-        connection.job.connection = connection
-        self.notify('asked', connection.job)
+        directory, *arguments = [os.fsdecode(word) for word in data.split(b'\0')[:-1]]
+        compilation = self.schedule.asked(Command(directory, arguments, self.top), time.monotonic())
+        compilation.connection = connection
+        self.asking[connection] = compilation
+        self.notify('asked', compilation)
 
-    def started(self, connection, data):
-        connection.job.group = int(data)
+    def ended(self, compilation, data):
+        head, _, output = data.partition(b'\n')
+        status, resident = [int(word) for word in head.split()]
+        kernel_killed = self.limits.oom_kills() > compilation.kernel_kills and b'error' not in output
+        lacking = ran_out_of_memory(status, output.decode(errors='replace'), kernel_killed)
+        self.carry_out(self.schedule.ended(compilation, status, resident * 1024, lacking, kernel_killed,
+                                           time.monotonic()))
 
-    def ended(self, connection, data):
-        """It has ended, well or not."""
-        job, (head, _, output) = connection.job, data.partition(b'\n')
-        status, resident, _ = (int(word) for word in head.split())
-        kernel_killed = self.limits.oom_kills() > job.kills and b'error' not in output
-        starved = out_of_memory(status, output.decode(errors='replace'), kernel_killed)
-        self.carry_out(self.schedule.ended(job, status, resident * 1024, starved, kernel_killed, time.monotonic()))
-
-    def gone(self, job):
-        """A launcher has gone without a word: its job goes too, its claim comes back."""
-        send(job, signal.SIGKILL)
-        self.schedule.close(job, -1, time.monotonic())
-        self.notify(DONE, job)
+    def disconnected(self, compilation):
+        """A wrapper has gone before its compiler ended: kill the compiler, release its memory."""
+        if compilation and compilation.state != ENDED:
+            send_signal(compilation, signal.SIGKILL)
+            self.schedule.close(compilation, -1, time.monotonic())
+            self.notify(DONE, compilation)
 
 
 def listen(directory):
-    """The socket that launchers connect to; its path may be longer than an address."""
-    listener, place = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), os.open(directory, os.O_PATH)
+    """The socket to which wrappers connect; its path may be longer than an address."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    place = os.open(directory, os.O_PATH)
     listener.bind('/proc/self/fd/%d/socket' % place)
     os.close(place)
     listener.listen(1024)

@@ -1,8 +1,7 @@
 """
 How much memory the build may use right now, and which limit that is.
 
-Each constraint knows its limit and what is in use under it; what is left is the smallest difference. Page cache that
-the kernel would give back is not counted as used.
+Page cache that the kernel would give back does not count as used.
 """
 import os
 import re
@@ -12,17 +11,17 @@ import subprocess
 from collections import namedtuple
 
 UNITS = {'': 1, 'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
-# cgroup v1 says "no limit" with a number near 2^63
+# cgroup version 1 says "no limit" with a number near 2^63
 UNLIMITED = 2 ** 60
 # what stays free on the host for everybody else: a share of the memory, within bounds
-RESERVE_SHARE, RESERVE_LEAST, RESERVE_MOST = 0.02, 256 * 2 ** 20, 4 * 2 ** 30
-
+RESERVE_SHARE = 0.02
+RESERVE_LEAST = 256 * 2 ** 20
+RESERVE_MOST = 4 * 2 ** 30
 # what stays free in a cgroup whose processes the kernel kills all together: a share of its limit
 FATAL_RESERVE = 0.03
 
-# name: for the user; limit: bytes; free: bytes that can still be taken; scope: cgroup path, '' for the host, None for
-# the build
-Constraint = namedtuple('Constraint', 'name limit free scope')
+# name: for the user; limit, free: bytes
+Constraint = namedtuple('Constraint', 'name limit free')
 
 
 class Problem(Exception):
@@ -34,199 +33,191 @@ def size(text):
     match = re.match(r'^\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?\s*$', text, re.I)
     if not match or float(match.group(1)) == 0:
         raise Problem('expected a size such as 12G or 800M, found %r' % text)
-    return int(float(match.group(1)) * UNITS[match.group(2).upper()])
+    number, unit = match.groups()
+    return int(float(number) * UNITS[unit.upper()])
 
 
 def human(amount):
-    """12.3 GB from bytes."""
     for unit, factor in (('GB', 2 ** 30), ('MB', 2 ** 20)):
         if amount >= factor:
             return '%.1f %s' % (amount / factor, unit)
     return '%.0f kB' % (amount / 1024)
 
 
-def read(path):
-    """A small file's text, None where there is none."""
+def read(*parts):
+    """The text of a small file; '' if it does not exist or may not be read."""
     try:
-        with open(path) as file:
+        with open(os.path.join(*parts)) as file:
             return file.read()
     except OSError:
-        return None
+        return ''
 
 
-def number(path):
-    """The number in a small file; None where there is none, or where it says max."""
-    text = read(path)
-    return int(text) if text and text.strip().isdigit() else None
+def number(*parts):
+    """The number in a small file; None if there is none ('max')."""
+    text = read(*parts).strip()
+    return int(text) if text.isdigit() else None
 
 
-def fields(path, separator=None):
-    """{'name': number} of a file with a name and a number in each line."""
-    lines = ((line.split(separator) + ['', ''])[:2] for line in (read(path) or '').splitlines())
-    return {name: int(value.split()[0]) for name, value in lines if value.strip()[:1].isdigit()}
+def numbers(*parts):
+    """{name: number} from the lines of a file such as memory.stat or /proc/meminfo."""
+    pairs = re.findall(r'^(\w+):?\s+(\d+)', read(*parts), re.M)
+    return {name: int(value) for name, value in pairs}
 
 
 class Cgroup:
-    """One level of a memory cgroup hierarchy."""
-    # version: files with limits, file with use, prefix of the fields of memory.stat, file that counts kills
-    FILES = {1: (('memory.limit_in_bytes',), 'memory.usage_in_bytes', 'total_', 'memory.oom_control'),
-             2: (('memory.max', 'memory.high'), 'memory.current', '', 'memory.events')}
-
-    def __init__(self, directory, version, path):
-        self.directory, self.version, self.path = directory, version, path
-        self.limits, self.usage, self.prefix, self.kills = self.FILES[version]
-
-    def file(self, name):
-        """The path of one of its files."""
-        return os.path.join(self.directory, name)
+    def __init__(self, directory, version):
+        self.directory = directory
+        self.version = version
 
     def limit(self):
-        """Its limit in bytes, None where it has none."""
-        values = [number(self.file(name)) for name in self.limits]
+        """Its limit in bytes; None if it has none."""
+        names = {1: ('memory.limit_in_bytes',), 2: ('memory.max', 'memory.high')}[self.version]
+        values = [number(self.directory, name) for name in names]
         return min((value for value in values if value is not None and value < UNLIMITED), default=None)
 
     def constraint(self):
-        """What it allows now, None where it limits nothing."""
-        limit, used = self.limit(), number(self.file(self.usage))
+        """What it allows now; None if it limits nothing."""
+        usage, prefix = {1: ('memory.usage_in_bytes', 'total_'), 2: ('memory.current', '')}[self.version]
+        limit = self.limit()
+        used = number(self.directory, usage)
         if limit is None or used is None:
             return None
-        stat = fields(self.file('memory.stat'))
-        cache = stat.get(self.prefix + 'inactive_file', 0) + stat.get(self.prefix + 'active_file', 0)
-        spare = limit * FATAL_RESERVE if self.kills_all() else 0
-        free = limit - max(0, used - cache) - spare
-        return Constraint('the memory cgroup %s' % self.directory, limit, free, self.path)
+        stat = numbers(self.directory, 'memory.stat')
+        cache = stat.get(prefix + 'inactive_file', 0) + stat.get(prefix + 'active_file', 0)
+        free = limit - max(0, used - cache)
+        if self.kills_all():
+            free -= limit * FATAL_RESERVE
+        return Constraint('the memory cgroup %s' % self.directory, limit, free)
 
     def kills_all(self):
-        """Whether the kernel ends everything in it at once where memory runs out; a build tool has no second try."""
-        return self.version == 2 and number(self.file('memory.oom.group')) == 1
-
-    def stalled(self):
-        """Seconds so far in which everybody in it waited for memory (PSI); None where the kernel does not say."""
-        match = re.search(r'^full .*total=(\d+)', read(self.file('memory.pressure')) or '', re.M)
-        return int(match.group(1)) / 1e6 if match else None
+        """True if the kernel kills all of its processes at once: the build tool gets no second try."""
+        return number(self.directory, 'memory.oom.group') == 1
 
     def oom_kills(self):
-        """How many processes the kernel has killed in it."""
-        return fields(self.file(self.kills)).get('oom_kill', 0)
+        name = {1: 'memory.oom_control', 2: 'memory.events'}[self.version]
+        return numbers(self.directory, name).get('oom_kill', 0)
 
 
 def mounts(root='/'):
-    """[(version, mount point, root within the hierarchy)] of the memory cgroup file systems."""
+    """[(version, mount point, path of the mount within the hierarchy)] of the memory cgroup file systems."""
     found = []
-    for line in (read(os.path.join(root, 'proc/self/mountinfo')) or '').splitlines():
+    for line in read(root, 'proc/self/mountinfo').splitlines():
         before, _, after = line.partition(' - ')
-        kind, _, options = (after.split() + ['', '', ''])[:3]
-        if kind == 'cgroup2' or (kind == 'cgroup' and 'memory' in options.split(',')):
-            found.append((2 if kind == 'cgroup2' else 1, before.split()[4], before.split()[3]))
+        top, mount = before.split()[3:5]
+        kind, _, options = after.split()[:3]
+        if kind == 'cgroup2':
+            found.append((2, mount, top))
+        elif kind == 'cgroup' and 'memory' in options.split(','):
+            found.append((1, mount, top))
+    return found
+
+
+def own_paths(root):
+    """{version: path of this process within the hierarchy}."""
+    found = {}
+    for line in read(root, 'proc/self/cgroup').splitlines():
+        hierarchy, controllers, path = line.split(':', 2)
+        if hierarchy == '0':
+            found[2] = path
+        elif 'memory' in controllers.split(','):
+            found[1] = path
     return found
 
 
 def cgroups(root='/'):
-    """The memory cgroups of this process, innermost first, of both versions."""
-    own = {}
-    for line in (read(os.path.join(root, 'proc/self/cgroup')) or '').splitlines():
-        hierarchy, controllers, path = line.split(':', 2)
-        if hierarchy == '0':
-            own[2] = path
-        elif 'memory' in controllers.split(','):
-            own[1] = path
+    """The memory cgroups of this process, innermost first."""
+    paths = own_paths(root)
     found = []
     for version, mount, top in mounts(root):
-        path = own.get(version)
-        if path is None:
+        if version not in paths:
             continue
-        # inside a container the mount may show only a part of the hierarchy
+        path = paths[version]
+        # a container's mount may show only a part of the hierarchy
         if top != '/':
-            path = path[len(top):] if (path + '/').startswith(top.rstrip('/') + '/') else '/'
-        while True:
-            directory = os.path.join(root, mount.lstrip('/'), path.lstrip('/')).rstrip('/')
+            inside = (path + '/').startswith(top.rstrip('/') + '/')
+            path = path[len(top):] if inside else '/'
+        parts = [part for part in path.split('/') if part]
+        for depth in range(len(parts), -1, -1):
+            directory = os.path.join(root, mount.lstrip('/'), *parts[:depth])
             if os.path.isdir(directory):
-                found.append(Cgroup(directory, version, path))
-            if path in ('/', ''):
-                break
-            path = os.path.dirname(path)
+                found.append(Cgroup(directory, version))
     return found
 
 
+def cores():
+    """The cores that this process may use: its affinity, or less if a cgroup (version 2) grants less."""
+    count = len(os.sched_getaffinity(0))
+    for cgroup in cgroups():
+        quota, _, period = read(cgroup.directory, 'cpu.max').partition(' ')
+        if quota.isdigit():
+            count = min(count, max(1, int(quota) // int(period)))
+    return count
+
+
 def slurm_grant(environ):
-    """
-    What Slurm gave this job on this node, in bytes; None outside a job or where it says nothing (0 is all there is).
-    """
-    for name, factor in (('SLURM_MEM_PER_NODE', 1), ('SLURM_MEM_PER_CPU', int(environ.get('SLURM_CPUS_ON_NODE') or 1))):
+    """Bytes that Slurm gave this job on this node; None outside a job, and if it gave all there is (0)."""
+    cpus = int(environ.get('SLURM_CPUS_ON_NODE') or 1)
+    for name, factor in (('SLURM_MEM_PER_NODE', 1), ('SLURM_MEM_PER_CPU', cpus)):
         if environ.get(name, '').isdigit() and int(environ[name]):
             return int(environ[name]) * factor * 2 ** 20
     return None
 
 
 def pbs_grant(environ):
-    """What PBS gave this job on this node, in bytes: qstat knows, the environment does not."""
+    """Bytes that PBS gave this job on this node: qstat knows, the environment does not."""
     if not environ.get('PBS_JOBID') or not shutil.which('qstat'):
         return None
     try:
-        text = subprocess.run(['qstat', '-f', environ['PBS_JOBID']], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              stdin=subprocess.DEVNULL, timeout=20).stdout.decode(errors='replace')
+        done = subprocess.run(['qstat', '-f', environ['PBS_JOBID']], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = dict(re.findall(r'Resource_List\.(mem|nodect) = (\S+)', text))
+    found = dict(re.findall(r'Resource_List\.(mem|nodect) = (\S+)', done.stdout.decode(errors='replace')))
     if 'mem' not in found:
         return None
     return size(found['mem']) // int(found.get('nodect', 1))
 
 
-class Limits:
-    """All that limits the build; `constraints(own)` is what holds right now."""
+def address_space():
+    """Bytes that ulimit -v allows; None if it does not limit."""
+    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
 
+
+def host():
+    """The memory of the host, less what stays free for everybody else."""
+    memory = numbers('/proc/meminfo')
+    total = memory['MemTotal'] * 1024
+    reserve = min(max(total * RESERVE_SHARE, RESERVE_LEAST), RESERVE_MOST)
+    return Constraint('the memory of this host', total, int(memory['MemAvailable'] * 1024 - reserve))
+
+
+class Limits:
     def __init__(self, memory=None, environ=os.environ, groups=None):
         self.cgroups = cgroups() if groups is None else groups
-        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-        granted = (('--memory', memory), ('the Slurm job', slurm_grant(environ)), ('the PBS job', pbs_grant(environ)),
-                   ('the address space limit (ulimit -v)', None if soft == resource.RLIM_INFINITY else soft))
-        self.granted = [(name, limit) for name, limit in granted if limit]
-        # what other ramgates said they will still take: {who: (bytes, cgroup path)}
-        self.neighbours, self.last_stall = {}, None
-
-    @property
-    def scope(self):
-        """The cgroup path of the build, for neighbours."""
-        return next((group.path for group in self.cgroups), '/')
-
-    def host(self):
-        """What the host has."""
-        memory = fields('/proc/meminfo', ':')
-        total, available = memory['MemTotal'] * 1024, memory.get('MemAvailable', memory['MemFree']) * 1024
-        reserve = min(max(total * RESERVE_SHARE, RESERVE_LEAST), RESERVE_MOST)
-        return Constraint('the memory of this host', total, int(available - reserve), '')
+        grants = (('--memory', memory),
+                  ('the Slurm job', slurm_grant(environ)),
+                  ('the PBS job', pbs_grant(environ)),
+                  ('the address space limit (ulimit -v)', address_space()))
+        self.grants = [(name, limit) for name, limit in grants if limit]
 
     def constraints(self, own):
-        """Everything that limits, `own` being what the build's jobs occupy now."""
-        found = [group.constraint() for group in self.cgroups] + [self.host()]
-        found = [self.beside_neighbours(constraint) for constraint in found if constraint]
-        return found + [Constraint(name, limit, limit - own, None) for name, limit in self.granted]
+        """All that hold now; `own`: bytes that the build's compilations occupy."""
+        found = [host()] + [cgroup.constraint() for cgroup in self.cgroups]
+        found += [Constraint(name, limit, limit - own) for name, limit in self.grants]
+        return [constraint for constraint in found if constraint]
 
-    def beside_neighbours(self, constraint):
-        """The constraint less what other ramgates under it are still going to take."""
-        inside = sum(claim for claim, path in self.neighbours.values()
-                     if constraint.scope == '' or (path + '/').startswith(constraint.scope.rstrip('/') + '/'))
-        return constraint._replace(free=constraint.free - inside)
+    def tightest(self, own):
+        return min(self.constraints(own), key=lambda constraint: constraint.free)
 
     def warnings(self):
         """What the user should know before the build starts."""
         return ['the kernel kills everything in %s together when its memory runs out (memory.oom.group): ramgate '
-                'leaves %d %% of it free, as it could not run such jobs again' % (group.directory, FATAL_RESERVE * 100)
-                for group in self.cgroups if group.kills_all() and group.limit()]
-
-    def pressure(self, now):
-        """The share of the time since the last call in which everything in the build's cgroup waited for memory."""
-        stalled = self.cgroups[0].stalled() if self.cgroups else None
-        before, self.last_stall = self.last_stall, (now, stalled)
-        if stalled is None or before is None or before[1] is None or now <= before[0]:
-            return 0.0
-        return (stalled - before[1]) / (now - before[0])
-
-    def tightest(self, own):
-        """The constraint that leaves least."""
-        return min(self.constraints(own), key=lambda constraint: constraint.free)
+                'leaves %d %% of it free, as it could not restart such compilers'
+                % (cgroup.directory, FATAL_RESERVE * 100)
+                for cgroup in self.cgroups if cgroup.kills_all() and cgroup.limit()]
 
     def oom_kills(self):
-        """Kills counted in the innermost cgroup that counts (each level counts those of its children in v2 only)."""
-        return sum(group.oom_kills() for group in self.cgroups[:1])
+        """Kills in the innermost cgroup (in version 1 the outer ones do not count those of the inner ones)."""
+        return sum(cgroup.oom_kills() for cgroup in self.cgroups[:1])

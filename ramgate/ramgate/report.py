@@ -1,4 +1,4 @@
-"""What a build did: a live line while it runs; report.json and a page to look at afterwards."""
+"""What a build did: a line while it runs; report.json and report.html afterwards."""
 import json
 import os
 import shutil
@@ -7,133 +7,155 @@ import time
 
 from ramgate.estimates import MB
 from ramgate.limits import human
+from ramgate.schedule import DONE, FROZEN, RUNNING, WAITING
 
-# seconds between two live lines on a terminal, and without one
-LIVE, LOG = 0.5, 60.0
-# the same line for whoever looks from another host: the file that this variable names, and seconds between two
-PROGRESS, NOTE = 'RAMGATE_PROGRESS', 5.0
-# memory is kept for so many moments at most
-MOMENTS = 2000
+# seconds between two lines on a terminal, and in a log
+TERMINAL = 0.5
+LOG = 60.0
+# names the file that has the same line for whoever looks from another host; seconds between two
+PROGRESS = 'RAMGATE_PROGRESS'
+NOTE = 5.0
+# the report has so many rows of memory at most
+ROWS = 2000
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
 
 
 def duration(seconds):
     """1 h 02 min, 3 min 04 s, 5 s."""
-    seconds = int(seconds)
-    if seconds >= 3600:
-        return '%d h %02d min' % (seconds // 3600, seconds % 3600 // 60)
-    return '%d min %02d s' % (seconds // 60, seconds % 60) if seconds >= 60 else '%d s' % seconds
+    minutes, seconds = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return '%d h %02d min' % divmod(minutes, 60)
+    return '%d min %02d s' % (minutes, seconds) if minutes else '%d s' % seconds
 
 
-class Live:
-    """One line on a terminal, a line a minute elsewhere, on stderr."""
+def write_whole(path, text):
+    """Write a file so that nobody sees a part of it."""
+    partial = '%s.%d' % (path, os.getpid())
+    with open(partial, 'w') as file:
+        file.write(text)
+    os.replace(partial, path)
 
-    def __init__(self, stream=None):
-        self.stream = stream or sys.stderr
-        self.terminal = self.stream.isatty()
+
+def counts(schedule):
+    return [len(schedule.in_state(state)) for state in (RUNNING, FROZEN, WAITING)]
+
+
+class Progress:
+    """A line on stderr that says how far the build is."""
+
+    def __init__(self, stream=sys.stderr):
+        self.stream = stream
+        self.terminal = stream.isatty()
+        self.every = TERMINAL if self.terminal else LOG
         self.begin = time.monotonic()
-        self.next = self.begin + (LIVE if self.terminal else LOG)
+        self.next_line = self.begin + self.every
         self.drawn = False
-        self.progress, self.next_note = os.environ.get(PROGRESS), self.begin
+        self.file = os.environ.get(PROGRESS)
+        self.next_note = self.begin
 
-    def __call__(self, event, job, schedule):
+    def __call__(self, event, compilation, schedule):
         now = time.monotonic()
         if event == 'finished' and self.drawn:
             self.stream.write('\r\033[K')
-        elif now >= self.next and event != 'finished':
-            self.next = now + (LIVE if self.terminal else LOG)
-            line = 'ramgate: ' + self.line(schedule, now)
-            if self.terminal:
-                width = shutil.get_terminal_size().columns - 1
-                self.stream.write('\r%s\033[K\r' % line[:width])
-                self.drawn = True
-            else:
-                self.stream.write(line + '\n')
+        elif event != 'finished' and now >= self.next_line:
+            self.next_line = now + self.every
+            self.draw('ramgate: ' + self.line(schedule, now))
         self.stream.flush()
-        if self.progress and now >= self.next_note:
+        if self.file and now >= self.next_note:
             self.next_note = now + NOTE
-            self.note(self.line(schedule, now))
+            try:
+                write_whole(self.file, self.line(schedule, now) + '\n')
+            except OSError:
+                # no reason to stop a build
+                self.file = None
 
-    def note(self, line):
-        """Leave the line where others find it; not being able to is no reason to stop a build."""
-        partial = '%s.%d' % (self.progress, os.getpid())
-        try:
-            with open(partial, 'w') as file:
-                file.write(line + '\n')
-            os.replace(partial, self.progress)
-        except OSError:
-            self.progress = None
+    def draw(self, line):
+        if self.terminal:
+            width = shutil.get_terminal_size().columns - 1
+            self.stream.write('\r%s\033[K\r' % line[:width])
+            self.drawn = True
+        else:
+            self.stream.write(line + '\n')
 
     def line(self, schedule, now):
-        """How far the build is."""
-        counts = {state: len(schedule.in_state(state)) for state in ('running', 'frozen', 'waiting')}
-        total = max(schedule.done + sum(counts.values()), schedule.foreseen)
+        running, frozen, waiting = counts(schedule)
+        done = schedule.done
+        total = max(done + running + frozen + waiting, schedule.knowledge.foreseen)
         used = schedule.limit - schedule.constraint.free
-        text = '%d/%d done, %d running, ' % (schedule.done, total, counts['running'])
-        if counts['frozen']:
-            text += '%d frozen, ' % counts['frozen']
+        text = '%d/%d done, %d running, ' % (done, total, running)
+        if frozen:
+            text += '%d frozen, ' % frozen
         text += '%s of %s' % (human(used), human(schedule.limit))
-        if schedule.done and total > schedule.done:
-            text += ', about %s left' % duration((now - self.begin) * (total - schedule.done) / schedule.done)
+        if done and total > done:
+            text += ', about %s left' % duration((now - self.begin) * (total - done) / done)
         return text
 
 
 class Report:
-    """Collects what happened and writes it."""
+    """Collects what happens in a build, and writes it when the build has finished."""
 
     def __init__(self, directory):
-        self.directory, self.begin = directory, time.monotonic()
-        self.jobs, self.moments, self.every, self.seen = [], [], 1, 0
-        self.events = []
+        self.directory = directory
+        self.begin = time.monotonic()
+        self.compilations = []
+        # of memory, only every so many measurements are kept
+        self.rows = []
+        self.every = 1
+        self.looks = 0
 
-    def __call__(self, event, job, schedule):
-        now = time.monotonic() - self.begin
-        if event == 'ended':
-            self.jobs.append(self.entry(job))
-        elif event in ('frozen', 'thawed', 'killed'):
-            self.events.append([round(now, 3), event, job.name])
+    def __call__(self, event, compilation, schedule):
+        if event == DONE:
+            self.compilations.append(self.entry(compilation))
         elif event == 'looked':
-            self.look(now, schedule)
+            self.looked(schedule)
         elif event == 'finished':
             self.write(schedule)
 
-    def entry(self, job):
-        """What the report says about a job."""
-        entry = {'start': (job.started or job.asked) - self.begin, 'end': job.ended - self.begin,
-                 'seconds': job.seconds, 'frozen': job.frozen_for, 'waited': job.waited}
-        entry = {name: round(value, 3) for name, value in entry.items()}
-        entry.update(file=job.name, language=job.language, status=job.status, peak_mb=round(job.recorder.peak / MB, 1),
-                     expected_mb=round(job.estimate.peak, 1) if job.estimate else None,
-                     retries=[{'start': round(start - self.begin, 3), 'end': round(end - self.begin, 3),
-                               'peak_mb': round(peak, 1), 'why': why} for start, end, peak, why in job.retries])
-        return entry
+    def since(self, moment):
+        return round(moment - self.begin, 3)
 
-    def look(self, now, schedule):
-        """One moment of memory; of many only every second is kept."""
-        self.seen += 1
-        if self.seen % self.every:
+    def entry(self, compilation):
+        expected = compilation.estimate and round(compilation.estimate.peak, 1)
+        return {
+            'file': compilation.name,
+            'language': compilation.language,
+            'status': compilation.status,
+            'start': self.since(compilation.started or compilation.asked),
+            'end': self.since(compilation.ended),
+            'seconds': round(compilation.seconds, 3),
+            'waited': round(compilation.waited, 3),
+            'frozen': round(compilation.frozen_for, 3),
+            'peak_mb': round(compilation.recorder.peak / MB, 1),
+            'expected_mb': expected,
+            'retries': [{'start': self.since(start), 'end': self.since(end), 'peak_mb': round(peak, 1), 'why': why}
+                        for start, end, peak, why in compilation.retries],
+        }
+
+    def looked(self, schedule):
+        self.looks += 1
+        if self.looks % self.every:
             return
-        megabytes = (schedule.own, schedule.limit - schedule.constraint.free, schedule.limit)
-        self.moments.append([round(now, 2)] + [round(amount / MB, 1) for amount in megabytes]
-                            + [len(schedule.in_state(state)) for state in ('running', 'frozen', 'waiting')])
-        if len(self.moments) > MOMENTS:
-            self.moments, self.every = self.moments[::2], self.every * 2
+        used = schedule.limit - schedule.constraint.free
+        memory = [round(amount / MB, 1) for amount in (schedule.own, used, schedule.limit)]
+        self.rows.append([self.since(time.monotonic())] + memory + counts(schedule))
+        if len(self.rows) > ROWS:
+            self.rows = self.rows[::2]
+            self.every *= 2
 
     def write(self, schedule):
-        """report.json, report.html and the profile."""
-        os.makedirs(self.directory, exist_ok=True)
-        seconds = round(time.monotonic() - self.begin, 2)
-        data = {'seconds': seconds, 'cores': schedule.cores, 'limit_mb': round(schedule.limit / MB), 'limited_by':
-                schedule.constraint.name, 'jobs': self.jobs, 'events': self.events,
-                'memory': {'columns': ['seconds', 'jobs_mb', 'used_mb', 'limit_mb', 'running', 'frozen', 'waiting'],
-                           'rows': self.moments}}
-        text = json.dumps(data, indent=None, separators=(',', ':'))
+        columns = ['seconds', 'compilers_mb', 'used_mb', 'limit_mb', 'running', 'frozen', 'waiting']
+        text = json.dumps({
+            'seconds': self.since(time.monotonic()),
+            'cores': schedule.cores,
+            'limit_mb': round(schedule.limit / MB),
+            'limited_by': schedule.constraint.name,
+            'compilations': self.compilations,
+            'memory': {'columns': columns, 'rows': self.rows},
+        }, separators=(',', ':'))
         with open(PAGE) as file:
-            # no name of a file can end the script that holds the data
+            # no name of a file can end the script that has the data
             page = file.read().replace('@DATA@', text.replace('<', '\\u003c'))
-        for name, text in (('report.json', text + '\n'), ('report.html', page)):
-            partial = os.path.join(self.directory, '.%s.%d' % (name, os.getpid()))
-            with open(partial, 'w') as file:
-                file.write(text)
-            os.replace(partial, os.path.join(self.directory, name))
+        os.makedirs(self.directory, exist_ok=True)
+        write_whole(os.path.join(self.directory, 'report.json'), text + '\n')
+        write_whole(os.path.join(self.directory, 'report.html'), page)
         schedule.knowledge.save(os.path.join(self.directory, 'profile.json'))

@@ -1,361 +1,426 @@
 """
-Which job starts, freezes, goes on, is killed or starts again.
+Decides which compilation starts, is frozen, continues, is killed or starts again.
 
-Nothing here talks, measures or reads a clock: whoever calls says what is so and when, and carries out what comes back,
-a list of (what, job, text). The oldest job is never frozen nor killed while another could be, so something always
-finishes.
+Pure decision logic: callers pass measurements and the time, and execute the decisions, [(what, compilation, text)]. The
+oldest compilation is never frozen nor killed while another could be, so something always finishes.
 """
 import math
 
 from ramgate import curves
-from ramgate.estimates import MB, Estimate
+from ramgate.estimates import MB
 from ramgate.limits import human
 
-WAITING, RUNNING, FROZEN, ENDED = 'waiting', 'running', 'frozen', 'ended'
-START, FREEZE, THAW, KILL, RETRY, REFUSE, DONE = 'started', 'frozen', 'thawed', 'killed', 'retried', 'refused', 'ended'
+# states
+WAITING = 'waiting'
+RUNNING = 'running'
+FROZEN = 'frozen'
+ENDED = 'ended'
+# decisions
+START = 'started'
+FREEZE = 'frozen'
+THAW = 'thawed'
+KILL = 'killed'
+RETRY = 'retried'
+REFUSE = 'refused'
+DONE = 'ended'
 
-# shares of the limit: what forecasts leave free, what must be free lest jobs are frozen, and lest one is killed
-MARGIN, SCARCE, GONE = 0.02, 0.015, 0.005
-# where all wait for memory for this share of the time, one more job is frozen; for so many seconds nothing is started
-STALLED, PAUSE = 0.2, 2.0
-# memory is measured a little later than planned: growth until then is reckoned with
+# free memory (share of the limit) that forecasts leave, below which compilations are frozen, and one is killed
+MARGIN = 0.02
+FREEZE_BELOW = 0.015
+KILL_BELOW = 0.005
+# seconds by which a measurement may be late: memory grows until then
 LATE = 0.05
-# seconds after which a killed process that still holds memory is not waited for any more
+# seconds after which memory of a killed process is no longer expected to become free
 DYING = 5
-# to kill a job that holds less than this share of the limit frees nothing
+# killing a compilation below this share of the limit frees nothing
 WORTH = 0.001
-# a job that was killed this often is not started again
+# a compilation that was killed more often, and not by ramgate, is not started again
 ATTEMPTS = 10
-# a job that ran out of memory claims this much more than it was seen to need (where the kernel killed it: than was
-# expected), but not all of the limit
-MORE, MOST = 1.4, 0.9
-# a job that ran alone and took this share of the limit does not fit; less where it was killed before it was measured
-ALONE, ALONE_KILLED = 0.6, 0.3
-# of a process's largest resident memory at least this much is its own
+# a compilation that ran out of memory gets so many times what it was seen to need (what was expected, if the kernel
+# killed it), but not all of the limit
+MORE = 1.4
+MOST = 0.9
+# a compilation that ran alone and took this share of the limit does not fit; less if it was killed, as its peak was
+# then not measured
+ALONE = 0.6
+ALONE_KILLED = 0.3
+# of a process's largest resident memory at least this share is its own
 UNSHARED = 0.8
-# a known job whose peak is this share (or so many doubts) below what its age foresees is behind (a slower machine,
-# a neighbour on the core): its true age is where its curve is still below its peak times the last factor
-BEHIND, DOUBTS, CAUGHT_UP = 0.15, 3, 1.1
-# a job this much above its curve (measurements differ by less) is larger than foreseen: its curve is raised, what is to
-# come by at most this share of what it holds, as a peak that came early is not larger later
-ABOVE, RAISE = 1.05, 0.5
-# a running job may take this much longer than foreseen
-HOLD = 1.1
-# after this share of its time a job has no curve left: it stays a little above what it has, for this share of its age
-OVERDUE, STAY, REMAINS = 0.98, 1.02, 0.15
-# of what a job holds, this share counts against the doubt about what it will take
+# a known compilation whose peak is this share (or so many uncertainties) below its curve is behind (a slower machine,
+# a neighbour on the core): its true age is where the curve is below its peak times the last factor
+BEHIND = 0.15
+BEHIND_UNCERTAINTIES = 3
+CAUGHT_UP = 1.1
+# a compilation so much above its curve is larger than expected: the curve is raised, by at most this share of what it
+# has, as a peak that came early is not larger later
+ABOVE = 1.05
+RAISE = 0.5
+# a running compilation may take so much longer than expected
+LONGER = 1.1
+# after this share of its time a compilation has no curve left: it stays slightly above its memory, for this share of
+# its age
+OVERDUE = 0.98
+STAY = 1.02
+REMAINS = 0.15
+# of the memory that a compilation has, this share counts against its uncertainty
 SEEN = 0.5
-# horizons of forecasts are powers of this, so that the loads of waiting jobs serve for many plans
+# horizons of forecasts are powers of this, so that their ranges() serve for many plans
 HORIZON_STEP = 1.25
-# so many jobs that wait for memory have their place in the forecast; smaller ones start where they delay none of them
-RESERVED = 1
-NOTHING = [0.0] * curves.STEPS
 
 
-class Job:
-    """One compile or link, from its first question to its end."""
+class Compilation:
+    """One compiler or linker, from its first question to its end."""
 
-    def __init__(self, number, command, now):
-        self.number, self.command = number, command
-        self.name, self.language = command.name, command.language
-        self.state, self.asked = WAITING, now
-        self.waited, self.retries, self.claim, self.seconds = 0.0, [], 0.0, 0.0
+    def __init__(self, command, now):
+        self.command = command
+        self.name = command.name
+        self.language = command.language
+        self.state = WAITING
+        self.asked = now
+        self.waited = self.seconds = 0.0
+        # MB that it gets at least, after it ran out of memory
+        self.reserved = 0.0
+        # (start, end, peak in MB, why) of earlier attempts
+        self.retries = []
+        self.failures = 0
         self.reset()
 
     def reset(self):
-        """Before each attempt."""
-        self.group, self.started, self.frozen_for, self.frozen_at = None, None, 0.0, None
-        self.memory, self.growth, self.measured = 0.0, 0.0, None
-        self.recorder, self.shown, self.alone, self.kills = curves.Recorder(), 0, False, 0
-        self.killed, self.estimate = False, None
+        self.group = self.estimate = None
+        self.started = self.measured = self.frozen_at = None
+        self.memory = self.growth = self.frozen_for = 0.0
+        self.recorder = curves.Recorder()
+        self.alone = self.killed = False
+        # spans that were learnt from; kills by the kernel when it started
+        self.learnt = self.kernel_kills = 0
 
     def age(self, now):
-        """Seconds it has been running, not counting when it was frozen."""
+        """Seconds for which it has been running, without those for which it was frozen."""
         return (self.frozen_at or now) - self.started - self.frozen_for
 
     def measure(self, memory, now):
-        """It occupies so much now."""
         if self.measured is not None and now > self.measured:
             self.growth = max(0.0, (memory - self.memory) / (now - self.measured))
-        self.memory, self.measured = memory, now
+        self.memory = memory
+        self.measured = now
         self.recorder.add(self.age(now), memory)
+
+    def thaw(self, now):
+        self.frozen_for += now - self.frozen_at
+        self.frozen_at = self.measured = None
+        self.growth = 0.0
+        self.state = RUNNING
 
 
 class Schedule:
-    """All jobs of a build, and what becomes of them. `constraint` and `own` (bytes of all jobs): as last measured."""
+    """All compilations of a build. Callers update `constraint`; `own`: bytes of all compilations when last measured."""
 
     def __init__(self, knowledge, cores, constraint):
-        self.knowledge, self.cores, self.constraint = knowledge, cores, constraint
-        self.jobs, self.own, self.numbers = [], 0, 0
-        # ended so far, and how many jobs an earlier build had
-        self.done, self.foreseen = 0, knowledge.foreseen
-        self.killing, self.decided = {}, []
+        self.knowledge = knowledge
+        self.cores = cores
+        self.constraint = constraint
+        self.compilations = []
+        self.own = self.done = 0
+        # {compilation that was killed: when}
+        self.killing = {}
         # why nothing is started any more
         self.refused = None
-        self.steps_cache, self.pause = (None, {}), 0.0
+        self.decided = []
 
     def in_state(self, *states):
-        """The jobs in those states, oldest first."""
-        return sorted((job for job in self.jobs if job.state in states), key=lambda job: job.started or job.asked)
+        found = [compilation for compilation in self.compilations if compilation.state in states]
+        # oldest first
+        return sorted(found, key=lambda compilation: compilation.started or compilation.asked)
+
+    def alive(self):
+        return self.in_state(RUNNING, FROZEN)
 
     @property
     def limit(self):
-        """The tightest limit in bytes."""
         return self.constraint.limit
 
+    def decide(self, what, compilation, text=''):
+        self.decided.append((what, compilation, text))
+
     def decisions(self):
-        """All that were made since the last call."""
-        decided, self.decided = self.decided, []
+        decided = self.decided
+        self.decided = []
         return decided
 
-    # a job's life
-
     def asked(self, command, now):
-        """A job wants to start."""
-        self.numbers += 1
-        self.jobs.append(Job(self.numbers, command, now))
-        return self.jobs[-1]
+        compilation = Compilation(command, now)
+        self.compilations.append(compilation)
+        return compilation
 
     def measured(self, memory, now):
-        """The jobs occupy so much: {job: bytes}. Returns what they are still going to take."""
-        for job, amount in memory.items():
-            job.measure(amount, now)
-            job.shown = self.knowledge.lived(job.name, job.language, job.recorder, job.shown)
-        alive = self.in_state(RUNNING, FROZEN)
-        self.own = sum(job.memory for job in alive)
-        return sum(max(0.0, max(job.estimate.peak, job.claim) * MB - job.memory) for job in alive)
+        for compilation, amount in memory.items():
+            compilation.measure(amount, now)
+            self.knowledge.learn_spans(compilation)
+        self.own = sum(compilation.memory for compilation in self.alive())
 
-    def ended(self, job, status, resident, starved, kernel_killed, now):
-        """An attempt has ended. `resident`: bytes of its largest process; `starved`: it lacked memory."""
-        # a peak between two looks is in the kernel's own figure, which counts pages shared with others too
-        if resident * UNSHARED > job.recorder.peak:
-            job.recorder.add(job.age(now), resident * UNSHARED)
-        self.killing.pop(job, None)
-        if job.killed or starved:
-            self.again(job, kernel_killed, now)
+    def ended(self, compilation, status, resident, out_of_memory, kernel_killed, now):
+        """An attempt has ended. `resident`: bytes of its largest process, as the kernel counts them."""
+        # a peak between two measurements is only in the kernel's figure, which includes shared pages
+        resident *= UNSHARED
+        if resident > compilation.recorder.peak:
+            compilation.recorder.add(compilation.age(now), resident)
+        self.killing.pop(compilation, None)
+        if compilation.killed or out_of_memory:
+            self.retry(compilation, kernel_killed, now)
         else:
-            self.close(job, status, now)
-            self.decided.append((DONE, job, ''))
+            self.close(compilation, status, now)
+            self.decide(DONE, compilation)
         return self.decisions()
 
-    def close(self, job, status, now):
-        """A job has ended for good."""
-        self.killing.pop(job, None)
-        if job.started:
-            job.seconds = job.age(now)
+    def close(self, compilation, status, now):
+        self.killing.pop(compilation, None)
+        if compilation.started:
+            compilation.seconds = compilation.age(now)
             if status == 0:
-                self.knowledge.finished(job.name, job.language, job.seconds, job.recorder, job.shown)
-        job.state, job.status, job.ended, job.memory = ENDED, status, now, 0
-        self.jobs.remove(job)
+                self.knowledge.learn_end(compilation)
+        compilation.state = ENDED
+        compilation.status = status
+        compilation.ended = now
+        compilation.memory = 0
+        self.compilations.remove(compilation)
         self.done += 1
 
-    def again(self, job, kernel_killed, now):
-        """A job ran out of memory, or was killed to make room: it starts again with a larger claim."""
-        peak = job.recorder.peak
-        job.retries.append((now - job.age(now), now, peak / MB, 'made room' if job.killed else 'out of memory'))
-        least = ALONE_KILLED if kernel_killed or job.killed else ALONE
-        too_big = job.alone and peak > least * self.limit
-        if self.refused or too_big or len(job.retries) > ATTEMPTS:
-            line = self.not_started(job) if self.refused else self.does_not_fit(job) if too_big else (
-                'ramgate: %s was killed %d times: by whom?' % (job.name, len(job.retries)))
-            self.refused = self.refused or ('%s needs more memory than the limit' % job.name if too_big else None)
-            self.close(job, 137, now)
-            self.decided.append((REFUSE, job, line))
+    def retry(self, compilation, kernel_killed, now):
+        """Let a compilation that lacked memory, or was killed to make room, start again, with more if it lacked it."""
+        peak = compilation.recorder.peak
+        why = 'made room' if compilation.killed else 'out of memory'
+        compilation.retries.append((now - compilation.age(now), now, peak / MB, why))
+        compilation.failures += not compilation.killed
+        too_large = ALONE_KILLED if kernel_killed or compilation.killed else ALONE
+        if self.refused:
+            self.refuse(compilation, 137, self.not_started(compilation), now)
+        elif compilation.alone and peak > too_large * self.limit:
+            self.refused = '%s needs more memory than the limit' % compilation.name
+            self.refuse(compilation, 137, self.does_not_fit(compilation), now)
+        elif compilation.failures > ATTEMPTS:
+            self.refuse(compilation, 137, 'ramgate: giving up on %s: killed %d times by something other than ramgate'
+                        % (compilation.name, compilation.failures), now)
+        else:
+            self.reserve(compilation, peak / MB, kernel_killed)
+            compilation.state = WAITING
+            compilation.asked = now
+            compilation.reset()
+            self.decide(RETRY, compilation, compilation.command.partial)
+
+    def reserve(self, compilation, peak, kernel_killed):
+        """Raise what a compilation gets at its next attempt, unless it only made room for others."""
+        expected = compilation.estimate.peak
+        if compilation.killed and peak <= expected:
             return
-        if not job.killed or peak / MB > job.estimate.peak:
-            job.claim = max(job.claim, MORE * peak / MB, min(MORE * job.estimate.peak, MOST * self.limit / MB)
-                            if kernel_killed else 0.0)
-        job.state, job.asked = WAITING, now
-        job.reset()
-        self.decided.append((RETRY, job, job.command.partial))
+        amounts = [compilation.reserved, MORE * peak]
+        if kernel_killed:
+            amounts.append(min(MORE * expected, MOST * self.limit / MB))
+        compilation.reserved = max(amounts)
 
-    def does_not_fit(self, job):
-        """The one line for a job that does not fit even alone."""
-        return ('ramgate: %s does not fit: alone it needs more than %s, and the limit is %s (%s), %s of it for jobs. '
-                'Give the build more memory (a larger job or another node), or compile this file with less '
-                'optimisation or debugging.' % (
-                    job.name, human(job.recorder.peak), human(self.limit), self.constraint.name,
-                    human(self.constraint.free + self.own)))
+    def refuse(self, compilation, status, line, now):
+        self.close(compilation, status, now)
+        self.decide(REFUSE, compilation, line)
 
-    def not_started(self, job):
-        """The line for a job that would have been started, had the build not come to its end."""
-        return 'ramgate: %s is not started: %s' % (job.name, self.refused)
+    def does_not_fit(self, compilation):
+        return ('ramgate: %s does not fit: alone it needs more than %s, and the limit is %s (%s), %s of it for '
+                'compilers. Give the build more memory (a larger job or another node), or compile this file with less '
+                'optimisation or debugging.'
+                % (compilation.name, human(compilation.recorder.peak), human(self.limit), self.constraint.name,
+                   human(self.constraint.free + self.own)))
 
-    # what must be done at once
+    def not_started(self, compilation):
+        return 'ramgate: %s is not started: %s' % (compilation.name, self.refused)
 
-    def relieve(self, tick, now, pressure=0.0):
-        """
-        Freeze the newest while memory is about to run out before the next look; kill where that is not enough.
-        `pressure`: the share of the time in which all waited for memory (a cgroup's memory.high, swap).
-        """
-        alive, free, limit = self.in_state(RUNNING, FROZEN), self.constraint.free, self.limit
-        self.killing = {job: when for job, when in self.killing.items() if now - when <= DYING}
-        dying = sum(job.memory for job in self.killing)
-        working = [job for job in alive if job.state == RUNNING and job not in self.killing]
-        growth = {job: job.growth * (tick + LATE) for job in working}
-        short = len(working) > 1 and pressure > STALLED
-        self.pause = now + PAUSE if short else self.pause
-        while len(working) > 1 and (short or free + dying - sum(growth[job] for job in working) < SCARCE * limit):
-            short = False
-            job = working.pop()
-            job.state, job.frozen_at = FROZEN, now
-            self.decided.append((FREEZE, job, ''))
-        frozen = [job for job in alive if job.state == FROZEN and job not in self.killing]
-        needed = sum(growth[job] for job in working)
-        if free + dying - needed < GONE * limit:
-            oldest = alive[0] if alive else None
-            victim = next((job for job in reversed(alive) if job is not oldest and job not in self.killing
-                           and job.memory > WORTH * limit), None)
-            if victim or len(alive) == 1 and free < 0 and oldest.memory > ALONE * limit:
-                self.kill(victim or oldest, now)
+    def relieve(self, tick, now):
+        """Freeze the newest if memory runs out within `tick` seconds; kill if that is not enough."""
+        self.killing = {compilation: when for compilation, when in self.killing.items() if now - when <= DYING}
+        alive = self.alive()
+        free = self.constraint.free + sum(compilation.memory for compilation in self.killing)
+        working = [compilation for compilation in alive
+                   if compilation.state == RUNNING and compilation not in self.killing]
+
+        def left():
+            return free - sum(compilation.growth for compilation in working) * (tick + LATE)
+
+        while len(working) > 1 and left() < FREEZE_BELOW * self.limit:
+            newest = working.pop()
+            newest.state = FROZEN
+            newest.frozen_at = now
+            self.decide(FREEZE, newest)
+        frozen = self.in_state(FROZEN)
+        if left() < KILL_BELOW * self.limit:
+            victim = self.victim(alive)
+            if victim:
+                self.kill(victim, now)
         elif len(frozen) > max(1, len(working)):
-            # memory that lies idle serves nobody: the newest has least to lose
+            # idle memory serves nobody: the newest has least to lose
             self.kill(frozen[-1], now)
         elif frozen and not working:
             self.thaw(frozen[0], now)
         return self.decisions()
 
-    def kill(self, job, now):
-        """Kill a job; it will start again."""
-        job.killed = True
-        self.killing[job] = now
-        if job.state == FROZEN:
-            job.frozen_for += now - job.frozen_at
-            job.frozen_at = None
-        job.state = RUNNING
-        self.decided.append((KILL, job, ''))
+    def victim(self, alive):
+        """The newest that frees memory; the oldest only if it is alone and the limit is exceeded."""
+        for compilation in reversed(alive[1:]):
+            if compilation not in self.killing and compilation.memory > WORTH * self.limit:
+                return compilation
+        if len(alive) == 1 and self.constraint.free < 0 and alive[0].memory > ALONE * self.limit:
+            return alive[0]
+        return None
 
-    def thaw(self, job, now):
-        """A frozen job goes on."""
-        job.frozen_for += now - job.frozen_at
-        job.state, job.frozen_at, job.growth, job.measured = RUNNING, None, 0.0, None
-        self.decided.append((THAW, job, ''))
+    def kill(self, compilation, now):
+        compilation.killed = True
+        self.killing[compilation] = now
+        if compilation.state == FROZEN:
+            compilation.thaw(now)
+        self.decide(KILL, compilation)
 
-    # planning
+    def thaw(self, compilation, now):
+        compilation.thaw(now)
+        self.decide(THAW, compilation)
 
-    def expected(self, job):
-        """What a job that waits is expected to need, its claim from earlier attempts counted."""
-        estimate = self.knowledge.estimate(job.name, job.language)
-        if job.claim > estimate.peak:
-            factor = job.claim / estimate.peak
-            estimate = Estimate(estimate.seconds * estimate.slowness, [memory * factor for memory in estimate.curve],
-                                estimate.doubt)
-        return estimate
+    def expected(self, compilation):
+        """The estimate of a waiting compilation, with what it is known to need since earlier attempts."""
+        estimate = self.knowledge.estimate(compilation.name, compilation.language)
+        if compilation.reserved <= estimate.peak:
+            return estimate
+        factor = compilation.reserved / estimate.peak
+        return estimate._replace(seconds=estimate.seconds * estimate.slowness,
+                                 curve=[memory * factor for memory in estimate.curve],
+                                 earlier=None)
 
-    def future(self, job, now):
+    def future(self, compilation, now):
         """
-        (curve, seconds, age, slowness) of a running job for its forecast: its estimate, corrected by what was measured.
-        Age and seconds are on the clock of this build, the curve's spans on that of its measurement.
+        (curve, seconds, age, slowness) for the forecast of a running compilation: its estimate, corrected by what was
+        measured. The curve's spans are on the clock of the build in which they were measured, age and seconds on ours.
         """
-        estimate, age, slow = job.estimate, job.age(now), job.estimate.slowness
-        memory, peak, curve = job.memory / MB, job.recorder.peak / MB, estimate.curve
-        at = min(curves.span(age / slow), len(curve) - 1)
+        estimate = compilation.estimate
+        curve = estimate.curve
+        slow = estimate.slowness
+        age = compilation.age(now)
         seconds = estimate.seconds * slow
-        behind = 1 - max(BEHIND, DOUBTS * estimate.doubt / estimate.peak)
-        if estimate.known and peak < behind * max(curve[:at + 1]):
-            while at and max(curve[:at + 1]) > peak * CAUGHT_UP:
-                at -= 1
-            age = curves.age_of(at) * slow
-        here = max(curve[at:at + 2])
-        if memory > here * ABOVE:
-            factor = min(memory / max(here, 1.0), 1.0 + memory * RAISE / max(1.0, max(curve[at:])))
-            curve = [max(value * factor, memory) if number <= at + 1 else value * factor
-                     for number, value in enumerate(curve)]
+        at = min(curves.span(age / slow), len(curve) - 1)
+        if estimate.known:
+            true_at = self.true_span(compilation, at)
+            if true_at < at:
+                at = true_at
+                age = curves.age_of(at) * slow
         if age >= seconds * OVERDUE:
-            return [memory * STAY], max(0.1, age * REMAINS), 0.0, 1.0
-        return curve, seconds * HOLD, age, slow
-
-    def plan(self, now):
-        """Continue frozen jobs and start others, as they fit."""
-        waiting = self.in_state(WAITING)
-        if self.refused:
-            for job in waiting:
-                self.close(job, 1, now)
-                self.decided.append((REFUSE, job, self.not_started(job)))
-            return self.decisions()
-        alive = self.in_state(RUNNING, FROZEN)
-        frozen = [job for job in alive if job.state == FROZEN]
-        working = len(alive) - len(frozen)
-        if not frozen and (not waiting or working >= self.cores) or now < self.pause and working:
-            return []
-        estimates = {job: self.expected(job) for job in waiting}
-        room = self.constraint.free / MB + self.own / MB - MARGIN * self.limit / MB
-        doubt = sum(self.doubt_of(job, now) ** 2 for job in alive)
-        longest = max((estimate.seconds for estimate in estimates.values()), default=0.0)
-        forecast = self.forecast(alive, now, longest)
-
-        for job in frozen:
-            curve, seconds, age, slow = self.future(job, now)
-            steps = forecast.run(curve, seconds, age / slow, slowness=slow)
-            still = job.memory / MB
-            forecast.add([max(0.0, step - still) for step in steps])
-            if working and (working >= self.cores or max(forecast.load) > room - doubt ** 0.5):
-                return self.decisions()
-            self.thaw(job, now)
-            working += 1
-        self.admit(sorted(waiting, key=lambda job: -estimates[job].seconds), estimates, forecast, room, doubt, alive,
-                   now)
-        return self.decisions()
+            return [compilation.memory / MB * STAY], max(0.1, age * REMAINS), 0.0, 1.0
+        return self.raised(curve, at, compilation.memory / MB), seconds * LONGER, age, slow
 
     @staticmethod
-    def doubt_of(job, now):
-        """How much more than expected a running job may still take: less the further it has come."""
-        estimate = job.estimate
-        if not estimate.known:
-            return max(0.0, estimate.doubt - SEEN * job.memory / MB)
-        at = min(curves.span(job.age(now) / estimate.slowness), len(estimate.curve) - 1)
-        return estimate.doubt * max(estimate.curve[at:]) / estimate.peak
+    def true_span(compilation, at):
+        """The span in which a compilation is that should be in span `at`: an earlier one if it is behind its curve."""
+        estimate = compilation.estimate
+        peak = compilation.recorder.peak / MB
+        short = max(BEHIND, BEHIND_UNCERTAINTIES * estimate.uncertainty / estimate.peak)
+        if peak >= (1 - short) * max(estimate.curve[:at + 1]):
+            return at
+        while at and max(estimate.curve[:at + 1]) > peak * CAUGHT_UP:
+            at -= 1
+        return at
 
-    def forecast(self, alive, now, longest):
-        """The memory that running jobs will occupy."""
-        futures = [(job, self.future(job, now)) for job in alive]
-        remaining = max((seconds - age for _, (_, seconds, age, _) in futures), default=0.0)
-        horizon = HORIZON_STEP ** math.ceil(math.log(max(1.0, remaining, longest), HORIZON_STEP))
-        forecast = curves.Forecast(horizon)
-        for job, (curve, seconds, age, slow) in futures:
-            if job.state == FROZEN:
-                forecast.add([job.memory / MB] * curves.STEPS)
+    @staticmethod
+    def raised(curve, at, memory):
+        """The curve of a compilation in span `at`, raised if it has more memory than that."""
+        here = max(curve[at:at + 2])
+        if memory <= here * ABOVE:
+            return curve
+        factor = min(memory / max(here, 1.0), 1.0 + memory * RAISE / max(1.0, max(curve[at:])))
+        found = [value * factor for value in curve]
+        for number in range(min(at + 2, len(found))):
+            found[number] = max(found[number], memory)
+        return found
+
+    @staticmethod
+    def uncertainty(compilation, now):
+        """MB that a running compilation may still take beyond its forecast: less the further it has come."""
+        estimate = compilation.estimate
+        if not estimate.known:
+            return max(0.0, estimate.uncertainty - SEEN * compilation.memory / MB)
+        at = min(curves.span(compilation.age(now) / estimate.slowness), len(estimate.curve) - 1)
+        return estimate.uncertainty * max(estimate.curve[at:]) / estimate.peak
+
+    def plan(self, now):
+        """Thaw frozen compilations and start waiting ones, as they fit."""
+        waiting = self.in_state(WAITING)
+        if self.refused:
+            for compilation in waiting:
+                self.refuse(compilation, 1, self.not_started(compilation), now)
+            return self.decisions()
+        alive = self.alive()
+        frozen = self.in_state(FROZEN)
+        working = len(alive) - len(frozen)
+        if not frozen and (not waiting or working >= self.cores):
+            return []
+        estimates = {compilation: self.expected(compilation) for compilation in waiting}
+        room = (self.constraint.free + self.own - MARGIN * self.limit) / MB
+        squares = sum(self.uncertainty(compilation, now) ** 2 for compilation in alive)
+        longest = max((estimate.seconds for estimate in estimates.values()), default=0.0)
+        forecast = self.forecast(alive, longest, now)
+        for compilation in frozen:
+            curve, seconds, age, slow = self.future(compilation, now)
+            steps = forecast.steps(curve, seconds, age / slow, slowness=slow)
+            has = compilation.memory / MB
+            forecast.add([max(0.0, step - has) for step in steps])
+            full = working >= self.cores or max(forecast.load) > room - squares ** 0.5
+            if working and full:
+                return self.decisions()
+            self.thaw(compilation, now)
+            working += 1
+        self.admit(estimates, forecast, room, squares, now)
+        return self.decisions()
+
+    def forecast(self, alive, longest, now):
+        """The memory of those that are alive, until they and one of `longest` seconds have ended."""
+        futures = {compilation: self.future(compilation, now) for compilation in alive}
+        remaining = [seconds - age for _, seconds, age, _ in futures.values()]
+        power = math.log(max([1.0, longest] + remaining), HORIZON_STEP)
+        forecast = curves.Forecast(HORIZON_STEP ** math.ceil(power))
+        for compilation, (curve, seconds, age, slow) in futures.items():
+            has = compilation.memory / MB
+            if compilation.state == FROZEN:
+                forecast.add([has] * curves.STEPS)
             else:
-                steps = forecast.run(curve, seconds, age / slow, slowness=slow)
-                steps[0] = max(steps[0], job.memory / MB)
+                steps = forecast.steps(curve, seconds, age / slow, slowness=slow)
+                steps[0] = max(steps[0], has)
                 forecast.add(steps)
-        if self.steps_cache[0] != horizon:
-            self.steps_cache = (horizon, {})
         return forecast
 
-    def admit(self, waiting, estimates, forecast, room, doubt, alive, now):
-        """Start jobs, the longest first; smaller ones beside a long one that waits, where they do not delay it."""
-        working = sum(1 for job in alive if job.state == RUNNING)
-        reserved, cache, refused = 0, self.steps_cache[1], set()
-        for job in waiting:
+    def admit(self, estimates, forecast, room, squares, now):
+        """Start the longest first, and shorter ones if they do not delay the first that has to wait for memory."""
+        alive = self.alive()
+        working = len(self.in_state(RUNNING))
+        refused = set()
+        for compilation, estimate in sorted(estimates.items(), key=lambda item: -item[1].seconds):
             if working >= self.cores:
                 return
-            estimate = estimates[job]
             shape = (len(estimate.curve), round(estimate.peak, 1), round(estimate.seconds, 1))
             if shape in refused:
                 continue
             slow = estimate.slowness
-            key = (job.name if estimate.known else shape, shape, slow)
-            if key not in cache:
-                cache[key] = forecast.run(estimate.curve, estimate.seconds * slow, slowness=slow)
-            steps = cache[key]
-            free = room - (doubt + estimate.doubt ** 2) ** 0.5
+            steps = forecast.steps(estimate.curve, estimate.seconds * slow, slowness=slow)
+            free = room - (squares + estimate.uncertainty ** 2) ** 0.5
             if not alive or forecast.fits(steps, free):
-                self.start(job, estimate, alive, now)
+                self.start(compilation, estimate, alive, now)
+                alive.append(compilation)
                 forecast.add(steps)
-                doubt += estimate.doubt ** 2
+                squares += estimate.uncertainty ** 2
                 working += 1
                 continue
+            if not refused:
+                later = forecast.earliest(estimate.curve, estimate.seconds * slow, free, slow)
+                if later:
+                    forecast.add(later)
             refused.add(shape)
-            if reserved < RESERVED:
-                reserved += 1
-                forecast.add(forecast.earliest(estimate.curve, estimate.seconds * slow, free, slow) or NOTHING)
 
-    def start(self, job, estimate, alive, now):
-        """Let a job start."""
+    def start(self, compilation, estimate, alive, now):
         for other in alive:
             other.alone = False
-        job.state, job.started, job.estimate, job.alone = RUNNING, now, estimate, not alive
-        job.waited += now - job.asked
-        alive.append(job)
-        self.decided.append((START, job, ''))
+        compilation.alone = not alive
+        compilation.state = RUNNING
+        compilation.started = now
+        compilation.estimate = estimate
+        compilation.waited += now - compilation.asked
+        self.decide(START, compilation)

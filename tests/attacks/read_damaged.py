@@ -21,7 +21,7 @@ from hpc_pytorch.machine import batch_systems, inspection, systems  # noqa: E402
 from hpc_pytorch.packages import built_wheels, images, lock_files, pip_errors, wheel_tags  # noqa: E402
 from hpc_pytorch.rules import installation_locks, policy, resource_needs, sbom  # noqa: E402
 from hpc_pytorch.source import build_options, contract, interrupted_builds  # noqa: E402
-from ramgate import estimates, traces  # noqa: E402
+from ramgate import estimates  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402
 
 FACTS = {'name': 'PyTorch', 'options': ['USE_MPI=1']}
@@ -131,7 +131,6 @@ READERS = {
         resource_needs.OTHERS, resource_needs.read_profile(path) or [(1, 1)], 4), {'cores': 4, 'memory': 2 ** 34})),
     'ramgate': (json.dumps(PROFILE).encode(),
                 lambda path: estimates.Knowledge(str(path)).estimate('a.cpp', 'CXX').peak),
-    'trace': (b'user_s,sys_s,peak_mb,file\n1.5,0.2,300,a.cpp\n', traces.read_trace),
     'image': (SIF, read_image),
     'metadata': (b'Metadata-Version: 2.1\nName: toy\nVersion: 1.0\nLicense: MIT\n', read_metadata),
     'cmake': (CACHE.encode(), read_summary),
@@ -150,7 +149,7 @@ READERS = {
 FOUND = (
     ('easyconfig', b'\xff'), ('gitmodules', b'\xff'), ('gitmodules', b'path = .'),
     ('metadata', b'Version: 1.0\n'), ('metadata', b'Name: toy\n'),
-    ('owner', b'.owner=host'), ('owner', b'.owner=host=pid=456='), ('trace', b'user_s,sys_s,peak_mb,file\n1.5,0.2\n'),
+    ('owner', b'.owner=host'), ('owner', b'.owner=host=pid=456='),
     ('record', b'5'), ('record', b'null'), ('record', b'{"token": "abc"}'),
     ('record', json.dumps(dict(RECORD, time=None)).encode()),
     ('record', json.dumps(dict(RECORD, scheduler='x')).encode()),

@@ -67,8 +67,10 @@ class Module:
         """./eb --check; what it prints, and the report."""
         report = self.directory / 'report.json'
         # not as other tests call ./eb: what a rank prints may be a traceback
-        call = self.eb.call([SMALL, '--report', report, '--references', self.directory / 'references.json', '--check',
-                             *arguments], dict(self.env, **dict(env)), self.directory)
+        kept = self.directory / 'references.json'
+        references = ['--references', kept] if kept.exists() or '--update' in arguments else []
+        call = self.eb.call([SMALL, '--report', report, *references, '--check', *arguments],
+                            dict(self.env, **dict(env)), self.directory)
         done = subprocess.run(**call, timeout=3000)
         assert done.returncode == status, done.stdout
         with report.open() as handle:
@@ -85,6 +87,7 @@ class Module:
 @contextmanager
 def small_module():
     """The module, until it is no longer needed; beside the kept one, as hard links do not lead to other disks."""
+    CACHE.mkdir(parents=True, exist_ok=True)
     directory = tempfile.mkdtemp(prefix='checks-', dir=CACHE)
     os.chmod(directory, 0o755)
     try:

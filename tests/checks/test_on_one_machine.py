@@ -1,4 +1,4 @@
-"""pytorch-measure and ./eb --check with a real PyTorch: each check fails when what it watches is broken."""
+"""./eb --check with a real PyTorch: each check fails when what it watches is broken."""
 import contextlib
 import glob
 import json
@@ -30,13 +30,13 @@ def test_all_is_well(module):
         'import', 'packages', 'gloo', 'contract', 'bandwidth-gloo', 'train', 'start', 'checkpoint'}
     references = module.directory / 'references.json'
     known = json.loads(references.read_text())
-    kept = known['modules'][NAME]
+    kept = {name: one['values'] for name, one in known['modules'][NAME].items()}
     assert kept['SpeedCheck %what=bandwidth-gloo %nodes=1'].keys() == {'all_reduce_1M', 'broadcast_1M'}
     assert kept['SpeedCheck %what=checkpoint %nodes=1'].keys() == {'read', 'write'}
     # as if it had been a thousand times as fast
     start = kept['SpeedCheck %what=start %nodes=1']
     train = kept['SpeedCheck %what=train %nodes=1']
-    start['import'], train['total'], train['each'] = start['import'] / 1000, train['total'] * 1000, 0.001
+    start['import'][0], train['total'][0], train['each'][0] = start['import'][0] / 1000, train['total'][0] * 1000, 0.001
     known['margins']['GB/s'] = 0.99
     references.write_text(json.dumps(known))
     reasons = module.reasons('start|train|bandwidth')
@@ -97,7 +97,7 @@ def test_no_mpi_backend(module):
     # installed, but for the compiled part
     (module.packages / 'torch_mpi/_built.py').write_text("torch_version, compiler = '2.13.0', 'CC'\n")
     module.promise("collection_packages = ['torch_mpi']\n")
-    said = module.reasons('way=mpi')
+    said = module.reasons('probe=mpi')
     assert 'The mpi backend is not available' in said and 'build PyTorch from source' not in said
 
 
@@ -112,7 +112,7 @@ def test_stopped(module):
         for path in map(Path, glob.glob('/proc/[0-9]*/cmdline')):
             with contextlib.suppress(OSError):
                 if str(module.root).encode() in (path.parent / 'environ').read_bytes() and (
-                        b'pytorch-measure' in path.read_bytes()):
+                        b'measure.py' in path.read_bytes()):
                     found.add(path)
         return found
     try:
@@ -140,7 +140,7 @@ def test_wrong_results(module):
     """A collective that does nothing."""
     sitecustomize(module, "os; os.environ.get('RANK') and __import__('torch.distributed') and setattr("
                           "__import__('sys').modules['torch.distributed'], 'all_reduce', lambda *_, **__: None)")
-    reasons = module.reasons('way=gloo|bandwidth')
+    reasons = module.reasons('probe=gloo|bandwidth')
     assert 'wrong results' in reasons and 'has a wrong sum' in reasons
 
 
@@ -160,20 +160,20 @@ def test_nothing_installed(module):
     """What to type, and no traceback."""
     shutil.rmtree(module.eb.modules)
     output = module.eb('--check', status=1).stdout
-    assert 'no check was run. Found: none' in output and 'module avail PyTorch' in output
+    assert 'nothing was checked. Found: none' in output and 'module avail PyTorch' in output
 
 
 def test_words(module):
     """A module behind other options, one that is not there, a prefix in two words, a file that is no report."""
-    output = module.eb('--check', '--name=way=import', NAME).stdout
+    output = module.eb('--check', '--name=probe=import', NAME).stdout
     assert 'WorksCheck' in output
     output = module.eb('--check', 'PyTorch/9.9', status=1).stdout
     assert 'PyTorch/9.9 is not installed' in output and 'Found: %s' % NAME in output
     output = module.eb('--check', '--installpath', module.directory / 'nowhere', status=1).stdout
     assert 'Found: none, in %s' % (module.directory / 'nowhere') in output
     (module.directory / 'empty.json').write_text('{}')
-    output = module.eb('--check', '--compare', module.directory / 'empty.json', module.directory / 'empty.json',
-                       status=1).stdout
+    output = module.eb('--check', '--references', module.directory / 'empty.json', status=1).stdout
     assert 'empty.json is not a report of ./eb --check' in output
+    assert 'none.json cannot be read' in module.eb('--check', '--references', 'none.json', status=1).stdout
     assert 'usage: eb' in module.eb('--check', '--help').stdout
     assert "EasyBuild's own help" not in module.eb('--check', '--help').stdout

@@ -60,9 +60,9 @@ def network():
 
 
 def test_two_and_four_nodes(cluster):
-    """Training, start with and without staging on two and four nodes; how well it scales is told."""
+    """Training, start with and without staging on two and four nodes."""
     output, checks = cluster.check('--name=train|start%|staged.*nodes=2', '-SSpeedCheck.slowest_rank=0.05')
-    assert '7 of 7 checks passed' in output and 'trains on 4 nodes with' in output
+    assert '7 of 7 checks passed' in output
     assert set(checks['SpeedCheck %what=train %nodes=4']['values']) == {'total', 'each'}
     # the nodes' own disks are this machine's: as fast, but they were used
     assert checks['SpeedCheck %what=start-staged %nodes=2']['result'] == 'pass'

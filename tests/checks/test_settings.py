@@ -1,12 +1,8 @@
-"""
-Of hpc_pytorch/jobs/checks.py: ReFrame's settings made from systems/, pasted into a site's own; comparing reports.
-"""
-import json
+"""ReFrame's settings made from systems/, pasted into a site's own."""
 import subprocess
-import xml.etree.ElementTree as ElementTree
 
 import pytest
-from checks.small_module import NAME, small_module
+from checks.small_module import small_module
 from common import CHECKOUT, clean_environment
 
 from hpc_pytorch.machine import systems
@@ -57,37 +53,3 @@ def test_beside_a_sites_own_checks(module, tmp_path, name):
     assert len(scripts) == (1 if name == 'workstation' else 3)
     expected = HEADERS.get(name, ['mpiexec -n 1 pytorch-srun'])
     assert any(all(line in text for line in expected) for text in scripts), scripts
-
-
-def report(module, check, value, unit, result='pass', date='2026-11-02', system='frontier'):
-    """One of one check."""
-    return {'format': 1, 'system': system, 'title': 'Frontier', 'collection': '2.0.0', 'rehearsal': False, 'date': date,
-            'modules': {module: {check: {'result': result, 'reason': '', 'values': {'total': [value, unit]} if value
-                                         else {}}}}}
-
-
-@pytest.mark.parametrize('unit, before, after, ratio', [
-    ('samples/s', 200.0, 150.0, '0.75'), ('s', 2.0, 4.0, '0.50'), ('GB/s', 10.0, 30.0, '3.00')])
-def test_two_dates(eb, tmp_path, unit, before, after, ratio):
-    """A table and a picture: 1 is as fast as before, less is slower, also for seconds."""
-    for name, value, date in (('before', before, '2026-11-02'), ('after', after, '2026-11-23')):
-        (tmp_path / name).write_text(json.dumps(report(NAME, 'SpeedCheck %what=<train>', value, unit, date=date)))
-    output = eb('--check', '--compare', tmp_path / 'before', tmp_path / 'after', '--picture', tmp_path / 'picture.svg',
-                cwd=tmp_path).stdout
-    assert '2026-11-02' in output and '2026-11-23' in output and output.rstrip().split('\n')[-1].endswith(' ' + ratio)
-    picture = ElementTree.parse(tmp_path / 'picture.svg').getroot()
-    said = [text.text for text in picture.iter('{http://www.w3.org/2000/svg}text')]
-    assert ratio in said and any('<train>' in text for text in said)
-    bars = [float(bar.get('width')) for bar in picture.iter('{http://www.w3.org/2000/svg}rect')][1:]
-    assert bars == [100 * min(float(ratio), 2)]
-
-
-def test_what_ended_otherwise(eb, tmp_path):
-    """A check that fails now, and a module that is gone."""
-    (tmp_path / 'before').write_text(json.dumps(report(NAME, 'WorksCheck %way=mpi', None, None)))
-    (tmp_path / 'after').write_text(json.dumps(report(NAME, 'WorksCheck %way=mpi', None, None, 'fail')))
-    (tmp_path / 'gone').write_text(json.dumps(dict(report(NAME, 'x', None, None), modules={})))
-    words = ['--check', '--compare', tmp_path / 'before']
-    assert '%s WorksCheck %%way=mpi: pass, now fail' % NAME in eb(*words, tmp_path / 'after', cwd=tmp_path).stdout
-    assert '%s WorksCheck %%way=mpi: pass, now not there' % NAME in eb(*words, tmp_path / 'gone', cwd=tmp_path).stdout
-    assert 'cannot be read' in eb(*words, tmp_path / 'none', cwd=tmp_path, status=1).stdout

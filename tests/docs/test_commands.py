@@ -14,17 +14,18 @@ import pytest
 from common import CHECKOUT
 from test_docs import DOCS
 
+from hpc_pytorch.machine.systems import LAUNCHERS
+
 # A line -> a test's file and the words in it that try the line.
 TRIED = (
     (r'\./test [^|]*', '.ci/run', 'test'),
-    (r'PYTHONPATH=COLLECTION python3 -m ramgate run .*', 'tests/ramgate/test_ramgate_launcher.py',
-     "'-m', 'ramgate', 'run'"),
+    (r'PYTHONPATH=COLLECTION/ramgate python3 -m ramgate run .*', 'ramgate/tests/conftest.py', "'-m', 'ramgate', 'run'"),
     (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
     (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
-    (r'\./eb --check --compare .*', 'tests/checks/test_settings.py', '--compare'),
+    (r'\./eb --check --references .*', 'tests/checks/small_module.py', '--references'),
     (r'\./eb --survey( \S+\.json)?', 'tests/machine/test_survey.py', '--survey'),
     (r'\./eb --survey --new-system[ =]\S+', 'tests/machine/test_survey.py', '--new-system'),
     (r'\./eb --new-version \S+ \S+\.eb', 'tests/packages/test_new_version.py', '--new-version'),
@@ -143,11 +144,11 @@ def test_job_scripts(path, tmp_path):
     jobs = ['\n'.join(line[4:] for line in lines).strip() + '\n' for _, lines, _ in blocks(path) if is_job(lines)]
     called, = [command for page, _, command in commands() if page == path and command.startswith('pytorch-jobscript')]
     system = 'systems/%s/system.cfg' % path.stem
-    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-jobscript'), ('share', system)):
-        (tmp_path / name).mkdir()
+    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-run'), ('share', system), ('share', LAUNCHERS)):
+        (tmp_path / name).mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / source, tmp_path / name)
     module = re.search(r'module load (\S+)', jobs[0]).group(1)
-    done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-jobscript',
+    done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-run', '--dry-run',
                            *shlex.split(called.split(' > ')[0])[1:]], env={'LOADEDMODULES': module}, check=True,
                           stdout=subprocess.PIPE, text=True)
     assert jobs == [done.stdout]

@@ -66,6 +66,7 @@ def test_from_source_path_before_store(place):
     (place.store / 'tool.sif').write_text('something else')
     place.install(place.easyconfig())
     assert (installed(place) / 'tool.sif').exists()
+    assert {'system.cfg', 'launchers.cfg'} <= {path.name for path in (installed(place) / 'share').iterdir()}
 
 
 def test_from_url(place):
@@ -104,14 +105,6 @@ def test_left_in_place(place):
     place.give_to_user()
     assert place.as_user('echo "$SIF"; run-in-container true 2> /dev/null && echo fine', 'Tool').split() == [
         '%s/tool.sif' % place.store, 'fine']
-
-
-def test_docker_definition_files(place):
-    """Sources behind the image."""
-    (place.directory / 'tool.docker').write_text('FROM scratch\n')
-    place.install(place.easyconfig("sources += ['tool.docker']\nchecksums += [None]"))
-    assert (installed(place) / 'share/docker-defs/tool.docker').read_text() == 'FROM scratch\n'
-    assert {'system.cfg', 'pairs.cfg', 'versions.py'} <= {path.name for path in (installed(place) / 'share').iterdir()}
 
 
 def test_extended_dry_run_without_the_image(place):
@@ -154,7 +147,7 @@ def test_truncated(place):
         data = whole.read_bytes()
         image.write_bytes(data[:len(data) // 2])
         message = refused(place, easyconfig)
-        assert 'is cut off' in message and str(len(data) // 2) in message
+        assert 'is truncated' in message and str(len(data) // 2) in message
         image.write_bytes(data)
         place.install(easyconfig, '--force')
         shutil.rmtree(place.eb.prefix)
@@ -173,7 +166,7 @@ def test_name_typo_and_missing_store(place):
     assert 'The nearest: %s/tool.sif.' % place.store in message and 'HPC_IMAGE_SEARCH_PATH' in message
     shutil.rmtree(place.store)
     message = refused(place, place.easyconfig())
-    assert '%s (no such file or directory)' % place.store in message
+    assert '%s (no such directory)' % place.store in message
 
 
 def test_bad_data(place):
@@ -181,7 +174,6 @@ def test_bad_data(place):
     assert 'names no image' in refused(place, without_sources(place))
     assert "'/a,b'" in refused(place, place.easyconfig("bind_paths = ['/a,b']"))
     assert "'scratch'" in refused(place, place.easyconfig("bind_paths = ['scratch']"))
-    assert 'takes away a path' in refused(place, place.easyconfig("bind_paths = ['-/none']"))
     assert 'no.lock' in refused(place, place.easyconfig("venv = True\nvenv_lock_files = ['no.lock']"))
     for name in ('get-master', 'bash', '../x', 'a b'):
         assert repr(name) in refused(place, place.easyconfig('wrappers = [%r]' % name))
@@ -193,11 +185,6 @@ def without_sources(place):
     lines = path.read_text().splitlines()
     path.write_text('\n'.join(line for line in lines if not line.startswith(('sources', 'checksums'))) + '\n')
     return path
-
-
-def test_unsigned(place):
-    """`verify_signature = True` wants a signature."""
-    assert 'signature' in refused(place, place.easyconfig('verify_signature = True'))
 
 
 @contextmanager

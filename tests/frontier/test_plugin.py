@@ -1,12 +1,9 @@
 """The OFI plugin: what NCCL's log says of it, and its build on the stand-in."""
 import importlib.machinery
 import importlib.util
-import shutil
 
 import pytest
 from common import CHECKOUT, EB
-
-from hpc_pytorch.machine import systems
 
 # as NCCL and RCCL print it
 USED = """n1:7:7 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)
@@ -39,27 +36,6 @@ def test_network(check):
     with pytest.raises(check.Failed) as failed:
         check.network_of(NOT_USED)
     assert 'the network is Socket' in str(failed.value) and 'No plugin found' in str(failed.value)
-
-
-def test_versions(check, tmp_path, monkeypatch):
-    """Of NCCL, plugin and libfabric, as they print it; with the table that modules have in share/."""
-    log = USED + """versions: cuda None rocm 7.1.52802 gpu gfx90a
-n1:7:7 [0] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.19.2
-n1:7:7 [0] NCCL INFO NET/OFI Using Libfabric version 2.3
-NCCL version 2.27.7+cuda12.8
-"""
-    assert check.known_of(log) == []
-    for path in systems.load('frontier').for_scripts:
-        (tmp_path / 'share').mkdir(exist_ok=True)
-        shutil.copy(path, tmp_path / 'share')
-    monkeypatch.setattr(check, '__file__', str(tmp_path / 'bin/pytorch-check'))
-    driver = tmp_path / 'driver'
-    assert [line.split(': ')[1] for line in check.known_of(log, driver)] == ['fails', 'slow']
-    driver.write_text('570.86.10\n')
-    cuda = log.replace('cuda None rocm 7.1.52802 gpu gfx90a', 'cuda 13.0 rocm None gpu ')
-    assert 'CUDA 13 wants driver 580' in ''.join(check.known_of(cuda, driver))
-    assert '\n  known: fails: ' in check.network_of(log)
-    assert not list((tmp_path / 'share').glob('__pycache__'))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ dependencies = [('PrgEnv-gnu/%s', EXTERNAL_MODULE), ('rocm/%s', EXTERNAL_MODULE)
 lock_files = ['toy.lock']
 python_versions = ['3.14', '3.13', '3.12', '3.11', '3.10', '3.9']
 features = ['gpu', 'nccl', 'mpi']
-scripts = ['pytorch-jobscript']
+scripts = ['pytorch-jobscript', 'pytorch-run']
 moduleclass = 'ai'
 """
 # "strongly recommended by HPE and AMD"
@@ -54,12 +54,12 @@ def test_module(eb, tmp_path, lmod):
         eb(easyconfig, '--rehearse', '--rebuild', env={'PIP_FIND_LINKS': str(tmp_path), 'PIP_NO_INDEX': '1'})
         said[state] = lmod.run('module use %s %s; module load toy; env; module help toy 2>&1' % (modules, eb.modules))
     share = eb.prefix / 'software/toy/1.0-Frontier/share'
-    assert {'system.cfg', 'pairs.cfg', 'versions.py'} == {path.name for path in share.iterdir()}
+    assert {'system.cfg', 'launchers.cfg'} == {path.name for path in share.iterdir()}
     now = dict(re.findall(r'^(\w+)=(.*)$', said['frontier'], re.M))
     assert TODAY.items() <= now.items() and now['HPC_NCCL_NET'] == 'OFI'
     assert 'NCCL_PROTO=^LL128' in said['frontier'] and 'NCCL_NET_GDR_LEVEL=3' not in said['frontier']
     assert '\nFI_CXI' not in said['frontier'] and 'NCCL_SOCKET_IFNAME=hsn0\n' in said['frontier']
     assert 'NCCL_NET_GDR_LEVEL=3' in said['frontier'] and 'LL128' not in said['frontier']
     job = eb.prefix / 'software/toy/1.0-Frontier/bin/pytorch-jobscript'
-    written = lmod.run('LOADEDMODULES=PyTorch/1 python3 %s --nodes 2 --account a train.py' % job)
+    written = lmod.run('LOADEDMODULES=PyTorch/1 %s --nodes 2 --account a train.py' % job)
     assert '#SBATCH --network=disable_rdzv_get' in written

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, FOR_ROOT, clean_environment
+from common import CHECKOUT, EB, FOR_ROOT, clean_environment, stand_in
 from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 
@@ -301,7 +301,8 @@ def test_lost_answer(toys, pbs):
     # the first asks whether there is one already
     pbs.fail_after('qselect', 1)
     output = toys.refused(other)
-    assert 'Nobody knows whether other-1.0-Derecho is in the queue' in output and 'no job was submitted' not in output
+    assert 'Could not determine whether other-1.0-Derecho was queued' in output
+    assert 'no job was submitted' not in output
     (pbs.directory / 'last-qselect').unlink()
     assert toys.submit(other) == ['2.pbs'] and len(pbs.jobs()) == 2
     follow = toys.eb.started('--rehearse', '--system=derecho', '--job-status', '--follow', env=toys.environment)
@@ -391,13 +392,9 @@ def test_cancel_and_filter(toys, pbs):
     toys.write('base', commands=wait)
     top = toys.write('top', after=['base'])
     other = toys.write('other', commands=wait)
-    toys.submit(other, '--job-target-resource=begin=2038-01-01T00:00,nice=5,mail=me@example.org')
-    toys.submit(top, '--job-target-resource=after=1.pbs')
-    facts = pbs.jobs()
-    assert facts['1.pbs']['job_state'] == 'W' and facts['1.pbs']['Execution_Time'] == '203801010000'
-    assert facts['1.pbs']['Priority'] == '-5'
-    assert facts['1.pbs']['Mail_Users'] == 'me@example.org' and facts['3.pbs']['depend'] == (
-        'afterok:2.pbs@pbs,afterany:1.pbs@pbs')
+    toys.submit(other)
+    toys.submit(top)
+    assert pbs.jobs()['3.pbs']['depend'] == 'afterok:2.pbs@pbs'
     shown = toys.run('--job-status', top)
     assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
     cancelled = toys.run('--job-cancel', top)
@@ -408,7 +405,7 @@ def test_cancel_and_filter(toys, pbs):
 
 
 def test_moved_and_old(toys, pbs):
-    """A job that PBS has moved to another server is in nobody's hands; a record of last month is not shown."""
+    """A job that PBS has moved to another server is in nobody's hands; old records are shown, too."""
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
     toys.submit(easyconfig)
     pbs.move('1')
@@ -419,8 +416,7 @@ def test_moved_and_old(toys, pbs):
     toys.wait_for_end()
     record, = (toys.eb.prefix / 'software/.jobs').glob('*.json')
     record.write_text(re.sub(r'"time": \d+', '"time": 1000000000', record.read_text()))
-    assert 'toy/1.0' not in toys.run('--system=derecho', '--job-status')
-    assert not list((toys.eb.prefix / 'software/.jobs').glob('toy*'))
+    assert 'toy/1.0-Derecho  job 1.pbs  done' in toys.run('--system=derecho', '--job-status')
 
 
 # --- EasyBuild from elsewhere ---------------------------------------------------------------------------------------
@@ -433,8 +429,11 @@ def from_pip(directory):
                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     source = directory / 'source'
     shutil.copytree(CHECKOUT, source, ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'build', '__pycache__'))
-    subprocess.run([str(environment / 'bin/python'), '-m', 'pip', 'install', '--quiet', '--no-index',
-                    '--no-build-isolation', str(source)], env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, '-m', 'build', '--no-isolation', '--wheel', '--outdir', directory, source],
+                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wheel, = directory.glob('*.whl')
+    subprocess.run([environment / 'bin/python', '-m', 'pip', 'install', '--quiet', '--no-index', wheel],
+                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
     package, = environment.glob('lib/python3*/site-packages/hpc_pytorch')
     return environment / 'bin/eb', {'EB_PYTHON': str(environment / 'bin/python')}, package
 
@@ -448,7 +447,7 @@ def from_module(directory):
     (tree / 'bin').mkdir()
     shutil.copy(CHECKOUT / '.venv/bin/eb', tree / 'bin/eb')
     shutil.copytree(site / 'rich', tree / 'lib/rich')
-    return tree / 'bin/eb', {'PYTHONPATH': '%s:%s' % (tree / 'lib', CHECKOUT / '.local/site'),
+    return tree / 'bin/eb', {'PYTHONPATH': '%s:%s' % (tree / 'lib', CHECKOUT / '.venv/collection'),
                              'EB_PYTHON': shutil.which('python3', path='/usr/bin')}, CHECKOUT
 
 
@@ -458,7 +457,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
     command, environment, top = place(toys.directory)
     where = toys.directory / 'where.cfg'
     where.write_text('[DEFAULT]\nCOLLECTION = %s\n' % top)
-    modules = CHECKOUT / '.local/stand_ins/derecho-2024/modules'
+    modules = stand_in('derecho-2024')
     environment.update(
         EASYBUILD_CONFIGFILES='%s,%s' % (top / 'systems/derecho/easybuild.cfg', where),
         EASYBUILD_HOOKS=str(top / 'hooks/hpc_pytorch_hooks.py'), EASYBUILD_MODULES_TOOL='Lmod',

@@ -120,17 +120,29 @@ def test_the_sdist_works_as_a_checkout(unpacked):
     assert 'tests/packaging/test_packaging.py::test_the_sdist_works_as_a_checkout' in found
 
 
-def test_ramgate_alone(tmp_path):
-    """It installs with pip anywhere, has its data and its programs, and runs a build there."""
-    shutil.copytree(CHECKOUT / 'ramgate', tmp_path / 'source', ignore=shutil.ignore_patterns('__pycache__', 'build'))
+@pytest.fixture
+def ramgate_alone(tmp_path):
+    """Its folder, as somebody who takes nothing else has it."""
+    for path in tracked():
+        if path.is_relative_to(CHECKOUT / 'ramgate'):
+            copy = tmp_path / 'alone' / path.relative_to(CHECKOUT / 'ramgate')
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+    return tmp_path / 'alone'
+
+
+def test_ramgate_alone(ramgate_alone, tmp_path):
+    """It installs with pip anywhere, has its data and its program, runs a build there, and has its tests."""
+    environment = dict(clean_environment(), PYTHONPATH=str(tmp_path / 'there'))
     run(sys.executable, '-m', 'pip', 'install', '--no-index', '--no-build-isolation', '--no-deps', '--target',
-        tmp_path / 'there', tmp_path / 'source')
-    there = {str(path.relative_to(tmp_path / 'there')) for path in (tmp_path / 'there' / 'ramgate').rglob('*')}
-    wanted = {str(path.relative_to(CHECKOUT)) for path in tracked() if path.is_relative_to(CHECKOUT / 'ramgate')}
-    assert wanted - there <= set(NOT_INSTALLED)
+        tmp_path / 'there', ramgate_alone)
+    wanted = {path.relative_to(CHECKOUT / 'ramgate') for path in tracked()
+              if path.is_relative_to(CHECKOUT / 'ramgate/ramgate')}
+    assert [path for path in wanted if not (tmp_path / 'there' / path).exists()] == []
     done = run(tmp_path / 'there' / 'bin' / 'ramgate', 'run', '--report', tmp_path / 'report', '--', 'sh', '-c',
-               'ramgate-cc true', env=dict(clean_environment(), PYTHONPATH=str(tmp_path / 'there')))
+               'ramgate-cc true', env=environment)
     assert done == '' and (tmp_path / 'report' / 'report.html').exists()
+    run(sys.executable, '-m', 'pytest', 'tests/test_main.py', 'tests/test_schedule.py', cwd=ramgate_alone)
 
 
 def test_one_version():
@@ -155,9 +167,34 @@ def installed(built, tmp_path_factory):
     wheel, which was built from the sdist.
     """
     environment = shutil.copytree(CHECKOUT / '.venv', tmp_path_factory.mktemp('environment') / 'venv', symlinks=True)
+    # the checkout's collection must not stand in for what the wheel lacks
+    next(environment.rglob('collection.pth')).unlink()
     run(environment / 'bin' / 'python', '-m', 'pip', '--disable-pip-version-check', 'install', '--no-index',
         built['wheel'])
     return environment
+
+
+@pytest.mark.slow
+def test_ramgate_beside_the_collection(installed, ramgate_alone, tmp_path):
+    """Each has files of its own: installing and removing ramgate leaves the collection as it was."""
+    def own(*words):
+        return run(installed / 'bin' / 'python', *words, cwd=tmp_path)
+
+    def files():
+        return {path: path.read_bytes() for path in installed.rglob('*')
+                if path.is_file() and path.suffix != '.pyc'}
+
+    which = "import hpc_pytorch, ramgate.limits; print(ramgate.__file__, ramgate.limits.size('1G'))"
+    before = files()
+    assert installed / 'bin' / 'ramgate' not in before
+    run(sys.executable, '-m', 'pip', 'wheel', '--no-index', '--no-build-isolation', '--no-deps', '-w', tmp_path,
+        ramgate_alone)
+    own('-m', 'pip', '--disable-pip-version-check', 'install', '--no-index', next(tmp_path.glob('ramgate-*.whl')))
+    assert 'ramgate ' in run(installed / 'bin' / 'ramgate', '--version')
+    assert 'hpc_pytorch/ramgate/ramgate/' in own('-c', which)
+    own('-m', 'pip', '--disable-pip-version-check', 'uninstall', '--yes', 'ramgate')
+    assert files() == before
+    assert 'hpc_pytorch/ramgate/ramgate/' in own('-c', which)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from common import needs_root
 from small_software import site
 
-from ramgate.replay import Room
+from memory_cgroup import MemoryCgroup
 
 pytestmark = pytest.mark.slow
 
@@ -81,14 +81,14 @@ def test_too_little_memory(toys, source_build):
     assert 'and the largest file alone needs' in output and '--robot --job' in output
     profile.unlink()
     needs_root()
-    room = Room(1 << 30)
+    cgroup = MemoryCgroup(1 << 30)
     try:
-        enter = 'echo $$ > %s/cgroup.procs && exec "$@"' % room.directory
+        enter = 'echo $$ > %s/cgroup.procs && exec "$@"' % cgroup.directory
         toys.eb.command = ['sh', '-c', enter, 'sh'] + toys.eb.command
         output = toys.run(source_build, status=None)
         assert '1.0 GB, and the largest file alone needs 2.0 GB' in output
     finally:
-        room.close()
+        cgroup.close()
 
 
 def unfetched(toys):

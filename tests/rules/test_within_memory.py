@@ -78,7 +78,7 @@ def test_any_easyblock(toys):
     assert output.count('ramgate ran') == len(TOYS)
     for easyblock, (_, _, _, compiled) in TOYS.items():
         report = toys.eb.prefix / 'software' / easyblock / '1.0' / 'easybuild/provenance/ramgate/report.json'
-        jobs = json.loads(report.read_text())['jobs']
+        jobs = json.loads(report.read_text())['compilations']
         assert [job for job in jobs if job['file'].endswith(compiled) and job['status'] == 0], jobs
         profile = toys.eb.sources / easyblock[0].lower() / easyblock / ('%s-1.0-ramgate.json' % easyblock)
         assert [name for name in json.loads(profile.read_text())['files'] if name.endswith(compiled)]

@@ -1,5 +1,4 @@
 """pytorch-bandwidth: two ranks on this machine, with each backend, and what it makes of NCCL's log."""
-import csv
 import importlib.machinery
 import importlib.util
 
@@ -28,18 +27,16 @@ def script():
 
 
 @pytest.mark.slow
-def test_two_ranks(installed, tmp_path):
-    """Every line is right, and the file has what the table has."""
-    file = tmp_path / "bandwidth.csv"
-    output = installed.run(2, SCRIPT, "--csv", file, "--to", "1K", "--seconds", "0.01")
-    with open(file, newline="") as handle:
-        lines = list(csv.DictReader(handle))
-    assert {(line["backend"], line["operation"]) for line in lines} == {
-        (backend, operation) for backend in ("mpi", "gloo") for operation in ("all_reduce", "broadcast")}
-    assert [line["bytes"] for line in lines[:5]] == ["4", "16", "64", "256", "1024"]
+def test_two_ranks(installed):
+    """Every line is right."""
+    output = installed.run(2, SCRIPT, "--to", "1K", "--seconds", "0.01")
+    lines = [line.split() for line in output.splitlines() if line.split()[1:2] in (["all_reduce"], ["broadcast"])]
+    assert [line[:2] for line in lines[::5]] == [
+        [backend, operation] for backend in ("mpi", "gloo") for operation in ("all_reduce", "broadcast")]
+    assert [line[4] for line in lines] == ["4", "16", "64", "256", "1024"] * 4
     for line in lines:
-        assert line["right"] == "yes" and line["ranks"] == "2" and float(line["microseconds"]) > 0
-    assert output.count("all_reduce") == 10 and "nccl was left out: it needs GPUs" in output
+        assert line[-1] == "yes" and line[2] == "2" and float(line[5]) > 0
+    assert "nccl was left out: it needs GPUs" in output
 
 
 @pytest.mark.slow
@@ -57,24 +54,16 @@ def test_wrong_result(installed, tmp_path):
     assert " NO\n" in output
 
 
-@pytest.mark.parametrize("log, transport, slow", [
+@pytest.mark.parametrize("log, transport", [
     ("nid1:1 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)\nnid1:1 [0] NCCL INFO Using network "
-     "AWS Libfabric\n", "OFI plugin (provider cxi)", False),
-    ("nid1:1 [0] NCCL INFO Using network Libfabric\n", "OFI plugin", False),
+     "AWS Libfabric\n", "OFI plugin (provider cxi)"),
+    ("nid1:1 [0] NCCL INFO Using network Libfabric\n", "OFI plugin"),
     ("nid1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so), using internal implementation\n"
      "nid1:1 [0] NCCL INFO NET/Socket : Using [0]hsn0:10.0.0.1<0>\nnid1:1 [0] NCCL INFO Using network Socket\n",
-     "sockets", True),
-    ("nid1:1 [0] NCCL INFO Using network IB\n", "InfiniBand", False),
-    ("", None, False),
+     "sockets (slow: load the module of the OFI plugin)"),
+    ("nid1:1 [0] NCCL INFO Using network IB\n", "InfiniBand"),
+    ("", "its log does not say; on one node it uses none"),
 ])
-def test_transport(script, log, transport, slow):
+def test_transport(script, log, transport):
     """What NCCL says in its log."""
-    assert script.transport_of(log) == (transport, slow)
-
-
-def test_slow_one_is_warned_of(script, capsys):
-    """Sockets on a machine with a better network."""
-    given = type("Given", (), {"csv": None})
-    line = dict(zip(script.COLUMNS, ["nccl", "all_reduce", 8, "cuda", 4, "9.0", "0.1", "0.2", "yes"]))
-    script.report(given, [line], {}, "sockets", True)
-    assert "WARNING: NCCL talks over sockets" in capsys.readouterr().out
+    assert script.transport_of(log) == transport

@@ -1,4 +1,4 @@
-"""pytorch-check and check-packages without PyTorch: what they find in a small site-packages, how long they wait."""
+"""pytorch-check without PyTorch: what they find in a small site-packages, how long they wait."""
 import importlib.machinery
 import importlib.util
 import os
@@ -95,11 +95,11 @@ def test_without_torch(tmp_path):
     assert done.stdout == 'packages works: 1 packages import, and find their symbols\n'
 
 
-def test_unknown_way():
-    """The ways that there are."""
+def test_unknown_probe():
+    """The probes that there are."""
     done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packagse'], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 2 and 'no way called packagse; choose from: import, packages, gloo' in done.stdout
+    assert done.returncode == 2 and 'unknown probe packagse; choose from: import, packages, gloo' in done.stdout
 
 
 # --- what it compiles -----------------------------------------------------------------------------------------------
@@ -139,11 +139,11 @@ def slow():
 def test_busy_machine(check, monkeypatch):
     """A build of half an hour failed at its end, as two ranks did not start within two minutes."""
     monkeypatch.setattr(os, 'getloadavg', lambda: (1000.0 * os.cpu_count(), 0, 0))
-    assert check.finish([slow()]) == 'done\n'
+    assert check.finish(slow()) == 'done'
 
 
 def test_idle_machine(check, monkeypatch):
     """What hangs is ended."""
     monkeypatch.setattr(os, 'getloadavg', lambda: (0.0, 0, 0))
     with pytest.raises(check.Failed, match='no end after'):
-        check.finish([slow()])
+        check.finish(slow())

@@ -14,6 +14,8 @@ from batch_systems.pbs_stand_in import Pbs, patiently
 from batch_systems.real_slurm import Slurm
 from common import CHECKOUT, clean_environment, needs_root
 
+from hpc_pytorch.machine.systems import LAUNCHERS
+
 SYSTEM = """[system]
 title = Here
 [scheduler]
@@ -51,11 +53,12 @@ class Login:
         installed = directory / 'installed'
         for path in (self.directory, installed / 'bin', installed / 'share', directory / 'modules/PyTorch'):
             path.mkdir(parents=True)
-        for name in ('pytorch-run', 'pytorch-jobscript', 'pytorch-srun', 'get-master'):
+        for name in ('pytorch-run', 'pytorch-srun', 'get-master'):
             shutil.copy(CHECKOUT / 'hpc_pytorch/scripts' / name, installed / 'bin')
         (installed / 'bin/python').symlink_to(sys.executable)
         (installed / 'bin/mpirun').symlink_to(shutil.which('mpirun.openmpi'))
         (installed / 'share/system.cfg').write_text(SYSTEM % (kind, launcher))
+        shutil.copy(LAUNCHERS, installed / 'share')
         (directory / 'modules/PyTorch/1.0.lua').write_text(
             MODULE % (environment.get('PATH', '').split(':')[0], installed))
         (self.directory / 'train.py').write_text(PROGRAM)
@@ -132,7 +135,7 @@ class Evil:
         return (open, (self.path, 'w'))
 
 
-def test_recorded(tmp_path):
+def test_missed_collectives(tmp_path):
     """
     Of flight recorders' dumps: what each group waited for, and where. A dump that is no plain value is not loaded.
     (Those of a real recorder are in test_training.py.)
@@ -144,14 +147,14 @@ def test_recorded(tmp_path):
                    for group, count in numbers.items() for number in range(count)]
         content = {'entries': entries, 'pg_config': {'part': {'ranks': '[0, 2]'}}}
         (tmp_path / ('nccl-trace-%d' % rank)).write_bytes(pickle.dumps(content))
-    recorded = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-run'))['recorded']
-    assert list(recorded(tmp_path)) == []
+    missed = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-run'))['missed_collectives']
+    assert list(missed(tmp_path)) == []
     dump(0, all=3, part=2)
     dump(1, all=2)
     dump(2, all=3, part=2)
     (tmp_path / 'nccl-trace-3').write_bytes(pickle.dumps(Evil(str(tmp_path / 'done'))))
     (tmp_path / 'nccl-trace-4').write_bytes((tmp_path / 'nccl-trace-0').read_bytes()[:99])
-    assert list(recorded(tmp_path)) == [
+    assert list(missed(tmp_path)) == [
         'rank 1 did not reach collective 3 of of all, all_reduce; rank 0, 2 waited in it, at mine.py, line 7']
     assert not (tmp_path / 'done').exists()
 
@@ -213,7 +216,7 @@ def test_what_hurts(slurm):
         return [line for line in done.stderr.splitlines() if line.startswith('pytorch-srun: ')]
     shared, without = said()
     assert 'share all of its cores' in shared
-    assert 'A_SETTING=alt_read without --network=disable_rdzv_get does harm' in without
+    assert 'A_SETTING=alt_read' in without and 'lacks --network=disable_rdzv_get' in without
     assert said('--network=disable_rdzv_get') == [shared]
 
 

@@ -86,7 +86,7 @@ def configured(tmp_path_factory, toolkit):
     build.output = build('--stop=configure')
     build.tree = next((build.eb.prefix / 'build').rglob('CMakeCache.txt')).parent
     tools = build.tree.parent.parent / 'tools'
-    build.env = dict(clean_environment(), PYTHONPATH='%s:%s' % (CHECKOUT, tools),
+    build.env = dict(clean_environment(), PYTHONPATH='%s:%s' % (CHECKOUT / 'ramgate', tools),
                      PATH='%s:%s' % (tools / 'bin', build.env['PATH']))
     yield build
     shutil.rmtree(build.directory)

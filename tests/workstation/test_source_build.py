@@ -97,7 +97,7 @@ def test_files_compile(configured):
     # what was compiled in an earlier run, in another directory, is found again
     environment = dict(os.environ, **CCACHE, CCACHE_BASEDIR=str(tools.parent),
                        PATH=os.pathsep.join([str(tools / 'bin'), os.environ['PATH']]),
-                       PYTHONPATH=os.pathsep.join([str(tools), str(CHECKOUT)]))
+                       PYTHONPATH=os.pathsep.join([str(tools), str(CHECKOUT / 'ramgate')]))
 
     def said(*command):
         done = subprocess.run(command, cwd=build, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ import datetime
 import os
 import sys
 
-# For programs built for one MPI: the variables by which the other one's mpirun tells its processes how many they are.
+# MPI that torch_mpi is built for → variables in which the other one's mpirun sets the number of processes.
 FOREIGN_SIZE = {
     "Open MPI": ["PMI_SIZE", "MPI_LOCALNRANKS"],
     "MPICH": ["OMPI_COMM_WORLD_SIZE"],

@@ -122,9 +122,9 @@ class ProcessGroupMPI:
 
 
 def arguments_of(function):
-    """Return the local variables of the function of torch.distributed that has led here; torch does not pass them on.
+    """Return the local variables of a function of torch.distributed among the callers: torch does not pass them on.
 
-    The names and arguments of those that are asked for are the same from 2.1 to 2.15.
+    The names and arguments of the two functions that are looked for are the same from 2.1 to 2.15.
     """
     frame = sys._getframe(1)
     while frame is not None:

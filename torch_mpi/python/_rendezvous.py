@@ -29,11 +29,15 @@ def rendezvous(url, timeout=None, **_):
     timeout = timeout or datetime.timedelta(minutes=30)
     backend = _c.create([], timeout)
     hosts = all_gather_text(backend, socket.gethostname())
-    local = [other for other in range(size) if hosts[other] == hosts[rank]]
-    os.environ["RANK"] = str(rank)
-    os.environ["WORLD_SIZE"] = str(size)
-    os.environ["LOCAL_RANK"] = str(local.index(rank))
-    os.environ["LOCAL_WORLD_SIZE"] = str(len(local))
+    here = hosts[rank]
+    numbers = {
+        "RANK": rank,
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": hosts[:rank].count(here),
+        "LOCAL_WORLD_SIZE": hosts.count(here),
+    }
+    for name, number in numbers.items():
+        os.environ[name] = str(number)
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
     if rank == 0:
         allow_files(size)
@@ -43,7 +47,7 @@ def rendezvous(url, timeout=None, **_):
         port = all_gather_text(backend, "")[0]
         store = dist.TCPStore(host, int(port), size, is_master=False, timeout=timeout)
     yield store, rank, size
-    raise RuntimeError("torch_mpi: mpi:// cannot be asked for ranks again")
+    raise RuntimeError("torch_mpi: mpi:// cannot be used for a second rendezvous")
 
 
 def allow_files(ranks):
@@ -62,9 +66,8 @@ def all_gather_text(backend, text):
     """Return the texts of all ranks."""
     import torch
     import torch.distributed as dist
-    data = text.encode()[:MAX_TEXT]
-    mine = torch.zeros(MAX_TEXT, dtype=torch.uint8)
-    mine[:len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+    data = text.encode()[:MAX_TEXT].ljust(MAX_TEXT, b"\0")
+    mine = torch.tensor(list(data), dtype=torch.uint8)
     everyone = [torch.zeros_like(mine) for _ in range(backend.size())]
     backend.allgather([everyone], [mine], dist.distributed_c10d.AllgatherOptions()).wait()
     return [bytes(one.tolist()).rstrip(b"\0").decode() for one in everyone]

@@ -209,7 +209,7 @@ bool Runtime::drain() {
   return false;
 }
 
-// When Python ends. Its exit status is not known yet, and with it whether the other ranks must not wait.
+// When Python ends. The exit status is not known yet, so neither is whether the other ranks must be ended.
 void Runtime::stop(bool failed) {
   if (!usable())
     return;
@@ -224,7 +224,7 @@ void Runtime::stop(bool failed) {
   thread_.join();
 }
 
-// Do all ranks come to their end, too? Others are not waited for by one that failed.
+// True when all ranks have come to their end, too. A rank that failed does not wait for the others for long.
 bool Runtime::others_end(int status) {
   const auto deadline = Clock::now() + kOthersEnd;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -255,7 +255,7 @@ static void finalise(int status) {
   MPI_Finalize();
 }
 
-// After Python, when the C library ends the process and tells with which status.
+// After Python, when the C library ends the process: only now is the exit status known.
 void Runtime::end_process(int status) {
   int finalised = 0;
   if (!started_ || forked_ || !initialised_here_ || control_ == MPI_COMM_NULL || (MPI_Finalized(&finalised), finalised))
@@ -265,11 +265,11 @@ void Runtime::end_process(int status) {
     end_all(world_rank, "ends with operations that never became complete");
   if (!others_end(status))
     end_all(world_rank, c10::str("ends with status ", status), status);
-  // Some MPIs warn of messages that nobody received: those to a rank that had given up.
-  for (int left = 0; MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &left, MPI_STATUS_IGNORE) == MPI_SUCCESS && left;) {
-    int64_t words[2];
-    MPI_Recv(words, 2, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, control_, MPI_STATUS_IGNORE);
-  }
+  // Receive messages to ranks that had given up: some MPIs warn of those left over.
+  int64_t message[2];
+  int left = 0;
+  while (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &left, MPI_STATUS_IGNORE) == MPI_SUCCESS && left)
+    MPI_Recv(message, 2, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, control_, MPI_STATUS_IGNORE);
   free_reductions();
   finalise(status);
 }

@@ -33,8 +33,9 @@ bool reachable(const MPIWork& work, const at::Device& device) {
   if (device.is_cpu())
     return true;
   const char* reason = why_not_gpu_memory(work);
-  if (reason && Runtime::get().world_rank == 0)
+  if (reason && Runtime::get().world_rank == 0) {
     TORCH_WARN_ONCE("torch_mpi: tensors on ", device.type(), " are copied through pinned host memory: ", reason);
+  }
   return !reason;
 }
 
@@ -44,14 +45,11 @@ bool plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-at::TensorOptions host_options(const at::Tensor& tensor) {
-  return at::TensorOptions().dtype(tensor.dtype()).device(at::kCPU).pinned_memory(tensor.is_cuda());
-}
-
 at::Tensor new_memory(const MPIWork& work, const at::Tensor& like, at::IntArrayRef sizes) {
-  if (reachable(work, like.device()))
-    return at::empty(sizes, at::TensorOptions().dtype(like.dtype()).device(like.device()));
-  return at::empty(sizes, host_options(like));
+  auto options = like.options();
+  if (!reachable(work, like.device()))
+    options = options.device(at::kCPU).pinned_memory(like.is_cuda());
+  return at::empty(sizes, options);
 }
 
 bool directly_usable(const MPIWork& work, const at::Tensor& tensor) {
@@ -97,8 +95,7 @@ at::Tensor span_of(MPIWork& work, const Tensors& tensors) {
     work.keep(tensor);
   const auto& first = tensors.front();
   await_stream(first.device());
-  return at::from_blob(
-      first.data_ptr(), {total_elements(tensors)}, at::TensorOptions().dtype(first.dtype()).device(first.device()));
+  return at::from_blob(first.data_ptr(), {total_elements(tensors)}, first.options());
 }
 
 void copy_parts(const at::Tensor& flat, const Tensors& tensors, bool into_tensors) {

@@ -12,7 +12,7 @@ namespace torch_mpi {
 constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 
 // For tensors on a GPU, until all is done that this thread has put on its stream there: before MPI reads or writes such
-// memory, and before anyone is told that a result is complete.
+// memory, and before a result is reported as complete.
 void await_stream(const at::Device& device);
 
 // The tensor itself where MPI can read it as it is, else a copy.

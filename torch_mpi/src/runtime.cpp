@@ -16,21 +16,14 @@ namespace {
 constexpr auto kMuchMoved = std::chrono::microseconds(3);
 constexpr auto kShortestPause = std::chrono::microseconds(5);
 constexpr auto kLongestPause = std::chrono::microseconds(100);
-// A progress thread that nobody needs looks again after so long, each time after twice as long: it takes the core of a
-// rank that works, which costs 8 microseconds or more.
+// A progress thread without work dozes so long, twice as long each time: a turn takes the core from a rank that works,
+// which costs 8 microseconds or more.
 constexpr auto kShortestDoze = std::chrono::milliseconds(1);
 constexpr auto kLongestDoze = std::chrono::milliseconds(8);
 // So many destroyed communicators are kept for a while.
 constexpr size_t kRetired = 64;
-// How often it is looked, before one is freed, whether a message nobody received is there; each look moves MPI on.
+// Before one is freed, we probe so often for a message that was never received; each probe makes MPI progress.
 constexpr int kLastLooks = 10;
-
-// The thread's sleeps are of microseconds, the kernel's default is to be up to 50 late.
-void sleep_precisely() {
-#ifdef PR_SET_TIMERSLACK
-  prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
-#endif
-}
 
 }  // namespace
 
@@ -66,7 +59,7 @@ void Runtime::start(Milliseconds timeout) {
   int initialised = 0, finalised = 0;
   MPI_Initialized(&initialised);
   MPI_Finalized(&finalised);
-  TORCH_CHECK(!finalised, "torch_mpi: MPI has been finalised by somebody else in this process");
+  TORCH_CHECK(!finalised, "torch_mpi: MPI has been finalised by another library in this process");
   if (initialised) {
     check_mpi(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
   } else {
@@ -78,10 +71,9 @@ void Runtime::start(Milliseconds timeout) {
   }
   TORCH_CHECK(
       thread_level_ >= MPI_THREAD_SERIALIZED,
-      "torch_mpi: needs MPI_THREAD_SERIALIZED or more, but MPI was initialised with ",
-      thread_level_ == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED",
+      "torch_mpi: needs MPI_THREAD_SERIALIZED or more, but MPI was initialised with less",
       initialised_here_ ? "; this MPI library was built without threads"
-                        : " by somebody else in this process; let it ask for MPI_THREAD_MULTIPLE");
+                        : " by another library in this process; let that ask for MPI_THREAD_MULTIPLE");
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &world_size), "MPI_Comm_size");
   pthread_atfork(nullptr, nullptr, [] { Runtime::get().forked_ = true; });
@@ -144,7 +136,7 @@ bool Runtime::doze(Milliseconds time) {
 }
 
 void Runtime::progress_thread() {
-  sleep_precisely();
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds; its pauses would be up to 50 microseconds too long otherwise
   Milliseconds idle = kShortestDoze;
   Clock::duration pause = kShortestPause;
   auto last_notice = Clock::now();

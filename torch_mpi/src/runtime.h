@@ -36,8 +36,8 @@ std::string in_seconds(Milliseconds time);
 // Between two tests: yields the core of this thread, or naps.
 void rest(Clock::duration without_progress);
 
-// Numbers sent between ranks with a time limit. `round` tells them from those of an earlier exchange, which may have been
-// left over.
+// Numbers sent between ranks with a time limit. `round` distinguishes them from those of an earlier exchange, which may
+// have been left over.
 class ControlMessages {
  public:
   ControlMessages(MPI_Comm comm, int tag, int64_t round) : comm_(comm), tag_(tag), round_(round) {}
@@ -55,7 +55,7 @@ class MPIWork;
 using WorkPointer = c10::intrusive_ptr<MPIWork>;
 
 // A communicator and whether it can still be used. After a failure (a timeout, an error MPI reports, abort()) the
-// ranks can no longer agree on what comes next, so every later call on it fails and says why.
+// ranks can no longer agree on what comes next, so every later call on it fails with that reason.
 class Communicator {
  public:
   explicit Communicator(MPI_Comm comm);

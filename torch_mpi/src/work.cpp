@@ -13,12 +13,12 @@ namespace {
 
 // A test that took longer than this moved data: test again at once.
 constexpr auto kDataMoved = std::chrono::microseconds(1);
-// A waiter tests so often before it offers its core to others between the tests, and naps after so long without progress.
+// A waiter tests so often before it yields its core between tests, and naps after so long without progress.
 constexpr unsigned kSpins = 100;
 constexpr auto kSpin = std::chrono::milliseconds(20);
-// A quarter of the time that has passed already, within these limits: it ends at most so much later than it could.
+// Naps last a quarter of the time without progress, within these limits.
 constexpr Clock::duration kShortestNap = std::chrono::microseconds(20), kLongestNap = std::chrono::microseconds(200);
-// Another program ran when an offer took so long. When that comes twice in a row cores are scarce, for a while at least.
+// Another program ran when a yield took so long. Twice in a row means that cores are scarce, for a while at least.
 constexpr auto kOthersRan = std::chrono::microseconds(30);
 constexpr auto kInARow = std::chrono::milliseconds(20);
 constexpr auto kScarce = std::chrono::milliseconds(100);
@@ -29,7 +29,7 @@ bool scarce(Clock::time_point now) {
   return now < scarce_until.load(std::memory_order_relaxed);
 }
 
-// Did another program run since `before`, in an offer of the core? MPI offers it, too, at times, in each test.
+// True when another program ran since `before`, while this thread had yielded; MPI yields in some tests, too.
 bool others_ran(Clock::time_point before, Clock::time_point now) {
   thread_local long known = 0;
   static std::atomic<Clock::time_point> last{Clock::time_point{}};
@@ -46,8 +46,8 @@ bool others_ran(Clock::time_point before, Clock::time_point now) {
 
 }  // namespace
 
-// Where cores are scarce one who naps gets a core back soon after waking up; who has used up his share by testing waits
-// for milliseconds.
+// Where cores are scarce, a thread that naps gets a core back soon after it wakes up; one that has used up its share by
+// testing waits for milliseconds.
 void rest(Clock::duration without_progress) {
   const auto now = Clock::now();
   if (without_progress > kSpin || scarce(now)) {

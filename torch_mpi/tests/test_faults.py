@@ -53,7 +53,8 @@ def preload(installed, tmp_path_factory):
     """MPI that does what it rarely does."""
     library = tmp_path_factory.mktemp("preload") / "preload_mpi.so"
     compiler = mpi_program("mpicc", installed.mpi)
-    subprocess.run([compiler, "-Wall", "-Werror", "-fPIC", "-shared", HERE / "preload_mpi.c", "-o", library], check=True)
+    flags = ["-Wall", "-Werror", "-fPIC", "-shared"]
+    subprocess.run([compiler, *flags, HERE / "preload_mpi.c", "-o", library], check=True)
     return str(library)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common import CACHE, CHECKOUT, kept
+TOP = Path(__file__).resolve().parent.parent
 
 # a compiler: writes its object slowly, does what the source says: `memory MB`, `sleep S`, `die`, `say TEXT`, `fail`
 COMPILER = '''
@@ -57,26 +57,26 @@ class Build:
         (directory / 'compiler.py').write_text(COMPILER)
         self.objects = []
 
-    def job(self, name, *lines):
+    def source(self, name, *lines):
         """A source with these lines."""
         (self.directory / (name + '.cpp')).write_text('\n'.join(lines))
         self.objects.append(name + '.o')
         return self.directory / (name + '.o')
 
-    def write(self, launcher='ramgate-cc'):
+    def write(self, wrapper='ramgate-cc'):
         """build.ninja."""
-        lines = ['rule cc', '  command = %s %s -S compiler.py -c $in -o $out' % (launcher, sys.executable)]
+        lines = ['rule cc', '  command = %s %s -S compiler.py -c $in -o $out' % (wrapper, sys.executable)]
         lines += ['build %s: cc %s' % (name, name.replace('.o', '.cpp')) for name in self.objects]
         (self.directory / 'build.ninja').write_text('\n'.join(lines + ['']))
 
     def environment(self, **more):
         """The developer's, with ninja of the tests' environment; temporary files in the test's directory."""
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ['PATH']])
-        return dict(dict(os.environ, PATH=path, PYTHONPATH=str(CHECKOUT), TMPDIR=str(self.directory / 'tmp')), **more)
+        return dict(dict(os.environ, PATH=path, PYTHONPATH=str(TOP), TMPDIR=str(self.directory / 'tmp')), **more)
 
-    def start(self, *options, command=('ninja',), launcher='ramgate-cc', **more):
+    def start(self, *options, command=('ninja',), **more):
         """ramgate run, as a process."""
-        self.write(launcher)
+        self.write()
         return subprocess.Popen([sys.executable, '-m', 'ramgate', 'run', *[str(option) for option in options], '--',
                                  *command],
                                 cwd=self.directory, env=self.environment(**more), stdin=subprocess.DEVNULL,
@@ -128,12 +128,32 @@ def build(tmp_path):
 
 
 @pytest.fixture
-def nvcc():
-    """The machine's, or the stand-ins' from PyPI."""
-    def make(partial):
-        subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', str(partial), '-r',
-                        str(CHECKOUT / 'hpc_pytorch/stand_ins' / 'cuda.txt')], check=True)
-    return shutil.which('nvcc') or str(kept(CACHE / 'cuda', make) / 'nvidia' / 'cu13' / 'bin' / 'nvcc')
+def nvcc(request):
+    """The machine's; in the collection else the one that its stand-ins take from PyPI."""
+    found = shutil.which('nvcc')
+    wheels = TOP.parent / 'hpc_pytorch' / 'stand_ins' / 'cuda.txt'
+    if not found and wheels.exists():
+        place = Path(request.config.cache.mkdir('cuda'))
+        found = place / 'nvidia' / 'cu13' / 'bin' / 'nvcc'
+        if not found.exists():
+            subprocess.run([sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', str(place), '-r',
+                            str(wheels)], check=True)
+    if not found:
+        pytest.skip('needs nvcc')
+    return str(found)
+
+
+@pytest.fixture
+def as_root():
+    """Without root there is no cgroup and no other user. CI leaves nothing out."""
+    if os.geteuid() and not os.environ.get('CI'):
+        pytest.skip('needs root')
+
+
+@pytest.fixture
+def top():
+    """The directory of the package and of the benchmarks."""
+    return TOP
 
 
 @pytest.fixture(name='eventually')

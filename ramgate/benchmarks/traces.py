@@ -1,22 +1,32 @@
+#!/usr/bin/env python3
 """
-Measured builds: what each job needed, how its memory ran over its time, and what no schedule can beat.
+Measured builds: what each compilation needed, how its memory ran over its time, and what no schedule can beat.
 
 A trace is a CSV file with the columns user_s, sys_s, peak_mb, file, and perhaps curve: the name of a CSV file
-(seconds,mb) in data/ that says how the memory of that job, or of one like it, ran over its time.
+(seconds,mb) in data/ that says how the memory of that compilation, or of one like it, ran over its time.
+
+`traces.py TRACE ... > PROFILE` makes a profile for `ramgate run --like`; ramgate/data/pytorch.json was made so.
 """
 import csv
+import json
 import os
+import sys
 from collections import namedtuple
 
-from ramgate.jobs import language_of
-from ramgate.limits import Problem
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
 
-# course: [(share of its time, MB)] of a job
+from ramgate.command_lines import LANGUAGES, extension_of  # noqa: E402
+from ramgate.curves import age_of, span  # noqa: E402
+from ramgate.estimates import VERSION  # noqa: E402
+from ramgate.limits import Problem  # noqa: E402
+
+# course: [(share of its time, MB)] of a compilation
 Work = namedtuple('Work', 'name language seconds course')
 # compilations without a curve of their own run like g++ was measured to: share of time, share of peak
 GCC = ((0.03, 0.2), (0.1, 0.4), (0.25, 0.63), (0.4, 0.75), (0.7, 0.9), (1.0, 1.0))
 POINTS = 40
-DATA = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data')
+DATA = os.path.join(HERE, 'data')
 
 
 def course_of(path):
@@ -31,8 +41,14 @@ def course_of(path):
     return course
 
 
+def language_of(file):
+    """By the extension of a source or an object (x.cu, x.cu.o); C++ where it says nothing."""
+    name = file[:-2] if file.endswith('.o') else file
+    return LANGUAGES.get(extension_of(name), 'CXX')
+
+
 def read_trace(path):
-    """The jobs of a trace."""
+    """The compilations of a trace."""
     curves, found = {'': GCC}, []
     try:
         with open(path) as file:
@@ -49,7 +65,7 @@ def read_trace(path):
 
 
 def read_traces(words):
-    """The jobs of several traces; `PATH:12` is every twelfth job of one."""
+    """The compilations of several traces; `PATH:12` is every twelfth of one."""
     found = []
     for word in words:
         path, _, every = word.partition(':')
@@ -57,8 +73,13 @@ def read_traces(words):
     return found
 
 
+def peak(work):
+    """MB."""
+    return max(memory for _, memory in work.course)
+
+
 def area(work):
-    """MB · seconds of a job."""
+    """MB · seconds of a compilation."""
     total, before, memory = 0.0, 0.0, 0.0
     for at, value in work.course:
         total += (at - before) * (memory + value) / 2
@@ -67,7 +88,7 @@ def area(work):
 
 
 def memory_at(work, age):
-    """MB of a job at an age."""
+    """MB of a compilation at an age."""
     share, before, memory = age / work.seconds, 0.0, 0.0
     for at, value in work.course:
         if share <= at:
@@ -77,7 +98,7 @@ def memory_at(work, age):
 
 
 def wanted(works, cores):
-    """MB that so many jobs at a time would like: the most at any moment, in the trace's order."""
+    """MB that so many compilations at a time would like: the most at any moment, in the trace's order."""
     running, todo, now, most = [], list(works), 0.0, 0.0
     while running or todo:
         while todo and len(running) < cores:
@@ -91,9 +112,39 @@ def wanted(works, cores):
 
 
 def bound(works, cores, megabytes):
-    """Seconds that nothing can beat, and why: the longest job, the cores, the memory, or long jobs two to a core."""
+    """Seconds that nothing can beat, and why: the longest one, the cores, the memory, or long ones two to a core."""
     longest = sorted((work.seconds for work in works), reverse=True)
     # of the k * cores + 1 longest some core gets k + 1, which are no shorter than the shortest of them
     rounds = max(sum(longest[k * cores - k:k * cores + 1]) for k in range((len(longest) - 1) // cores + 1))
     return max((longest[0], 'the longest job'), (rounds, 'long jobs'), (sum(longest) / cores, 'the cores'),
                (sum(area(work) for work in works) / megabytes, 'memory'))
+
+
+def as_profile(works, scale=(1.0, 1.0)):
+    """
+    {file: entry} as in a profile of ramgate, memory and time being scaled; of a file that several traces have, what
+    needs the most.
+    """
+    files = {}
+    for work in sorted(works, key=peak):
+        seconds = work.seconds * scale[1]
+        ages = [age_of(number) for number in range(span(seconds) + 2)]
+        curve = []
+        for since, until in zip(ages, ages[1:]):
+            moments = [min(work.seconds, age / scale[1]) * 0.9999 for age in (since, (since + until) / 2, until)]
+            memory = scale[0] * max(memory_at(work, moment) for moment in moments)
+            curve.append(round(memory, 1))
+        files[work.name] = {'seconds': round(seconds, 2), 'curve': curve, 'language': work.language}
+    return files
+
+
+def main():
+    files = as_profile(read_traces(sys.argv[1:]))
+    # a line for each file, so that changes can be seen
+    lines = ['%s:%s' % (json.dumps(name), json.dumps(files[name], separators=(',', ':'), sort_keys=True))
+             for name in sorted(files)]
+    print('{"version":%d,"files":{\n%s\n}}' % (VERSION, ',\n'.join(lines)))
+
+
+if __name__ == '__main__':
+    main()

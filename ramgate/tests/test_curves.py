@@ -12,12 +12,12 @@ def recorded(points):
 def test_peaks_are_staggered_where_the_tails_fit():
     curve = recorded([(second / 10, 100 if 10 < second < 20 else 30) for second in range(100)])
     forecast = Forecast(10)
-    forecast.add(forecast.run(curve, 10))
-    assert not forecast.fits(forecast.run(curve, 10), 150)
+    forecast.add(forecast.steps(curve, 10))
+    assert not forecast.fits(forecast.steps(curve, 10), 150)
     later = Forecast(10)
-    later.add(later.run(curve, 10, age=3.0))
-    assert later.fits(later.run(curve, 10), 150)
-    assert max(forecast.earliest(curve, 10, 150)) == 100
+    later.add(later.steps(curve, 10, age=3.0))
+    assert later.fits(later.steps(curve, 10), 150)
+    assert max(forecast.earliest(curve, 10, 150, 1.0)) == 100
 
 
 def test_spans_grow_with_age():

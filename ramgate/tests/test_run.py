@@ -24,8 +24,8 @@ template __global__ void work<12>(float *);
 
 
 def test_real_errors_pass_through_unchanged_and_once(build):
-    build.job('wrong', 'memory 10', 'fail wrong.cpp:3:1: error: out of memory allocating, says my program')
-    build.job('right', 'memory 10')
+    build.source('wrong', 'memory 10', 'fail wrong.cpp:3:1: error: out of memory allocating, says my program')
+    build.source('right', 'memory 10')
     output = build.run(status=1)
     assert 'wrong.cpp:3:1: error: out of memory allocating, says my program\n' in output
     assert output.count('FAILED: ') == 1
@@ -40,11 +40,11 @@ def test_the_build_s_own_exit_status_arrives(build):
                                  'collect2: fatal error: ld terminated with signal 9 [Killed]',
                                  'cc1plus: out of memory allocating 65536 bytes after a total of 1000 bytes'])
 def test_a_compiler_that_ran_out_of_memory_is_run_again(build, how):
-    made = build.job('big', 'once ' + how, 'memory 5')
+    made = build.source('big', 'once ' + how, 'memory 5')
     output = build.run('--report', 'report')
     assert made.read_text().startswith('object of')
     assert 'FAILED' not in output and 'Killed' not in output
-    assert len(build.report()['jobs'][0]['retries']) == 1
+    assert len(build.report()['compilations'][0]['retries']) == 1
 
 
 @pytest.mark.slow
@@ -66,14 +66,14 @@ def test_the_real_nvcc_is_one_job_with_all_that_it_starts(build, nvcc):
         time.sleep(0.005)
     assert process.wait() == 0, process.stdout.read()
     assert (build.directory / 'big.o').exists()
-    assert [len(job['retries']) for job in build.report()['jobs']] == [1]
+    assert [len(job['retries']) for job in build.report()['compilations']] == [1]
     assert len(groups) == 2 and len(list(groups.values())[1]) == 4
     build.clean()
 
 
 def test_a_job_that_cannot_fit_is_named(build):
-    build.job('small', 'memory 5')
-    build.job('huge', 'memory 400', 'sleep 60')
+    build.source('small', 'memory 5')
+    build.source('huge', 'memory 400', 'sleep 60')
     output = build.run('--memory', '150M', status=1)
     lines = [line for line in output.splitlines() if 'does not fit' in line]
     assert len(lines) == 1
@@ -83,7 +83,7 @@ def test_a_job_that_cannot_fit_is_named(build):
 @pytest.mark.slow
 def test_more_jobs_than_fit_all_end_well(build):
     for number in range(10):
-        build.job('job%d' % number, 'memory 120', 'sleep 0.3')
+        build.source('job%d' % number, 'memory 120', 'sleep 0.3')
     output = build.run('--memory', '300M', '--jobs', '8', '--report', 'report')
     assert 'FAILED' not in output
     report = build.report()
@@ -96,12 +96,12 @@ def test_more_jobs_than_fit_all_end_well(build):
 @pytest.mark.slow
 def test_a_profile_tells_the_next_build_what_to_expect(build):
     for number in range(3):
-        build.job('job%d' % number, 'memory 100', 'sleep 0.3')
+        build.source('job%d' % number, 'memory 100', 'sleep 0.3')
     build.run('--profile', 'profile')
     for name in build.objects:
         (build.directory / name).unlink()
     build.run('--profile', 'profile', '--report', 'report')
-    for job in build.report()['jobs']:
+    for job in build.report()['compilations']:
         assert 75 < job['expected_mb'] < 150
 
 
@@ -112,21 +112,32 @@ def test_a_broken_profile_is_named(build):
 
 def test_no_more_jobs_at_a_time_than_asked_for(build):
     for number in range(8):
-        build.job('job%d' % number, 'sleep 0.3')
+        build.source('job%d' % number, 'sleep 0.3')
     build.run('--jobs', '2', '--report', 'report')
-    ends = sorted((job['start'], job['end']) for job in build.report()['jobs'])
+    ends = sorted((job['start'], job['end']) for job in build.report()['compilations'])
     assert all(sum(1 for a, b in ends if a < start < b) <= 1 for start, _ in ends)
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_everything(build, eventually, number):
     for at in range(6):
-        build.job('job%d' % at, 'sleep 300')
+        build.source('job%d' % at, 'sleep 300')
     process = build.start('--jobs', '3')
     eventually(lambda: len(list(build.directory.glob('*.o'))) == 3)
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode != 0
+    build.clean()
+
+
+@pytest.mark.slow
+def test_a_build_tool_that_ignores_the_signal_is_killed(build, eventually):
+    """It gets some seconds to end by itself."""
+    process = build.start(command=('sh', '-c', 'trap "" TERM; touch ready; sleep 120'))
+    eventually(lambda: (build.directory / 'ready').exists())
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
     build.clean()
 
 
@@ -139,14 +150,14 @@ def test_configured_in_one_run_and_built_in_the_next(build):
     build.run(command=('cmake', '-S', '.', '-B', 'out', '-G', 'Ninja'))
     build.run('--report', 'report', command=('cmake', '--build', 'out'))
     report = build.report()
-    assert len(report['jobs']) >= 2
+    assert len(report['compilations']) >= 2
     assert 'no work to do' in build.run(command=('cmake', '--build', 'out'))
 
 
 @pytest.mark.slow
 def test_a_thousand_jobs_with_random_kills_end_correct(build):
     for number in range(1000):
-        build.job('job%d' % number, 'sleep 0.02', 'content %d' % number)
+        build.source('job%d' % number, 'sleep 0.02', 'content %d' % number)
     build.write()
     process = build.start(
         '--jobs', '6', '--report', 'report')
@@ -172,7 +183,7 @@ def test_a_thousand_jobs_with_random_kills_end_correct(build):
     stop.set()
     killer.join()
     assert process.returncode == 0, output[-2000:]
-    assert sum(len(job['retries']) for job in build.report()['jobs']) >= 20
+    assert sum(len(job['retries']) for job in build.report()['compilations']) >= 20
     for name in build.objects:
         source = (build.directory / name.replace('.o', '.cpp')).read_text()
         expected = hashlib.sha256(('object of ' + ';'.join(source.split('\n'))).encode()).hexdigest()

@@ -16,9 +16,9 @@ class Node:
     def __init__(self, megabytes, cores=4, **known):
         self.now, self.limit = 1000.0, megabytes * MB
         knowledge = Knowledge()
-        knowledge.keep({name: {'seconds': seconds, 'curve': [peak], 'language': 'CXX'}
+        knowledge.add_profile({name: {'seconds': seconds, 'curve': [peak], 'language': 'CXX'}
                         for name, (seconds, peak) in known.items()})
-        self.schedule = Schedule(knowledge, cores, Constraint('the node', self.limit, self.limit, '/'))
+        self.schedule = Schedule(knowledge, cores, Constraint('the node', self.limit, self.limit))
 
     def ask(self, *names):
         return [self.schedule.asked(Command(name, 'CXX', name + '.o'), self.now) for name in names]
@@ -26,16 +26,16 @@ class Node:
     def plan(self):
         return [(what, job.name) for what, job, _ in self.schedule.plan(self.now)]
 
-    def look(self, seconds, memory, pressure=0.0):
+    def look(self, seconds, memory):
         """So much later the jobs occupy so much, in MB."""
         self.now += seconds
         self.schedule.measured({job: amount * MB for job, amount in memory.items()}, self.now)
         used = sum(memory.values()) * MB
         self.schedule.constraint = self.schedule.constraint._replace(free=self.limit - used)
-        return [(what, job.name) for what, job, _ in self.schedule.relieve(0.05, self.now, pressure)]
+        return [(what, job.name) for what, job, _ in self.schedule.relieve(0.05, self.now)]
 
-    def end(self, job, status=0, resident=0, starved=False, kernel_killed=False):
-        return self.schedule.ended(job, status, resident * MB, starved, kernel_killed, self.now)
+    def end(self, job, status=0, resident=0, out_of_memory=False, kernel_killed=False):
+        return self.schedule.ended(job, status, resident * MB, out_of_memory, kernel_killed, self.now)
 
 
 def test_the_longest_first_and_smaller_ones_beside_it():
@@ -82,27 +82,15 @@ def test_the_newest_is_frozen_and_goes_on_when_there_is_room():
     assert node.look(1, {new: 492}) == [('thawed', 'new')]
 
 
-def test_where_all_wait_for_memory_one_more_is_frozen_and_nothing_started():
-    """A cgroup's memory.high or swap: memory looks free, and nobody gets on."""
-    node = Node(1000, a=(100, 100), b=(50, 100), c=(40, 100), d=(30, 100))
-    jobs = node.ask('a', 'b', 'c')
-    node.plan()
-    node.ask('d')
-    assert node.look(1, dict.fromkeys(jobs, 100), pressure=0.5) == [('frozen', 'c')]
-    assert node.plan() == []
-    assert node.look(3, dict.fromkeys(jobs, 100)) == []
-    assert node.plan() == [('thawed', 'c'), ('started', 'd')]
-
-
 def test_what_is_not_enough_is_killed_and_claims_no_more_for_it():
     node = Node(1000, old=(100, 300), new=(50, 300))
     old, new = node.ask('old', 'new')
     node.plan()
     node.look(1, {old: 300, new: 300})
     assert node.look(1, {old: 700, new: 299}) == [('frozen', 'new'), ('killed', 'new')]
-    decisions = node.end(new, 137, starved=True)
+    decisions = node.end(new, 137, out_of_memory=True)
     assert decisions == [('retried', new, 'new.o')]
-    assert new.state == WAITING and new.claim == 0 and new.retries[0][3] == 'made room'
+    assert new.state == WAITING and new.reserved == 0 and new.retries[0][3] == 'made room'
     assert node.plan() == []
 
 
@@ -120,8 +108,8 @@ def test_who_ran_out_of_memory_claims_more():
     job, _ = node.ask('job', 'other')
     node.plan()
     node.look(1, {job: 200})
-    assert node.end(job, 1, starved=True) == [('retried', job, 'job.o')]
-    assert job.claim == pytest.approx(280)
+    assert node.end(job, 1, out_of_memory=True) == [('retried', job, 'job.o')]
+    assert job.reserved == pytest.approx(280)
     assert node.schedule.expected(job).peak == pytest.approx(280)
 
 
@@ -131,9 +119,9 @@ def test_alone_and_too_big_ends_the_build_and_says_why():
     node.plan()
     node.look(1, {huge: 950})
     node.schedule.constraint = node.schedule.constraint._replace(free=20 * MB)
-    what, _, line = node.end(huge, 137, starved=True, kernel_killed=True)[0]
+    what, _, line = node.end(huge, 137, out_of_memory=True, kernel_killed=True)[0]
     assert what == 'refused' and ('huge does not fit: alone it needs more than 950.0 MB, and the limit is 1000.0 MB '
-                                  '(the node), 970.0 MB of it for jobs.') in line
+                                  '(the node), 970.0 MB of it for compilers.') in line
     assert node.schedule.plan(node.now) == [
         ('refused', small, 'ramgate: small is not started: huge needs more memory than the limit')]
 
@@ -143,10 +131,21 @@ def test_a_job_that_is_always_killed_is_given_up():
     job, _ = node.ask('job', 'other')
     for _ in range(10):
         node.plan()
-        assert node.end(job, 137, starved=True)[0][0] == 'retried'
+        assert node.end(job, 137, out_of_memory=True)[0][0] == 'retried'
     node.plan()
-    what, _, line = node.end(job, 137, starved=True)[0]
-    assert what == 'refused' and line == 'ramgate: job was killed 11 times: by whom?'
+    what, _, line = node.end(job, 137, out_of_memory=True)[0]
+    assert what == 'refused' and 'giving up on job: killed 11 times' in line
+
+
+def test_a_job_that_only_made_room_is_not_given_up():
+    node = Node(1000, old=(1000, 300), new=(50, 300))
+    old, new = node.ask('old', 'new')
+    for _ in range(20):
+        node.plan()
+        node.look(1, {old: 300, new: 300})
+        assert ('killed', 'new') in node.look(1, {old: 700, new: 299})
+        assert node.end(new, 137) == [('retried', new, 'new.o')]
+        node.look(1, {old: 300})
 
 
 def test_a_peak_between_two_looks_is_in_the_kernel_s_figure():
@@ -155,12 +154,12 @@ def test_a_peak_between_two_looks_is_in_the_kernel_s_figure():
     node.plan()
     node.look(1, {job: 50})
     node.end(job, resident=500)
-    assert max(node.schedule.knowledge.ended['job']['curve']) == 400
+    assert max(node.schedule.knowledge.measured['job']['curve']) == 400
 
 
 def test_what_runs_behind_its_curve_is_expected_to_come_to_its_peak():
     node = Node(1000)
-    node.schedule.knowledge.keep({'job': {'seconds': 10, 'curve': [100] * 10 + [800] * 20, 'language': 'CXX'}})
+    node.schedule.knowledge.add_profile({'job': {'seconds': 10, 'curve': [100] * 10 + [800] * 20, 'language': 'CXX'}})
     job, = node.ask('job')
     node.plan()
     node.look(5, {job: 100})

@@ -6,9 +6,11 @@ import re
 import subprocess
 from collections import namedtuple
 
+import pytest
+
 from ramgate.estimates import MB, Knowledge
 from ramgate.limits import Constraint
-from ramgate.report import Live, Report, duration
+from ramgate.report import Progress, Report, duration
 from ramgate.schedule import Schedule
 
 Command = namedtuple('Command', 'name language partial')
@@ -17,8 +19,9 @@ Command = namedtuple('Command', 'name language partial')
 def some_build(*watchers):
     """Two jobs, one of which was run again."""
     knowledge = Knowledge()
-    knowledge.keep({name: {'seconds': 9, 'curve': [100], 'language': 'CXX'} for name in ('a&b</script>.o', 'c.cpp.o')})
-    schedule = Schedule(knowledge, 2, Constraint('the <node>', 1000 * MB, 900 * MB, '/'))
+    names = ('a&b</script>.o', 'c.cpp.o')
+    knowledge.add_profile({name: {'seconds': 9, 'curve': [100], 'language': 'CXX'} for name in names})
+    schedule = Schedule(knowledge, 2, Constraint('the <node>', 1000 * MB, 900 * MB))
     now = watchers[0].begin
 
     def happened(decisions):
@@ -26,7 +29,7 @@ def some_build(*watchers):
             for watcher in watchers:
                 watcher(what, job, schedule)
 
-    jobs = [schedule.asked(Command(name, 'CXX', ''), now) for name in ('a&b</script>.o', 'c.cpp.o')]
+    jobs = [schedule.asked(Command(name, 'CXX', ''), now) for name in names]
     happened(schedule.plan(now))
     for at in range(1, 5):
         schedule.measured({job: 40 * at * MB for job in jobs}, now + at)
@@ -43,7 +46,7 @@ def some_build(*watchers):
 def test_report(tmp_path):
     some_build(Report(str(tmp_path / 'report')))
     report = json.loads((tmp_path / 'report' / 'report.json').read_text())
-    jobs = {job['file']: job for job in report['jobs']}
+    jobs = {job['file']: job for job in report['compilations']}
     assert jobs['c.cpp.o']['peak_mb'] == 160 and jobs['c.cpp.o']['seconds'] == 9
     assert [retry['why'] for retry in jobs['a&b</script>.o']['retries']] == ['out of memory']
     assert [row[1] for row in report['memory']['rows']] == [80, 160, 240, 320]
@@ -52,11 +55,11 @@ def test_report(tmp_path):
 
 # points at the first bar, then draws a part of the time
 HAND = """<script>
-const first = document.querySelector('.job');
+const first = document.querySelector('.compilation');
 first.dispatchEvent(new MouseEvent('mousemove', {bubbles: true, clientX: 1, clientY: 1}));
-document.body.append(`pointed at ${tip.textContent}; bars ${document.querySelectorAll('.job').length}; `);
+document.body.append(`pointed at ${tip.textContent}; bars ${document.querySelectorAll('.compilation').length}; `);
 draw(8, 9);
-document.body.append(`then ${document.querySelectorAll('.job').length}`);
+document.body.append(`then ${document.querySelectorAll('.compilation').length}`);
 </script>"""
 
 
@@ -71,14 +74,14 @@ def test_the_page_in_a_browser(tmp_path):
                            '--user-data-dir=%s' % (tmp_path / 'profile'), (tmp_path / 'page.html').as_uri()],
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=300, check=True)
     text = html.unescape(done.stdout)
-    assert '2 jobs in ' in text and 'on 2 cores, 1 run again; at most 320 MB of 1000 MB (the <node>)' in text
+    assert '2 compilations in ' in text and 'on 2 cores, 1 run again; at most 320 MB of 1000 MB (the <node>)' in text
     assert 'pointed at a&b</script>.o' in text and 'out of memory: run again; bars 3; then 2' in text
-    assert 'What jobs would take was known to ' in text
+    assert 'Estimates of memory were off by ' in text
 
 
 def test_a_line_while_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv('RAMGATE_PROGRESS', str(tmp_path / 'progress'))
-    some_build(Live(io.StringIO()))
+    some_build(Progress(io.StringIO()))
     assert (tmp_path / 'progress').read_text().startswith('0/2 done, 2 running, ')
 
 

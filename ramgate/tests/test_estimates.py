@@ -1,11 +1,12 @@
 """What builds leave in profiles, and what it says about others."""
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from ramgate import estimates
 from ramgate.curves import Recorder
-from ramgate.estimates import MB, Knowledge
+from ramgate.estimates import MB, SHIPPED, Knowledge
 
 KERNELS = 'caffe2/CMakeFiles/torch_cpu.dir/__/aten/src/ATen/native/cpu/'
 
@@ -14,7 +15,7 @@ def end(knowledge, name, language, seconds, megabytes):
     recorder = Recorder()
     recorder.add(0.0, MB)
     recorder.add(seconds, megabytes * MB)
-    knowledge.finished(name, language, seconds, recorder, 0)
+    knowledge.learn_end(SimpleNamespace(name=name, language=language, seconds=seconds, recorder=recorder, learnt=0))
 
 
 def test_knowledge_goes_from_files_to_kinds(tmp_path):
@@ -51,27 +52,29 @@ def test_a_build_that_is_killed_has_left_a_profile(tmp_path, monkeypatch):
 
 def test_what_is_shipped_is_found_below_any_directory():
     """The largest file of PyTorch 1.13.1, as built by CMake in build/, and one that only other versions have."""
-    knowledge = Knowledge(shipped=True)
+    knowledge = Knowledge(others=[SHIPPED])
     name = 'caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/jit/runtime/static/generated_ops.cpp.o'
     same = knowledge.estimate('/tmp/pip-x1y2/build/' + name, 'CXX')
     assert same.known and same.peak > 1000
     # the same kernel for another instruction set
     known, other = [knowledge.estimate('build/%sSumKernel.cpp.%s.cpp.o' % (KERNELS, capability), 'CXX')
                     for capability in ('AVX2', 'SVE256')]
-    assert other.known and other.peak == pytest.approx(known.peak, rel=0.5) and other.doubt > known.doubt
+    assert other.known and other.peak == pytest.approx(known.peak, rel=0.5) and other.uncertainty > known.uncertainty
     bwd = knowledge.estimate('aten/src/ATen/native/transformers/cuda/flash_attn/kernels/'
                              'flash_bwd_hdim96_fp16_causal_sm80.cu.o', 'CUDA')
     assert bwd.peak > 5000 > knowledge.estimate('flash_attn/kernels/flash_fwd_hdim64_fp16_sm80.cu.o', 'CUDA').peak
 
 
 def test_what_has_ended_corrects_what_was_shipped():
-    knowledge = Knowledge(shipped=True)
-    works = [work for work in knowledge.earlier[0].files.values() if work.language == 'CXX' and work.seconds > 5]
-    before = knowledge.estimate(works[-1].name, 'CXX')
-    assert before.peak > max(memory for _, memory in works[-1].course)
-    for work in works[:100]:
-        end(knowledge, work.name, 'CXX', 2 * work.seconds, 1.5 * max(memory for _, memory in work.course))
-    after = knowledge.estimate(works[-1].name, 'CXX')
+    knowledge = Knowledge(others=[SHIPPED])
+    files = [(name, entry) for name, entry in knowledge.earlier[0].files.items()
+             if entry['language'] == 'CXX' and entry['seconds'] > 5]
+    last = files[-1][0]
+    before = knowledge.estimate(last, 'CXX')
+    assert before.peak > max(files[-1][1]['curve'])
+    for name, entry in files[:100]:
+        end(knowledge, name, 'CXX', 2 * entry['seconds'], 1.5 * max(entry['curve']))
+    after = knowledge.estimate(last, 'CXX')
     assert after.slowness == pytest.approx(2, rel=0.2)
     assert after.peak == pytest.approx(before.peak / 1.1 * 1.5, rel=0.15)
     # nothing that takes twice the memory is known of other languages, but the machine is the same

@@ -1,7 +1,7 @@
 """What compilers say, and what command lines make."""
 import pytest
 
-from ramgate.jobs import Command, out_of_memory
+from ramgate.command_lines import Command, ran_out_of_memory
 
 
 @pytest.mark.parametrize('status, output', [
@@ -23,7 +23,7 @@ from ramgate.jobs import Command, out_of_memory
     (1, 'sh: line 1: 4711 Killed                  gcc -c x.c\n'),
 ])
 def test_words_for_out_of_memory(status, output):
-    assert out_of_memory(status, output, False)
+    assert ran_out_of_memory(status, output, False)
 
 
 @pytest.mark.parametrize('output', [
@@ -37,11 +37,11 @@ def test_words_for_out_of_memory(status, output):
     '',
 ])
 def test_words_that_are_none(output):
-    assert not out_of_memory(1, output, False)
+    assert not ran_out_of_memory(1, output, False)
 
 
 def test_success_is_never_out_of_memory():
-    assert not out_of_memory(0, 'cc1plus: out of memory allocating 1 bytes', True)
+    assert not ran_out_of_memory(0, 'cc1plus: out of memory allocating 1 bytes', True)
 
 
 @pytest.mark.parametrize('line, name, language', [

@@ -88,17 +88,6 @@ def test_a_scope_whose_processes_are_killed_together(tmp_path):
     assert len(limits.warnings()) == 1 and 'memory.oom.group' in limits.warnings()[0]
 
 
-def test_pressure_is_the_share_of_time_in_which_all_waited(tmp_path):
-    text = 'some avg10=0.00 avg60=0.00 avg300=0.00 total=9000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=%d'
-    limits = tree(tmp_path, SYSTEMD, run_r1_scope={'pressure': text % 1000000})
-    assert limits.pressure(100.0) == 0
-    write(tmp_path / 'sys/fs/cgroup' / SYSTEMD / 'memory.pressure', text % 1500000)
-    assert limits.pressure(101.0) == pytest.approx(0.5)
-    # a kernel without PSI
-    (tmp_path / 'sys/fs/cgroup' / SYSTEMD / 'memory.pressure').unlink()
-    assert limits.pressure(102.0) == 0
-
-
 def test_grants(tmp_path, monkeypatch):
     assert slurm_grant({'SLURM_MEM_PER_NODE': '4096'}) == 4 * GB
     assert slurm_grant({'SLURM_MEM_PER_CPU': '1024', 'SLURM_CPUS_ON_NODE': '8'}) == 8 * GB
@@ -115,9 +104,9 @@ def test_the_smallest_limit_wins():
     assert (tightest.name, tightest.limit, tightest.free) == ('the Slurm job', GB // 2, GB // 2 - 100)
 
 
-def test_address_space_limit():
+def test_address_space_limit(top):
     code = 'from ramgate.limits import Limits; print(Limits(groups=[]).tightest(0).name)'
     script = 'ulimit -v 2000000; exec "$0" -c "%s"' % code
-    done = subprocess.run(['bash', '-c', script, sys.executable], stdout=subprocess.PIPE, text=True, check=True,
-                          cwd=os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    done = subprocess.run(['bash', '-c', script, sys.executable], cwd=top, stdout=subprocess.PIPE, text=True,
+                          check=True)
     assert done.stdout == 'the address space limit (ulimit -v)\n'

@@ -3,21 +3,18 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from common import FOR_ROOT
 
 
 @pytest.mark.slow
-@FOR_ROOT
-def test_where_the_kernel_kills_nothing_fails(build, tmp_path):
+def test_where_the_kernel_kills_nothing_fails(as_root, build, top, tmp_path):
     """A replay in a real cgroup: 16 jobs at a time would need three times the memory there is."""
     rows = ['user_s,sys_s,peak_mb,file']
     rows += ['%d,0,%d,part%d/job%d.cpp.o' % (20 + at % 7, 300 + 40 * (at % 5), at % 3, at) for at in range(40)]
     (tmp_path / 'trace.csv').write_text('\n'.join(rows) + '\n')
-    done = subprocess.run([sys.executable, '-m', 'ramgate', 'replay', str(tmp_path / 'trace.csv'), '--cores', '16',
+    done = subprocess.run([top / 'benchmarks/replay.py', tmp_path / 'trace.csv', '--cores', '16',
                            '--memory', '1800M', '--shrink-memory', '4', '--shrink-time', '10',
                            '--json', str(tmp_path / 'result.json'), '--policy', 'ramgate', 'ramgate+profile'],
                           env=build.environment(), cwd=build.directory, timeout=600)
@@ -28,12 +25,11 @@ def test_where_the_kernel_kills_nothing_fails(build, tmp_path):
 
 
 @pytest.mark.slow
-@FOR_ROOT
 @pytest.mark.parametrize('policy', ['fixed', 'ramgate'])
-def test_replay_that_is_ended_leaves_nothing(build, tmp_path, policy):
+def test_replay_that_is_ended_leaves_nothing(as_root, build, top, tmp_path, policy):
     """SIGTERM: the jobs, the cgroup and the directory go, which once stayed."""
     (tmp_path / 'trace.csv').write_text('user_s,sys_s,peak_mb,file\n900,0,300,long.cpp.o\n')
-    process = subprocess.Popen([sys.executable, '-m', 'ramgate', 'replay', str(tmp_path / 'trace.csv'), '--cores', '2',
+    process = subprocess.Popen([top / 'benchmarks/replay.py', tmp_path / 'trace.csv', '--cores', '2',
                                 '--memory', '8G', '--shrink-memory', '4', '--shrink-time', '1', '--policy', policy],
                                env=dict(build.environment(), TMPDIR=str(tmp_path)), cwd=build.directory)
     top = '/sys/fs/cgroup/memory' if os.path.isdir('/sys/fs/cgroup/memory') else '/sys/fs/cgroup'

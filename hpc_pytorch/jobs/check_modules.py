@@ -1,0 +1,189 @@
+"""
+``./eb --check [MODULE ...]``: the checks of hpc_pytorch/reframe on what is installed, without knowing ReFrame.
+
+Each call leaves a report, which later calls can be compared with. Words that are not known here are ReFrame's.
+"""
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from easybuild.tools.config import install_path
+
+from hpc_pytorch import UsersProblem, VERSION, collection_path
+from hpc_pytorch.jobs.reframe_settings import settings
+from hpc_pytorch.jobs.status import with_prefix
+from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.collection_files import locked_program
+from hpc_pytorch.machine.module_files import installed
+
+# by unit: how far a value may be from its reference; a site changes it in its file of references
+MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
+# EasyBuild's options that may stand beside ours
+EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
+              '--tmpdir')
+ROOT = '--allow-use-as-root-and-accept-consequences'
+
+
+# -- files
+
+def read(path):
+    try:
+        return json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, error))
+
+
+def read_report(path):
+    """A report, or the references that --update keeps, which are one."""
+    report = read(path)
+    if not isinstance(report, dict) or not {'modules', 'margins'} <= set(report):
+        raise UsersProblem("%s is not a report of ./eb --check" % path)
+    return report
+
+
+def write(path, content):
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    Path(path).write_text(json.dumps(content, indent=1, sort_keys=True) + '\n')
+
+
+# -- ReFrame
+
+def need_modules(wanted):
+    """Stop unless there are modules to check; ReFrame would take its time to say less."""
+    found = installed(os.environ['MODULEPATH'])
+    unknown = [name for name in wanted if name not in found]
+    if unknown or not found:
+        raise UsersProblem("%s is not installed by this collection, so nothing was checked. Found: %s, in %s. Is it in "
+                           "another prefix? Then add --prefix=DIRECTORY; `module avail PyTorch` shows all." % (
+                               ' '.join(unknown) or 'PyTorch', ' '.join(sorted(found)) or 'none',
+                               os.environ['MODULEPATH']))
+
+
+def wait_for_reframe(command, place):
+    """Start ReFrame and wait; when this call is stopped, ReFrame cancels its jobs first."""
+    def stop(number, _):
+        process.send_signal(signal.SIGINT)
+
+    process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, start_new_session=True)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    process.wait()
+
+
+def check(system, given, reframes):
+    """Let ReFrame check the modules; returns the report."""
+    place = os.path.join(os.path.dirname(install_path('software')), 'hpc-pytorch-checks')
+    os.makedirs(place, exist_ok=True)
+    os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
+    need_modules(given.check)
+    path, report = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
+    Path(path).write_text(settings(system))
+    references = '' if given.update else given.references
+    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('reframe'), '-r',
+               '--system', system.name, '--prefix', place, '--report-file', report,
+               '-S', 'SpeedCheck.references=' + references]
+    if given.check:
+        command += ['-E', 'module in %r' % given.check]
+    if not sys.stdout.isatty():
+        command.append('--nocolor')
+    wait_for_reframe(command + reframes, place)
+    if not os.path.exists(report):
+        raise UsersProblem("nothing was checked; see above")
+    modules = summarize(read(report)['runs'][0]['testcases'])
+    os.remove(report)
+    return {
+        'system': system.name,
+        'collection': VERSION,
+        'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
+        'date': time.strftime('%Y-%m-%d', time.gmtime()),
+        'margins': MARGINS,
+        'modules': modules,
+    }
+
+
+def summarize(cases):
+    """Of ReFrame's report: {module: {check: result, reason and values}}."""
+    modules = {}
+    for case in cases:
+        name = case['display_name']
+        module = re.search(r'%module=(\S+)', name).group(1)
+        values = {}
+        for key, value in (case['perfvalues'] or {}).items():
+            values[key.split(':')[-1]] = [value[0], value[4]]
+        modules.setdefault(module, {})[re.sub(r' %module=\S+', '', name)] = {
+            'result': case['result'],
+            'reason': (case.get('fail_reason') or '').strip(),
+            'values': values,
+        }
+    return modules
+
+
+def update_references(path, report):
+    """Keep the checks that passed; margins stay as the site has them."""
+    known = read_report(path) if os.path.exists(path) else {'margins': MARGINS, 'modules': {}}
+    for module, checks in report['modules'].items():
+        passed = {name: one for name, one in checks.items() if one['result'] == 'pass'}
+        known['modules'].setdefault(module, {}).update(passed)
+    write(path, known)
+
+
+def show_results(report):
+    """Print how many checks passed; returns the exit status."""
+    failed = not report['modules']
+    for module, checks in sorted(report['modules'].items()):
+        passed = [one['result'] == 'pass' for one in checks.values()]
+        print("%s: %d of %d checks passed" % (module, sum(passed), len(passed)))
+        failed = failed or not all(passed)
+    return int(failed)
+
+
+# -- the command
+
+def parse(words):
+    """(our options, EasyBuild's, ReFrame's)."""
+    parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
+    parser.add_argument('--check', nargs='*', metavar='MODULE', help="such as PyTorch/2.13.0-workstation; default: all")
+    parser.add_argument('--settings', action='store_true', help="only print ReFrame's settings for this system")
+    parser.add_argument('--references', metavar='FILE', help="compare with this; also an earlier report; default: what"
+                        " --update has kept, hpc_pytorch/reframe/references/SYSTEM.json")
+    parser.add_argument('--update', action='store_true', help="keep values that pass, for later calls to compare with")
+    parser.add_argument('--report', metavar='FILE', help="default: check-SYSTEM-DATE.json")
+    for option in EASYBUILDS:
+        parser.add_argument(option, dest=option, help=argparse.SUPPRESS)
+    parser.add_argument(ROOT, dest=ROOT, action='store_true', help=argparse.SUPPRESS)
+    given, others = parser.parse_known_args(words)
+    easybuilds = ['%s=%s' % (option, value) for option, value in vars(given).items() if option in EASYBUILDS and value]
+    easybuilds += [ROOT] if getattr(given, ROOT) else []
+    # modules may stand behind ReFrame's options, and argparse takes ReFrame's options with blanks in them for modules
+    others = (given.check or []) + others
+    given.check = [word for word in others if word.startswith('PyTorch/')]
+    return given, easybuilds, [word for word in others if word not in given.check]
+
+
+def act(given, reframes):
+    system = systems.load(os.environ['HPC_SYSTEM'])
+    if given.settings:
+        print(settings(system))
+        return 0
+    if given.references and not given.update:
+        read_report(given.references)
+    own = os.path.join(collection_path('reframe'), 'references', system.name + '.json')
+    given.references = os.path.abspath(given.references or own)
+    report = check(system, given, reframes)
+    path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
+    write(path, report)
+    if given.update:
+        update_references(given.references, report)
+    print("The report is %s" % path)
+    return show_results(report)
+
+
+def main(words):
+    given, easybuilds, reframes = parse(words)
+    return with_prefix(easybuilds, lambda _: act(given, reframes))

@@ -1,0 +1,94 @@
+"""ReFrame's settings for a system, made from ``systems/NAME/system.cfg``."""
+import fnmatch
+import os
+import pprint
+
+from hpc_pytorch.machine.systems import launcher_options
+
+# ReFrame's name of a batch system (squeue: Slurm without a record of jobs that have ended), and its options
+SCHEDULERS = {
+    'slurm': ('squeue', {'partition': '--partition=', 'account': '--account=', 'qos': '--qos='}),
+    'pbs': ('pbs', {'partition': '-q ', 'account': '-A '}),
+    'none': ('local', {}),
+}
+MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}
+# what each job begins with, where the user's shell at login does not do it
+PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash', 'unset SLURM_EXPORT_ENV']
+
+
+def access(scheduler, options):
+    """Options that each job is submitted with."""
+    values = {
+        'partition': scheduler['partition'],
+        'account': os.environ.get(scheduler['account_variable'] or ''),
+        'qos': scheduler['qos'],
+    }
+    chosen = [option + values[name] for name, option in options.items() if values[name]]
+    return chosen + list(scheduler['options'])
+
+
+def binding(system):
+    """What is added to the launcher's own options; {per_node} and {cores} are filled in by the check."""
+    words = launcher_options(system.launcher['command'])
+    gpus = system.node['gpus'] or 0
+    chosen = words['binding']
+    if gpus:
+        chosen = words.get('gpu_binding', chosen)
+    if gpus > 1 and system.launcher['gpu_options']:
+        chosen = ' '.join(system.launcher['gpu_options'])
+    return '%s %s' % (words.get('per_node', ''), chosen.replace('{gpus}', str(gpus)))
+
+
+def partition(system):
+    """The compute nodes."""
+    node = system.node
+    scheduler, options = SCHEDULERS[system.scheduler['kind']]
+    gpus, cores, threads = node['gpus'] or 0, node['cores'] or os.cpu_count(), node['threads_per_core'] or 1
+    paths = [path for path in os.environ.get('MODULEPATH', '').split(':') if path]
+    found = {
+        'name': 'compute',
+        'environs': ['builtin'],
+        'scheduler': scheduler,
+        'launcher': system.launcher['command'],
+        'max_jobs': 1 if scheduler == 'local' else 8,
+        'access': access(system.scheduler, options),
+        'prepare_cmds': PREPARE + ['module use ' + path for path in reversed(paths)],
+        'processor': {'num_cpus': cores * threads, 'num_cpus_per_core': threads},
+        'features': ['hpc_pytorch'] + ['gpu'] * bool(gpus) + ['batch'] * (scheduler != 'local'),
+        # for the checks themselves
+        'extras': {'hpc_pytorch': {
+            'cores': cores,
+            'cores_per_rank': (system.usable_cores or cores) // (gpus or 1),
+            'gpus': gpus,
+            'gpu_cores': node['gpu_cores'],
+            'binding': binding(system),
+            'interfaces': system.network['interfaces'],
+        }},
+    }
+    if gpus:
+        option = system.scheduler['gpus_option'] or 'ngpus='
+        found['resources'] = [{'name': 'gpus', 'options': [option + '{number}']}]
+        found['devices'] = [{'type': 'gpu', 'arch': node['gpu_architecture'] or '', 'num_devices': gpus}]
+    return found
+
+
+def settings(system):
+    """A file of settings; the entry below `systems` can be pasted into a site's own."""
+    content = {
+        'systems': [{
+            'name': system.name,
+            'descr': system.system['title'],
+            'modules_system': MODULES_SYSTEMS[os.environ['EASYBUILD_MODULES_TOOL']],
+            'hostnames': [fnmatch.translate(name) for name in system.system['host_names'] or ['*']],
+            'partitions': [partition(system)],
+        }],
+        'general': [{'use_login_shell': True, 'resolve_module_conflicts': False, 'remote_detect': False}],
+        # not in a temporary directory that ./eb removes
+        'logging': [{'handlers': [
+            {'type': 'stream', 'name': 'stdout', 'level': 'info', 'format': '%(message)s'},
+            {'type': 'file', 'name': 'reframe.log', 'level': 'debug2', 'append': False,
+             'format': '[%(asctime)s] %(levelname)s: %(check_info)s: %(message)s'},
+        ]}],
+    }
+    text = pprint.pformat(content, width=110)
+    return "# made by ./eb --check from systems/%s\nsite_configuration = %s\n" % (system.name, text)

@@ -1,0 +1,78 @@
+"""What a command line compiles, and whether a compiler that failed lacked memory."""
+import os
+import re
+
+EXTENSIONS = {
+    'C': '.c',
+    'CXX': '.cpp .cc .cxx .c++ .C',
+    'CUDA': '.cu',
+    'HIP': '.hip',
+    'ASM': '.s .S .asm',
+    'Fortran': '.f .F .for .f90 .F90 .f95 .f03 .F03 .f08 .F08',
+}
+# {extension of a source: language}
+LANGUAGES = {}
+for language, extensions in EXTENSIONS.items():
+    LANGUAGES.update(dict.fromkeys(extensions.split(), language))
+COMPILE_ONLY = ('-c', '--compile', '-dc', '-E')
+
+# how compilers say that memory ran out. Each begins its line, so that a quotation from a source never matches.
+OUT_OF_MEMORY = re.compile(r'''^(?:
+    \S*:\ (?:fatal\ error|error|internal\ compiler\ error):\ Killed\b                    # gcc: a signal, a program
+  | \S*:\ error:\ unable\ to\ execute\ command:\ Killed                                  # clang
+  | \S*nvcc\S*\ error\s*:\ '[^']*'\ died\ due\ to\ signal\ 9\b
+  | (?:\S*:\ )?(?:fatal\ error:\ )?(?:virtual\ memory\ exhausted|out\ of\ memory\ allocating\b)
+  | \S*:\ fatal\ error:\ cannot\ execute\ .*:\ Cannot\ allocate\ memory
+  | (?:\S*:\ )?(?:vfork|fork|posix_spawn):\ Cannot\ allocate\ memory
+  | (?:\S*:\ )?(?:fatal\ error:\ )?(?:\S*ld\S*)\ terminated\ with\ signal\ 9\b            # collect2
+  | \S*ld\S*:\ (?:.*:\ )?(?:[Mm]emory\ exhausted|Cannot\ allocate\ memory|out\ of\ memory)\b
+  | terminate\ called\ after\ throwing\ an\ instance\ of\ 'std::bad_alloc'
+  | (?:\S*:\ )?(?:fatal\ error:\ )?std::bad_alloc\b
+  | (?:\S*:\ )?LLVM\ ERROR:\ [Oo]ut\ of\ memory
+  | (?:\S*:\ )?fatal\ error:\ error\ in\ backend:\ [Oo]ut\ of\ memory
+  | ptxas\ fatal\s*:\ (?:.*\b)?(?:[Mm]emory\ allocation\ failure|[Oo]ut\ of\ [Mm]emory)
+  | (?:.*/)?(?:sh|bash|dash|\S+\.sh):\ (?:line\ )?\d+:\ +(?:\d+\ )?Killed\b
+  | Killed$
+)''', re.M | re.X)
+# a place in a source with an error is the user's error, whatever else was written
+REAL_ERROR = re.compile(r'^[^\s:][^:\n]*(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal )?error\b'
+                        r'(?!: Killed)(?!.*memory exhausted)(?!.*out of memory allocating)', re.M)
+KILLED = 137
+
+
+def ran_out_of_memory(status, output, kernel_killed):
+    """True if a compiler that ended so is worth another try; `kernel_killed`: the kernel killed a process meanwhile."""
+    if status == KILLED:
+        return True
+    if status == 0 or REAL_ERROR.search(output):
+        return False
+    return kernel_killed or bool(OUT_OF_MEMORY.search(output))
+
+
+class Command:
+    """A compiler's command line: its name in profiles, its language, the file that it writes."""
+
+    def __init__(self, directory, arguments, top):
+        sources = [word for word in arguments[1:] if not word.startswith('-') and extension_of(word) in LANGUAGES]
+        output = ''
+        for option, value in zip(arguments, arguments[1:]):
+            if option in ('-o', '--output-file') and not output:
+                output = value
+        self.language = 'LINK'
+        if sources and not set(COMPILE_ONLY).isdisjoint(arguments):
+            self.language = LANGUAGES[extension_of(sources[-1])]
+        # what an interrupted compiler may leave half written
+        self.partial = os.path.join(directory, output) if output else ''
+        file = output or (sources or [os.path.basename(arguments[0])])[-1]
+        self.name = short_name(os.path.normpath(os.path.join(directory, file)), top)
+
+
+def extension_of(path):
+    return os.path.splitext(path)[1]
+
+
+def short_name(path, top):
+    """The path below the directory where the build began; elsewhere its last parts, as pip's have random names."""
+    if path.startswith(top.rstrip('/') + '/'):
+        return os.path.relpath(path, top)
+    return os.path.join(*path.split('/')[-4:])

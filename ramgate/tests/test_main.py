@@ -1,0 +1,16 @@
+"""The command line."""
+import subprocess
+import sys
+
+
+def test_help(top):
+    for words in ([], ['run']):
+        done = subprocess.run([sys.executable, '-m', 'ramgate', *words, '--help'], stdout=subprocess.PIPE, text=True,
+                              check=True, cwd=top)
+        assert 'run' in done.stdout
+    assert '--memory SIZE' in done.stdout
+
+
+def test_mistakes_are_explained(build):
+    assert 'name the command that builds' in build.run(status=2, command=())
+    assert 'nowhere-to-be-found: No such file' in build.run(status=2, command=('nowhere-to-be-found',))
