@@ -84,11 +84,10 @@ at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
 
 // Prepares a reduction in place.
 at::Tensor reduction_buffer(MPIWork& work, const at::Tensor& tensor, const ReduceOp& op, int ranks) {
-  c10::NoGradGuard no_grad;
   at::Tensor buffer = in_place_buffer(work, tensor);
-  const at::Tensor source = premultiplied(buffer, op);
-  if (!source.is_same(buffer)) {
-    buffer.copy_(source);
+  if (C10_UNLIKELY(op == ReduceOp::PREMUL_SUM)) {
+    c10::NoGradGuard no_grad;
+    buffer.copy_(premultiplied(buffer, op));
     await_stream(buffer.device());
   }
   then_divide(work, tensor, op, ranks);
