@@ -22,8 +22,8 @@ SINFO = ('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h')
 QSTAT = ('qstat', '-Q', '-f')
 # where something can be asked
 LOGIN, JOB, BOTH = 'login', 'job', 'both'
-# a question, a function of the system for what is expected (None and [] are not compared), and how that is compared with
-# what is found
+# a question; a function of the system for what is expected (None and [] are not compared); how that is compared with
+# what was found
 Probe = namedtuple('Probe', 'name where ask expected same')
 PROBES = []
 
