@@ -54,7 +54,7 @@ def request_for(system, scheduler, needs, hours=None):
     chosen = {name: os.environ[variable] for name, variable in scheduler.variables.items() if os.environ.get(variable)}
     asked = parse_target_resource(build_option('job_target_resource'))
     cores, memory, minutes = fitted(needs, node)
-    gpus = needs.gpus
+    gpus = 0
     exclusive = settings['nodes_exclusive'] and not settings['build_partition']
     if exclusive:
         # nobody else gets what is left of the node
