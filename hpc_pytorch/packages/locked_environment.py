@@ -218,9 +218,9 @@ class LockedEnvironment(EasyBlock):
 
     def check_tags(self, wheel):
         """Stop if a wheel does not fit the Python that it is going to be installed for."""
-        reasons = why_not(wheel, self.python)
-        if reasons:
-            raise EasyBuildError("%s does not fit:\n  %s", os.path.basename(wheel), '\n  '.join(reasons))
+        problem = why_not(wheel, self.python)
+        if problem:
+            raise EasyBuildError("%s", problem)
 
     # --- fetching ---------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,6 @@ import glob
 import io
 import json
 import os
-import re
 import sys
 from contextlib import redirect_stderr
 
@@ -95,19 +94,8 @@ class WheelBuild(LockedEnvironment):
     # --- before anything is fetched ---------------------------------------------------------------------------------
 
     def check_before_fetching(self):
-        """Refuse what is too old to build this version, and an nvcc that does not know the GPUs."""
+        """Refuse an nvcc that does not know the GPUs: the build would end much later."""
         super().check_before_fetching()
-        modules = [dep['full_mod_name'].lower().partition('/') for dep in self.cfg.dependencies()]
-        found = {'CMake': version for name, _, version in modules if name == 'cmake' and version}
-        found['Python'] = self.python.version
-        banner = self.first_line(self.compilers().get('CXX', 'g++'))
-        gcc = re.search(r'\) (\d+\.[\d.]*\d)', banner)
-        if gcc and build_options.compiler_family(banner) == 'gcc':
-            found['GCC'] = gcc.group(1)
-        lacking = build_options.lacking(self.version, found)
-        if lacking:
-            raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.version,
-                                 ' and '.join(lacking))
         if self.cuda_architectures():
             self.check_nvcc()
 
@@ -176,7 +164,7 @@ class WheelBuild(LockedEnvironment):
         """Tell the build what is asked for, run CMake, and compare what it decided."""
         own = self.own_options()
         if not self.dry_run:
-            self.check_tree(own)
+            self.check_options()
             if self.cfg['gpu_aware_mpi']:
                 self.make_gpu_aware()
         for name, value in build_options.dependency_options(get_software_root).items():
@@ -190,14 +178,8 @@ class WheelBuild(LockedEnvironment):
         self.install_build_tools()
         self.run_cmake()
 
-    def check_tree(self, options):
-        """Refuse a tree that cannot be built, or that does not know an option."""
-        missing = build_options.missing_submodules(self.tree)
-        # the same exception that PyTorch's own check makes
-        if missing and contract.plain(options.get('USE_SYSTEM_LIBS', '')) != 'ON':
-            raise EasyBuildError("The source tree has no files for %d submodule(s): %s. Use the release tarball, which "
-                                 "has all of them, or type in the tree: git submodule update --init --recursive "
-                                 "--depth 1 --jobs 8", len(missing), ', '.join(missing))
+    def check_options(self):
+        """Refuse options that the tree does not know."""
         problems = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
         if problems:
             raise EasyBuildError("custom_opts has options that %s %s does not know: %s",
