@@ -1,10 +1,10 @@
 """The base of EB_PyTorchHPC: a wheel of PyTorch, built when CMake's decisions are what was asked for."""
-import glob
 import io
 import json
 import os
 import sys
 from contextlib import redirect_stderr
+from pathlib import Path
 
 import easybuild.tools.environment as env
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -18,6 +18,7 @@ from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.source import build_options, contract, git_sources, gpu_aware_mpi
 
 # Runs ramgate without putting the collection on the $PYTHONPATH of what it starts.
@@ -32,9 +33,10 @@ def ramgate(cfg, report, profile):
     if profile:
         command += ['--profile', profile]
         # other versions need about the same for most of their files; the newest measurement first
-        others = glob.glob(os.path.join(os.path.dirname(profile), '%s-*-ramgate.json' % cfg['name']))
-        for other in sorted(set(others) - {profile}, key=os.path.getmtime, reverse=True):
-            command += ['--like', other]
+        others = map(str, Path(profile).parent.glob('%s-*-ramgate.json' % cfg['name']))
+        for other in sorted(others, key=os.path.getmtime, reverse=True):
+            if other != profile:
+                command += ['--like', other]
     return command
 
 
@@ -102,8 +104,7 @@ class WheelBuild(LockedEnvironment):
     @staticmethod
     def first_line(compiler):
         """How a compiler introduces itself."""
-        return run_shell_cmd([compiler, '--version'], fail_on_error=False, hidden=True, use_bash=False,
-                             output_file=False).output.split('\n')[0]
+        return ask(compiler, '--version').output.split('\n')[0]
 
     def nvcc(self):
         """The compiler for the GPUs that were named: a module's, or the one on the path."""
@@ -115,8 +116,7 @@ class WheelBuild(LockedEnvironment):
 
     def check_nvcc(self):
         nvcc = self.nvcc()
-        listing = run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
-                                output_file=False).output
+        listing = ask(nvcc, '--list-gpu-arch').output
         unknown = build_options.unknown_architectures(self.cuda_architectures(), listing)
         if unknown:
             raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
@@ -141,8 +141,9 @@ class WheelBuild(LockedEnvironment):
     def own_options(self):
         """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
         asked = build_options.common_options(self.version)
-        commits = list(filter(None, map(git_sources.commit_of, self.cfg['sources'])))
-        local = 'git' + commits[0][:7] if commits else self.system.name
+        local = self.system.name
+        for commit in filter(None, map(git_sources.commit_of, self.cfg['sources'])):
+            local = 'git' + commit[:7]
         asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, local), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
         # a dry run asks no compiler
@@ -268,7 +269,7 @@ class WheelBuild(LockedEnvironment):
         if not self.route.configure:
             self.cmake_output = output
             self.check_contract()
-        wheels = glob.glob(os.path.join(glob.escape(self.tree), 'dist', 'torch-*.whl'))
+        wheels = [str(path) for path in Path(self.tree, 'dist').glob('torch-*.whl')]
         if len(wheels) != 1:
             raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
         self.wheel = wheels[0]
