@@ -16,6 +16,10 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
     (r"cannot convert ['\u2018]?u?int16x4_t|int16x4_t.*-flax-vector-conversions",
      "GCC is strict about conversions between Arm's vector types",
      "add CXXFLAGS=-flax-vector-conversions to custom_opts"),
+    (r'is not a supported wheel on this platform',
+     "the wheel was made for another Python, or for another processor: its name says which (cp312: Python 3.12; "
+     "aarch64: Arm)",
+     "load the Python that the wheel was built with, or build a wheel for this one"),
     (r'third_party/\S+.*(does not contain a CMakeLists.txt|does not exist|not found)|Did you run .git submodule|'
      r"third_party/\S+\s+which is not an\s+existing directory|No module named '(peachpy|opcodes|fp16)\b",
      "submodules are missing in the source tree",
