@@ -64,8 +64,9 @@ def test_installation(tmp_path):
     attack(attempt, 1)
 
 
+@pytest.mark.nightly
 def test_build(tmp_path, eb):
-    """From source; one such kill is test_killed_and_resumed, so that here only long attacks have some."""
+    """From source; ./test has one such kill in test_killed_and_resumed."""
     small = Small(eb, tmp_path)
     small.write()
     durations = []
@@ -88,4 +89,4 @@ def test_build(tmp_path, eb):
         assert 'PyTorch is what was asked for' in output, output
         assert not list((eb.prefix / 'software' / '.locks').iterdir())
 
-    attack(attempt, 0)
+    attack(attempt, 1)
