@@ -1,10 +1,5 @@
-##
-# Copyright 2026 the hpc-pytorch team
-#
-# This file is part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io). It is free software: you can
-# redistribute it and/or modify it under the terms of the GNU General Public License as published by the Free Software
-# Foundation v2. It comes without any warranty; see the file LICENSE.
-##
+# Copyright 2026 the hpc-pytorch team. Part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io), under
+# the GNU General Public License v2, without any warranty: see the file LICENSE.
 """
 EasyBuild support for building PyTorch into a wheel and installing that as a module, implemented as an easyblock
 
@@ -17,8 +12,6 @@ Remove when: upstream builds wheels and verifies the configuration.
 The build is WheelBuild's (hpc_pytorch/source/wheel_build.py), the installation LockedEnvironment's
 (hpc_pytorch/packages/locked_environment.py). Here a wheel that was built earlier is found, and a build that was
 interrupted continued; what is installed is compared with what was asked for.
-
-@author: the hpc-pytorch team
 """
 import os
 

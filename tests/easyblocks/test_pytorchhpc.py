@@ -146,7 +146,7 @@ def test_without_mpi(small):
     cmake.write_text(cmake.read_text().replace('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))
     small.write()
     output = small.refused()
-    assert 'CMake decided otherwise than was asked for (USE_MPI)' in output and 'asked for:     ON' in output
+    assert 'CMake did not enable the requested options (USE_MPI)' in output and 'asked for:     ON' in output
 
 
 def test_installed_without_mpi(small):
@@ -185,8 +185,6 @@ def test_wrong_input(small):
     assert 'needs Python 3.6; found: 3.' in small.refused()
     small.write(edit=lambda text: text.replace(", ('mkl/2023.0.0', EXTERNAL_MODULE)", ''))
     assert 'BLAS' in small.refused()
-    small.write(edit=lambda text: text.replace("version = '1.13.1'", "version = '2.9.0'"))
-    assert 'PyTorch 2.9.0 needs CMake 3.27 or newer (3.21.3 is here). Name newer modules' in small.refused()
     # once a traceback; without the login's default environment nothing else brings the compilers
     small.write(edit=lambda text: text.replace("('PrgEnv-gnu', EXTERNAL_MODULE), ", ''))
     refused = small.refused(env={'HPC_LOGIN': 'bare'})
