@@ -216,6 +216,10 @@ class LockedEnvironment(EasyBlock):
                 entries.append(entry)
         return entries
 
+    def other_sources_to_fetch(self):
+        """The entries of sources that are fetched, and not installed."""
+        return []
+
     def check_tags(self, wheel):
         """Stop if a wheel does not fit the Python that it is going to be installed for."""
         reasons = why_not(wheel, self.python)
@@ -237,7 +241,7 @@ class LockedEnvironment(EasyBlock):
         super().fetch_step(*args, **kwargs)
         if self.dry_run:
             self.show_packages()
-        else:
+        elif not self.wheels:
             with self.loaded_dependencies():
                 self.fetch_packages()
 
@@ -269,7 +273,7 @@ class LockedEnvironment(EasyBlock):
         stores = [os.path.join(directory, name) for directory in self.source_directories(self.name)]
         files = PackageFiles(self.python, stores, self.log)
         wheels, tools = self.wheels_to_fetch(), self.locked('build_lock_files')
-        sources = self.sources_to_fetch()
+        sources = self.sources_to_fetch() + self.other_sources_to_fetch()
         files.link(wheels + tools + sources)
         for entries in (wheels, tools):
             missing = files.missing_wheels(entries)
