@@ -15,8 +15,8 @@ def parse_hook(ec):
         ec['dependencies'] += [('nsight-systems/2023.4.1', 'EXTERNAL_MODULE')]
     if ec['name'] == 'aws-ofi-rccl' and system.name == 'lumi':
         # set what system.cfg has for software that communicates this way
-        for setting in system.settings_for(['gpu', 'nccl']):
-            ec['modextravars'][setting.name] = setting.value
+        settings = {setting.name: setting.value for setting in system.settings_for(['gpu', 'nccl'])}
+        ec['modextravars'] = dict(settings, **ec['modextravars'])
     if ec['name'] == 'PyTorch' and ec['easyblock'] is None:
         # EasyBuild's own easyblock builds without what CMake does not find: stop instead
         compare_with_cmake(ec)

@@ -52,6 +52,7 @@ def unpack_own_lmod():
     """Unpack Lmod to .local/lmod."""
     install(REQUIREMENTS)
     say("unpacking a newer Lmod to %s" % OWN_LMOD)
+    os.makedirs(os.path.dirname(OWN_LMOD), exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         package = fetch_package('lmod', Path(work))
         partial = '%s.%d' % (OWN_LMOD, os.getpid())

@@ -76,7 +76,8 @@ class Broker:
         self.listener.setblocking(False)
         self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
         self.selector.register(self.control, selectors.EVENT_READ, self.controlled)
-        while not self.finished:
+        # what wrappers have said before the build ended is still to be heard
+        while not self.finished or self.selector.select(0):
             due = min(self.next_look, self.next_plan) if self.changed else self.next_look
             wait = max(0.0, due - time.monotonic()) if self.schedule.compilations else 1.0
             for key, _ in self.selector.select(wait):
@@ -142,6 +143,7 @@ class Broker:
         word = os.read(control, 1)
         if word == b'f':
             self.finished = True
+            self.selector.unregister(control)
             return
         for compilation in self.schedule.alive():
             send_signal(compilation, signal.SIGTERM, signal.SIGCONT)

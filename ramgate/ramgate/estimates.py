@@ -257,7 +257,6 @@ class Knowledge:
         self.saved = time.monotonic()
 
     def learn_spans(self, compilation):
-        """Learn from a compilation that still runs."""
         curve = compilation.recorder.curve
         while compilation.learnt < len(curve) - 1:
             for key in kinds_of(compilation.name, compilation.language):

@@ -209,7 +209,6 @@ class Limits:
         return [constraint for constraint in found if constraint]
 
     def tightest(self, own):
-        """The constraint that leaves least."""
         return min(self.constraints(own), key=lambda constraint: constraint.free)
 
     def warnings(self):

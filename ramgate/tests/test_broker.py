@@ -1,13 +1,18 @@
 """The broker: whom it serves, its end, and that of the program that started it."""
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ramgate.broker import HEADER, Broker, listen
+from ramgate.estimates import Knowledge
+from ramgate.limits import Limits
 from ramgate.processes import descendants
+from ramgate.schedule import Schedule
 
 
 def broker_of(process):
@@ -43,6 +48,23 @@ def test_a_killed_ramgate_leaves_nothing_running(build, eventually):
     process.kill()
     process.communicate(timeout=60)
     eventually(lambda: not build.processes())
+
+
+def test_what_a_wrapper_said_before_the_build_ended_is_heard(tmp_path, monkeypatch):
+    """Its last compiler belongs to the report, however fast everything ended."""
+    limits = Limits(2 ** 30, groups=[])
+    schedule = Schedule(Knowledge(), 1, limits.tightest(0))
+    reader, writer = os.pipe()
+    monkeypatch.chdir(tmp_path)
+    with listen('.') as listener, socket.socket(socket.AF_UNIX) as wrapper:
+        wrapper.connect('socket')
+        for kind, data in ((b'c', b'/\0gcc\0'), (b'p', b'0'), (b'e', b'0 1000\n')):
+            wrapper.sendall(HEADER.pack(kind, len(data)) + data)
+        os.write(writer, b'f')
+        Broker(listener, reader, limits, schedule, '/').serve()
+    assert schedule.done == 1
+    os.close(reader)
+    os.close(writer)
 
 
 # what a compiler wrapper says to start a compiler; prints what it hears

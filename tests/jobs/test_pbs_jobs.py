@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, FOR_ROOT, clean_environment
+from common import CHECKOUT, EB, FOR_ROOT, clean_environment, stand_in
 from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 
@@ -429,8 +429,11 @@ def from_pip(directory):
                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     source = directory / 'source'
     shutil.copytree(CHECKOUT, source, ignore=shutil.ignore_patterns('.git', '.venv*', '.local', 'build', '__pycache__'))
-    subprocess.run([str(environment / 'bin/python'), '-m', 'pip', 'install', '--quiet', '--no-index',
-                    '--no-build-isolation', str(source)], env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, '-m', 'build', '--no-isolation', '--wheel', '--outdir', directory, source],
+                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    wheel, = directory.glob('*.whl')
+    subprocess.run([environment / 'bin/python', '-m', 'pip', 'install', '--quiet', '--no-index', wheel],
+                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
     package, = environment.glob('lib/python3*/site-packages/hpc_pytorch')
     return environment / 'bin/eb', {'EB_PYTHON': str(environment / 'bin/python')}, package
 
@@ -444,7 +447,7 @@ def from_module(directory):
     (tree / 'bin').mkdir()
     shutil.copy(CHECKOUT / '.venv/bin/eb', tree / 'bin/eb')
     shutil.copytree(site / 'rich', tree / 'lib/rich')
-    return tree / 'bin/eb', {'PYTHONPATH': '%s:%s' % (tree / 'lib', CHECKOUT / '.local/site'),
+    return tree / 'bin/eb', {'PYTHONPATH': '%s:%s' % (tree / 'lib', CHECKOUT / '.venv/collection'),
                              'EB_PYTHON': shutil.which('python3', path='/usr/bin')}, CHECKOUT
 
 
@@ -454,7 +457,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
     command, environment, top = place(toys.directory)
     where = toys.directory / 'where.cfg'
     where.write_text('[DEFAULT]\nCOLLECTION = %s\n' % top)
-    modules = CHECKOUT / '.local/stand_ins/derecho-2024/modules'
+    modules = stand_in('derecho-2024')
     environment.update(
         EASYBUILD_CONFIGFILES='%s,%s' % (top / 'systems/derecho/easybuild.cfg', where),
         EASYBUILD_HOOKS=str(top / 'hooks/hpc_pytorch_hooks.py'), EASYBUILD_MODULES_TOOL='Lmod',

@@ -38,9 +38,12 @@ def for_everybody(checkout):
     shutil.copytree(CHECKOUT, checkout, ignore=shutil.ignore_patterns('.git', '.venv*', '.local', '__pycache__'))
     subprocess.run(['/usr/bin/python3', '-m', 'venv', '--without-pip', str(checkout / '.venv')], check=True)
     there, = (checkout / '.venv').glob('lib/python3*/site-packages')
-    (there / 'same.pth').write_text('%s\n' % next((CHECKOUT / '.venv').glob('lib/python3*/site-packages')))
+    same, = (CHECKOUT / '.venv').glob('lib/python3*/site-packages')
+    (there / 'same.pth').write_text('%s\n' % same)
+    shutil.copy(same / 'collection.pth', there)
     shutil.copy(CHECKOUT / '.venv/bin/eb', checkout / '.venv/bin/eb')
     (checkout / '.venv/easybuild').symlink_to(CHECKOUT / '.venv/easybuild')
+    shutil.copytree(CHECKOUT / '.venv/collection', checkout / '.venv/collection', symlinks=True)
     (checkout / '.venv/.complete').touch()
     # its first call, by its owner
     subprocess.run([str(checkout / 'eb'), '--version'], env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
