@@ -25,9 +25,10 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch import UsersProblem, fsync
 from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import contract, git_sources, gpu_aware_mpi, interrupted_builds
+from hpc_pytorch.source import contract, git_sources, gpu_aware_mpi, interrupted_builds, upstream_patches
 from hpc_pytorch.source.wheel_build import WheelBuild, find_program
 
 
@@ -52,6 +53,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         # what the wheel is made of, and the note of an interrupted build of the same
         self.facts = None
         self.interrupted = None
+        # of the easyconfig's, those that no path has yet
+        self.missing_patches = []
 
     def features(self):
         """Besides what the easyconfig says, what is built in."""
@@ -144,8 +147,21 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             super().fetch_sources(*args, **kwargs)
 
     def fetch_patches(self, *args, **kwargs):
-        """A wheel needs no patches."""
-        return None if self.wheel else super().fetch_patches(*args, **kwargs)
+        """A wheel needs no patches; those of upstream's easyconfigs come out of the distribution of these."""
+        if self.wheel:
+            return
+        if not self.dry_run:
+            self.missing_patches = upstream_patches.missing(self)
+        if self.missing_patches:
+            # unpacking it takes the packages to build with
+            with self.loaded_dependencies(), as_easybuild_error():
+                self.fetch_packages()
+                upstream_patches.extract(self.wheels, self.missing_patches, self.source_directories(self.name)[0])
+        super().fetch_patches(*args, **kwargs)
+
+    def other_sources_to_fetch(self):
+        """The distribution of upstream's easyconfigs, if a patch is to come from it."""
+        return read_lock(self.named_file(upstream_patches.LOCK)) if self.missing_patches else []
 
     # --- building ---------------------------------------------------------------------------------------------------
 

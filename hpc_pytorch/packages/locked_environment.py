@@ -211,6 +211,10 @@ class LockedEnvironment(EasyBlock):
             wheels += self.locked('mpi_lock_files')
         return wheels, sources
 
+    def other_sources_to_fetch(self):
+        """The entries of sources that are fetched, and not installed."""
+        return []
+
     def check_tags(self, wheel):
         """Stop if a wheel does not fit the Python that it is going to be installed for."""
         problem = why_not(wheel, self.python)
@@ -232,7 +236,7 @@ class LockedEnvironment(EasyBlock):
         super().fetch_step(*args, **kwargs)
         if self.dry_run:
             self.show_packages()
-        else:
+        elif not self.wheels:
             with self.loaded_dependencies():
                 self.fetch_packages()
 
@@ -265,6 +269,7 @@ class LockedEnvironment(EasyBlock):
         files = PackageFiles(self.python, stores, self.log)
         wheels, sources = self.divide_packages()
         tools = self.locked('build_lock_files')
+        sources += self.other_sources_to_fetch()
         files.link(wheels + tools + sources)
         for entries in (wheels, tools):
             missing = files.missing_wheels(entries)

@@ -269,6 +269,10 @@ class Change:
             print("Read its comments and description, which are still those of %s." % self.old)
             if has_sources(text):
                 text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
+                text, patches = re.subn(r"^patches = \[.*?\]\n", '', text, flags=re.M | re.S)
+                if patches:
+                    print("Its patches are left out: choose those of %s, as docs/reference/patches.rst does for %s."
+                          % (self.version, self.old))
             made[replaced(self.easyconfig, self.old, self.version)] = text
         return made
 
