@@ -68,7 +68,8 @@ INSTEAD = {
 # What must not reach EasyBuild or anything that it builds.
 NOT_THE_USERS = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV')
 COLLECTION_CFG = "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg\n[DEFAULT]\nCOLLECTION = %s\n"
-LOG_IN = 'module() { eval "$("$MODULES_PROGRAM" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0'
+# the user's own module function stays, where it is exported: EasyBuild looks into it
+LOG_IN = 'module() { eval "$("$MODULES_PROGRAM" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; unset -f module; env -0'
 
 
 # -- the command line
