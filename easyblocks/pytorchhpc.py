@@ -1,10 +1,5 @@
-##
-# Copyright 2026 the hpc-pytorch team
-#
-# This file is part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io). It is free software: you can
-# redistribute it and/or modify it under the terms of the GNU General Public License as published by the Free Software
-# Foundation v2. It comes without any warranty; see the file LICENSE.
-##
+# Copyright 2026 the hpc-pytorch team. Part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io), under
+# the GNU General Public License v2, without any warranty: see the file LICENSE.
 """
 EasyBuild support for building PyTorch into a wheel and installing that as a module, implemented as an easyblock
 
@@ -17,8 +12,6 @@ Remove when: upstream builds wheels and verifies the configuration.
 The build is WheelBuild's (hpc_pytorch/source/wheel_build.py), the installation LockedEnvironment's
 (hpc_pytorch/packages/locked_environment.py). Here a wheel that was built earlier is found, and a build that was
 interrupted continued; what is installed is compared with what was asked for.
-
-@author: the hpc-pytorch team
 """
 import os
 
@@ -32,9 +25,10 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch import UsersProblem, fsync
 from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import contract, git_sources, gpu_aware_mpi, interrupted_builds
+from hpc_pytorch.source import contract, git_sources, gpu_aware_mpi, interrupted_builds, upstream_patches
 from hpc_pytorch.source.wheel_build import WheelBuild, find_program
 
 
@@ -59,6 +53,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         # what the wheel is made of, and the note of an interrupted build of the same
         self.facts = None
         self.interrupted = None
+        # of the easyconfig's, those that no path has yet
+        self.missing_patches = []
 
     def features(self):
         """Besides what the easyconfig says, what is built in."""
@@ -151,8 +147,21 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             super().fetch_sources(*args, **kwargs)
 
     def fetch_patches(self, *args, **kwargs):
-        """A wheel needs no patches."""
-        return None if self.wheel else super().fetch_patches(*args, **kwargs)
+        """A wheel needs no patches; those of upstream's easyconfigs come out of the distribution of these."""
+        if self.wheel:
+            return
+        if not self.dry_run:
+            self.missing_patches = upstream_patches.missing(self)
+        if self.missing_patches:
+            # unpacking it takes the packages to build with
+            with self.loaded_dependencies(), as_easybuild_error():
+                self.fetch_packages()
+                upstream_patches.extract(self.wheels, self.missing_patches, self.source_directories(self.name)[0])
+        super().fetch_patches(*args, **kwargs)
+
+    def other_sources_to_fetch(self):
+        """The distribution of upstream's easyconfigs, if a patch is to come from it."""
+        return read_lock(self.named_file(upstream_patches.LOCK)) if self.missing_patches else []
 
     # --- building ---------------------------------------------------------------------------------------------------
 

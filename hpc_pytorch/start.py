@@ -68,8 +68,8 @@ INSTEAD = {
 # What must not reach EasyBuild or anything that it builds.
 NOT_THE_USERS = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV')
 COLLECTION_CFG = "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg\n[DEFAULT]\nCOLLECTION = %s\n"
-# the user's own module function stays, where it is exported: EasyBuild looks into it
-LOG_IN = 'module() { eval "$("$MODULES_PROGRAM" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; unset -f module; env -0'
+# EasyBuild looks whether this function names its modules tool's variable
+LOG_IN = 'module() { eval "$("$%s" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0'
 
 
 # -- the command line
@@ -194,9 +194,9 @@ def log_in(place):
             del os.environ[name]
     os.environ['MODULEPATH'] = str(place / 'modules')
     tool = own_lmod.installed_modules_tool()
-    environment = dict(os.environ, MODULES_PROGRAM=tool.program, **{tool.variable: tool.program})
-    done = subprocess.run(['bash', '-c', LOG_IN, 'bash', str(place)], stdout=subprocess.PIPE, text=True,
-                          env=environment, check=True)
+    os.environ[tool.variable] = tool.program
+    done = subprocess.run(['bash', '-c', LOG_IN % tool.variable, 'bash', str(place)], stdout=subprocess.PIPE, text=True,
+                          check=True)
     os.environ.update(entry.split('=', 1) for entry in done.stdout.split('\0') if '=' in entry)
 
 

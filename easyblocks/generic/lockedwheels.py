@@ -1,10 +1,5 @@
-##
-# Copyright 2026 the hpc-pytorch team
-#
-# This file is part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io). It is free software: you can
-# redistribute it and/or modify it under the terms of the GNU General Public License as published by the Free Software
-# Foundation v2. It comes without any warranty; see the file LICENSE.
-##
+# Copyright 2026 the hpc-pytorch team. Part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io), under
+# the GNU General Public License v2, without any warranty: see the file LICENSE.
 """
 EasyBuild support for installing Python packages from lock files, implemented as an easyblock
 
@@ -16,8 +11,6 @@ Remove when: PythonBundle reads lock files.
 Its steps are those of LockedEnvironment (hpc_pytorch/packages/locked_environment.py). Wheels can also be `sources`,
 for which --inject-checksums writes checksums that are published nowhere. So can sources of packages that pip cannot
 fetch without PyTorch; they are built here.
-
-@author: the hpc-pytorch team
 """
 import zipfile
 

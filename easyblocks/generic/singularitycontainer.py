@@ -1,10 +1,5 @@
-##
-# Copyright 2024-2026 the hpc-pytorch team
-#
-# This file is part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io). It is free software: you can
-# redistribute it and/or modify it under the terms of the GNU General Public License as published by the Free Software
-# Foundation v2. It comes without any warranty; see the file LICENSE.
-##
+# Copyright 2024-2026 the hpc-pytorch team. Part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io),
+# under the GNU General Public License v2, without any warranty: see the file LICENSE.
 """
 EasyBuild support for a container image as a module, implemented as an easyblock: the image in the prefix, scripts for
 use in the container, commands that work outside, and a module that decides when it is loaded what is mounted.
@@ -12,8 +7,6 @@ use in the container, commands that work outside, and a module that decides when
 Needed because: EasyBuild has nothing that makes a module of an image, so sites write shell and Lua into easyconfigs.
 Differs from upstream in: upstream has nothing like it.
 Remove when: EasyBuild can do this itself.
-
-@author: the hpc-pytorch team
 """
 import os
 import re

@@ -53,7 +53,7 @@ def request_for(system, needs, hours=None):
     settings, node = system.scheduler, system.node
     asked = parse_target_resource(build_option('job_target_resource'))
     cores, memory, minutes = fitted(needs, node)
-    gpus = needs.gpus
+    gpus = 0
     exclusive = settings['nodes_exclusive'] and not settings['build_partition']
     if exclusive:
         # nobody else gets what is left of the node

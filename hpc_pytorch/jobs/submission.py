@@ -16,8 +16,8 @@ from hpc_pytorch import HERE, UsersProblem
 from hpc_pytorch.jobs.records import (directory, files_of, mark_of, new_record, read_record, record_path, remove_record,
                                       write_record, write_script)
 from hpc_pytorch.jobs.requests import request_for
-from hpc_pytorch.jobs.status import command_for, state_of
-from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain, why_refused
+from hpc_pytorch.jobs.status import command_for, explanations, state_of
+from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
 
@@ -126,8 +126,10 @@ class SystemJobs(object):
                     self.submit(job)
         except Refused as problem:
             self.take_back()
-            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
-                                 why_refused(str(problem), self.system.scheduler['account_variable']))
+            remedies = [found['remedy'] for found in explanations('refused', str(problem))]
+            remedy = (remedies + ["No advice is known for this message."])[0]
+            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem, remedy.format(
+                variable=self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'))
         except Uncertain as problem:
             others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
             raise EasyBuildError("Could not determine whether %s was queued: %s\nNo further jobs were submitted; none "

@@ -1,7 +1,7 @@
 """
-Slurm and PBS Pro behind the same few words: submit, find, look, cancel.
+Slurm and PBS Pro behind the same methods: command, submit, find, look, cancel.
 
-What is asked for is data (Request); how each batch system wants to be asked is one class each.
+What is asked for is data (Request); each batch system is a class.
 """
 import os
 import re
@@ -27,7 +27,7 @@ ALIVE = (WAITING, RUNNING)
 
 
 class Refused(UsersProblem):
-    """The batch system does not want this job; one message."""
+    """The batch system refused this job; one message."""
 
 
 class NoAnswer(UsersProblem):
@@ -36,20 +36,6 @@ class NoAnswer(UsersProblem):
 
 class Uncertain(NoAnswer):
     """A submission without an answer: the job may be in the queue or not."""
-
-
-# What batch systems say when they refuse a job -> what to do; {variable}: where users keep their project.
-REFUSALS = tuple((re.compile(pattern, re.I), remedy) for pattern, remedy in (
-    (r'invalid account|account.*(not|denied|unknown)|unauthorized',
-     "name a project that you may use here: export {variable}=PROJECT"),
-    (r'invalid partition|unknown queue|no default queue',
-     "choose another: --job-target-resource=partition=NAME (see: sinfo -s, qstat -Q)"),
-    (r'invalid qos', "choose another: --job-target-resource=qos=NAME (see: sacctmgr show qos)"),
-    (r'limit|policy|exceeds|already in queue', "ask for less (--job-target-resource=walltime=1:00:00,memory=16G and "
-     "--job-cores=8), or wait until your other jobs have ended"),
-    (r'configuration|can ?not be satisfied|insufficient|resource',
-     "no node has that: ask for less with --job-cores and --job-target-resource=memory=SIZE"),
-))
 
 
 # How batch systems write a time (sbatch(1), --time): the seconds that each part of it counts for.
@@ -67,24 +53,17 @@ def seconds_of(text):
     return None
 
 
-def why_refused(text, variable):
-    for pattern, remedy in REFUSALS:
-        if pattern.search(text):
-            return remedy.format(variable=variable or 'SBATCH_ACCOUNT')
-    return "the words are the batch system's own"
-
-
 class BatchSystem(object):
-    # the user's environment would change what the commands do or print: variables that are kept from them, those of
-    # these that they get all the same, and what they get besides
+    # the user's environment would change what the commands do or print: variables that are removed, those of these that
+    # are kept, and those that are added
     cleared, kept, added = None, (), {}
-    # for so many seconds, that it does not know a job may mean that it does not know it yet
+    # for so many seconds it may not know a new job yet
     forgets_after = 0
-    # nothing was submitted: the server was not reached; and: the connection broke, so nobody knows
+    # nothing was submitted, as the server was not reached; the connection broke, so it is unknown
     not_reached = uncertain = None
 
     def ask(self, command, seconds=PATIENCE):
-        """Run one of the batch system's commands: (exit status, what it printed)."""
+        """Run one of the batch system's commands; returns its exit status and what it printed."""
         environment = {name: value for name, value in os.environ.items()
                        if name in self.kept or not self.cleared.match(name)}
         environment.update(self.added)
@@ -113,6 +92,10 @@ class BatchSystem(object):
                 raise Refused(output or "%s ended with exit status %d" % (command[0], status))
             time.sleep(delay)
 
+    def state_of(self, word):
+        """Translate the batch system's word for a job's state; None for another word."""
+        return next((state for state, words in self.states.items() if word in words.split()), None)
+
     def end(self, command):
         """Run a command that ends jobs; others' jobs are theirs."""
         output = self.ask(command)[1]
@@ -120,7 +103,7 @@ class BatchSystem(object):
             raise Refused(output.replace('\n', ' '))
 
     def wait_for_end(self, job, seconds=120):
-        """Until a job that was cancelled has ended: its processes may take a while."""
+        """Wait until a job that was cancelled has ended: its processes may take a while."""
         deadline = time.time() + seconds
         while True:
             look = self.look(job)
@@ -148,17 +131,13 @@ class Slurm(BatchSystem):
         'SBATCH_RESERVATION', 'SBATCH_CONSTRAINT', 'SBATCH_WCKEY', 'SBATCH_NETWORK')
     not_reached = re.compile('connect failure|Unable to contact|Connection refused|temporarily unable to accept', re.I)
     uncertain = re.compile('timed out|Zero Bytes|Unexpected message|Communication|Transport endpoint', re.I)
-    states = {
-        'PENDING': WAITING, 'CONFIGURING': WAITING, 'REQUEUED': WAITING, 'REQUEUE_HOLD': WAITING,
-        'RESV_DEL_HOLD': WAITING, 'SPECIAL_EXIT': WAITING, 'SUSPENDED': RUNNING, 'RUNNING': RUNNING,
-        'COMPLETING': RUNNING, 'STOPPED': RUNNING,
-        'SIGNALING': RUNNING, 'STAGE_OUT': RUNNING, 'RESIZING': RUNNING, 'COMPLETED': DONE, 'CANCELLED': CANCELLED,
-        # a federation has given it to another cluster
-        'REVOKED': UNKNOWN,
-    }
+    # other states mean that it failed; REVOKED: a federation has given it to another cluster
+    states = {WAITING: 'PENDING CONFIGURING REQUEUED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT',
+              RUNNING: 'RUNNING SUSPENDED COMPLETING STOPPED SIGNALING STAGE_OUT RESIZING',
+              DONE: 'COMPLETED', CANCELLED: 'CANCELLED', UNKNOWN: 'REVOKED'}
 
     def command(self, request, name, mark, log, after):
-        """sbatch with everything but the script."""
+        """Return sbatch with everything but the script."""
         command = ['sbatch', '--parsable', '--export=NONE', '--propagate=NONE', '--requeue', '--open-mode=truncate',
                    '--job-name=%s' % name, '--comment=%s' % mark,
                    '--output=%s' % log.replace('%', '%%').replace('{job}', '%j'), '--input=/dev/null',
@@ -175,7 +154,7 @@ class Slurm(BatchSystem):
 
     @staticmethod
     def of_cluster(tool, job):
-        """A command for a job, which may be another cluster's (as id;cluster)."""
+        """Return a command for a job, which may be another cluster's (as id;cluster), and its number."""
         number, _, cluster = job.partition(';')
         return [tool] + (['--clusters=%s' % cluster] if cluster else []), number
 
@@ -185,7 +164,7 @@ class Slurm(BatchSystem):
             self.end(command + ['--quiet', number])
 
     def find(self, name, mark):
-        """The living jobs of this name that carry this mark: [(id, the mark with its token)]."""
+        """Return the living jobs of this name that carry this mark: [(id, the mark with its token)]."""
         status, output = self.ask(['squeue', '--noheader', '--name=%s' % name, '--format=%A|%k'])
         if status:
             raise NoAnswer("squeue: %s" % output.replace('\n', ' '))
@@ -193,7 +172,7 @@ class Slurm(BatchSystem):
         return [(job, comment) for job, comment in found if comment.startswith(mark)]
 
     def look(self, job):
-        """What Slurm says of a job; None if it has forgotten it."""
+        """Return what Slurm says of a job; None if it has forgotten it."""
         command, number = self.of_cluster('scontrol', job)
         status, output = self.ask(command + ['--oneliner', 'show', 'job', number])
         facts = dict(re.findall(r'(\w+)=(\S*)', output)) if status == 0 else self.accounted(job)
@@ -202,16 +181,19 @@ class Slurm(BatchSystem):
         if not facts:
             return None
         word = facts['JobState']
-        state = self.states.get(word, FAILED)
+        state = self.state_of(word) or FAILED
         reason = facts.get('Reason', 'None')
-        about = [reason] if state in (WAITING, FAILED) and reason not in (word.title(), 'NonZeroExitCode') else []
-        about += [facts.get('NodeList', '')] if state != WAITING else []
+        about = []
+        if state in (WAITING, FAILED) and reason not in (word.title(), 'NonZeroExitCode'):
+            about.append(reason)
+        if state != WAITING:
+            about.append(facts.get('NodeList', ''))
         if int(facts.get('Restarts') or 0):
-            about.append("started again %s time(s)" % facts['Restarts'])
+            about.append("requeued %s time(s)" % facts['Restarts'])
         return Look(state, word, ', '.join(part for part in about if part not in ('', 'None', '(null)')))
 
     def accounted(self, job):
-        """What the accounting database says, where there is one."""
+        """Ask the accounting database, where there is one."""
         command, number = self.of_cluster('sacct', job)
         try:
             status, output = self.ask(command + ['--noheader', '--parsable2', '--allocations', '--format=State',
@@ -235,15 +217,14 @@ class Pbs(BatchSystem):
     # way; an older one, or another site's, may not listen
     added = {'QSCACHE_BYPASS': 'true'}
     forgets_after = 300
-    # M: it was moved to another server, which is asked elsewhere
-    states = {'Q': WAITING, 'H': WAITING, 'W': WAITING, 'T': WAITING, 'R': RUNNING, 'E': RUNNING, 'S': RUNNING,
-              'U': RUNNING, 'B': RUNNING, 'M': UNKNOWN}
+    # of jobs that have not ended; M: it was moved to another server, which is asked elsewhere
+    states = {WAITING: 'Q H W T', RUNNING: 'R E S U B', UNKNOWN: 'M'}
     not_reached = re.compile(r'cannot connect to server|connection (refused|timed out)|no permission to connect|'
                              r'server.*not.*(up|running)|try again', re.I)
     uncertain = re.compile(r'premature end of message|end of file|protocol|connection reset|broken pipe', re.I)
 
     def command(self, request, name, mark, log, after):
-        """qsub with everything but the script."""
+        """Return qsub with everything but the script."""
         chunk = 'select=1:ncpus=%d' % request.cores
         if request.memory:
             chunk += ':mem=%dmb' % (request.memory / MIB)
@@ -279,7 +260,7 @@ class Pbs(BatchSystem):
         return found
 
     def facts(self, job):
-        """All that PBS says of a job; None if it does not know it."""
+        """Return all that PBS says of a job; None if it does not know it."""
         for history in ([], ['-x']):
             status, output = self.ask(['qstat'] + history + ['-f', job])
             # long values go on in lines that begin with a tab
@@ -291,7 +272,7 @@ class Pbs(BatchSystem):
         raise NoAnswer("qstat: %s" % output.replace('\n', ' '))
 
     def look(self, job):
-        """What PBS says of a job, with its history; None if it has forgotten it."""
+        """Return what PBS says of a job, with its history; None if it has forgotten it."""
         facts = self.facts(job)
         if facts is None:
             return None
@@ -301,8 +282,8 @@ class Pbs(BatchSystem):
             about = facts.get('exec_host', '').split('/')[0]
         if word == 'M':
             about = "moved to another server, and not known here"
-        if word in self.states:
-            return Look(self.states[word], word, about)
+        if self.state_of(word):
+            return Look(self.state_of(word), word, about)
         # a running job that was deleted has one that says nothing (0 in OpenPBS 23.06)
         if exit_status is None or exit_status == '0' and 'terminated by' in about:
             return Look(CANCELLED, word, about)
@@ -314,7 +295,7 @@ SCHEDULERS = {scheduler.kind: scheduler for scheduler in (Slurm(), Pbs())}
 
 
 def own_job(environ=os.environ):
-    """The job that this process is in, as kind:id; None outside jobs."""
+    """Return the job that this process is in, as kind:id; None outside jobs."""
     for scheduler in SCHEDULERS.values():
         if environ.get(scheduler.job_variable):
             return '%s:%s' % (scheduler.kind, environ[scheduler.job_variable])
@@ -322,7 +303,7 @@ def own_job(environ=os.environ):
 
 
 def alive(job, age):
-    """Whether a job, as kind:id, that is so many seconds old waits or runs; True where that cannot be found out."""
+    """True if a job (kind:id) of this age in seconds waits or runs, or if that cannot be determined."""
     kind, _, number = job.partition(':')
     try:
         look = SCHEDULERS[kind].look(number)

@@ -22,8 +22,8 @@ SINFO = ('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h')
 QSTAT = ('qstat', '-Q', '-f')
 # where something can be asked
 LOGIN, JOB, BOTH = 'login', 'job', 'both'
-# a question with what is expected ('section key' of system.cfg, or a function of the system; None and [] are not
-# compared) and how that is compared with what is found
+# a question; a function of the system for what is expected (None and [] are not compared); how that is compared with
+# what was found
 Probe = namedtuple('Probe', 'name where ask expected same')
 PROBES = []
 
@@ -33,7 +33,11 @@ class NotAsked(Exception):
 
 
 def probe(where, expected, same=operator.eq):
-    """Add a question to the survey."""
+    """Add a question to the survey; what is expected may also be 'section key' of system.cfg."""
+    if isinstance(expected, str):
+        section, key = expected.split()
+        return probe(where, lambda system: getattr(system, section)[key], same)
+
     def add(question):
         PROBES.append(Probe(question.__name__.replace('_', ' '), where, question, expected, same))
         return question

@@ -117,7 +117,7 @@ def system_text(name, values):
             "# In brackets: where a value comes from, or what a key is for.\n" % name)
     for section, keys in systems.SCHEMA.items():
         text += '\n[%s]\n' % section
-        for key, (_, meaning) in keys.items():
+        for key, (_, _, meaning) in keys.items():
             value, how = values.get('%s %s' % (section, key), (None, ''))
             if value is None:
                 text += '# %s = (%s)%s\n' % (key, meaning, how and '; ' + how)

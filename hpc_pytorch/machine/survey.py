@@ -28,26 +28,23 @@ SAME, DIFFERS, NOT_ASKED, TOLD = 'same', 'differs', 'not asked', 'told'
 
 def ask(probe, machine):
     """Ask one question and compare."""
-    expected = expectation(probe, machine.system)
+    expected = probe.expected(machine.system)
     try:
         if probe.where not in (BOTH, JOB if machine.job else LOGIN):
             raise NotAsked("only in jobs: --job" if probe.where == JOB else "only on login nodes")
         found = probe.ask(machine)
     except (NotAsked, OSError, ValueError) as reason:
         # one strange answer does not cost the others
-        return Finding(probe.name, NOT_ASKED, str(reason), expected)
+        return Finding(probe.name, NOT_ASKED, str(reason), in_a_line(expected))
     if expected in (None, []):
         result = TOLD
     else:
         result = SAME if probe.same(found, expected) else DIFFERS
-    return Finding(probe.name, result, found, expected)
+    return Finding(probe.name, result, in_a_line(found), in_a_line(expected))
 
 
-def expectation(probe, system):
-    if isinstance(probe.expected, str):
-        section, key = probe.expected.split()
-        return getattr(system, section)[key]
-    return probe.expected(system)
+def in_a_line(answer):
+    return ' '.join(map(str, answer)) if isinstance(answer, (list, tuple, dict)) else str(answer)
 
 
 # -- versions and modules of each easyconfig
@@ -127,34 +124,25 @@ def survey(machine):
     return [ask(probe, machine) for probe in PROBES] + list(about_easyconfigs(machine))
 
 
-def without_names(value, environ):
-    """Replace the user's name and $HOME in what is given away; keys stay, also those that are a name."""
-    if isinstance(value, dict):
-        return {key: without_names(one, environ) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_names(one, environ) for one in value]
-    if isinstance(value, str):
-        for name in ('HOME', 'USER'):
-            if len(environ.get(name, '')) > 2:
-                value = value.replace(environ[name], '$' + name)
-    return value
-
-
-def in_a_line(answer):
-    return ' '.join(map(str, answer)) if isinstance(answer, (list, tuple, dict)) else str(answer)
+def without_names(finding, environ):
+    """Replace the user's name and $HOME in what is given away."""
+    found = finding.found
+    for name in ('HOME', 'USER'):
+        if len(environ.get(name, '')) > 2:
+            found = found.replace(environ[name], '$' + name)
+    return finding._replace(found=found)
 
 
 def table(findings):
     """Write the findings for people; those that differ come last, where they are seen."""
     text = ''
     for result in (NOT_ASKED, TOLD, SAME, DIFFERS):
-        for finding in [finding for finding in findings if finding.result == result]:
-            found = in_a_line(finding.found)
+        for finding in findings:
+            found = finding.found if len(finding.found) < 70 else finding.found[:66] + ' ...'
             if result == DIFFERS:
-                found += ", expected: " + in_a_line(finding.expected)
-            elif len(found) >= 70:
-                found = found[:66] + ' ...'
-            text += '%-9s  %-22s  %s\n' % (result, finding.name, found)
+                found = "%s, expected: %s" % (finding.found, finding.expected)
+            if finding.result == result:
+                text += '%-9s  %-22s  %s\n' % (result, finding.name, found)
     return text
 
 
@@ -182,9 +170,9 @@ def submit(system, path):
 def main(arguments):
     """Ask, compare, print; returns 1 if something differs."""
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, allow_abbrev=False)
-    parser.add_argument('--survey', nargs='?', metavar='FILE', help="write a JSON report")
-    parser.add_argument('--job', action='store_true', help="ask in a job")
-    parser.add_argument('--new-system', metavar='NAME', help="write drafts of systems/NAME")
+    parser.add_argument('--survey', nargs='?', metavar='FILE')
+    parser.add_argument('--job', action='store_true')
+    parser.add_argument('--new-system', metavar='NAME')
     given = parser.parse_known_args(arguments)[0]
     system = systems.load(os.environ['HPC_SYSTEM'])
     machine = Machine(system)
@@ -193,18 +181,22 @@ def main(arguments):
         print("Job %s will write %s and %s.txt" % (submit(system, path), path, path))
         return 0
     if given.new_system is not None:
-        print("Written; read and correct them:")
-        print('\n'.join(new_system.write_drafts(given.new_system, machine)))
+        paths = new_system.write_drafts(given.new_system, machine)
+        print("Written; read and correct them:", *paths, sep='\n')
         return 0
-    findings = survey(machine)
     where = JOB if machine.job else LOGIN
+    findings = [without_names(finding, machine.environ) for finding in survey(machine)]
     if given.survey:
-        report = {'format': 1, 'collection': VERSION, 'system': system.name, 'where': where,
-                  'findings': [finding._asdict() for finding in findings]}
-        Path(path).write_text(json.dumps(without_names(report, machine.environ), indent=1, default=str))
-    print("%s, %s:\n" % (system.system['title'], 'in a job' if machine.job else 'on a login node'))
-    print(without_names(table(findings), machine.environ))
+        write_report(path, system, where, findings)
+    print("%s, %s:\n" % (system.system['title'], 'in a job' if where == JOB else 'on a login node'))
+    print(table(findings))
     same = [finding.name for finding in findings if finding.result == SAME]
     differ = [finding.name for finding in findings if finding.result == DIFFERS]
-    print("the same: %d; different: %d%s" % (len(same), len(differ), ': ' * bool(differ) + ', '.join(differ)))
+    print("the same: %d; different: %d" % (len(same), len(differ)), *differ, sep=', ')
     return 1 if differ else 0
+
+
+def write_report(path, system, where, findings):
+    report = {'format': 1, 'collection': VERSION, 'system': system.name, 'where': where,
+              'findings': [finding._asdict() for finding in findings]}
+    Path(path).write_text(json.dumps(report, indent=1))

@@ -1,8 +1,8 @@
 """
 Systems as data: what is known about a system lies in ``systems/<name>/system.cfg``; this loads, checks and chooses.
 
-``SCHEMA`` documents those files: every section and key, its type, and what it means. A key that is not in it is an
-error, so a misspelt one is never silently ignored. A new system needs a new directory, no Python.
+``system_schema.cfg``, beside this file, documents those files: every section and key, its type, and what it means. A
+new system needs a new directory, no Python.
 
     >>> archer2 = load('archer2')
     >>> archer2.compilers['c'], archer2.node['cores']
@@ -24,8 +24,10 @@ from hpc_pytorch import UsersProblem, collection_path
 from hpc_pytorch.machine.versions import CONDITION, holds
 
 DEFAULT = 'workstation'
+HERE = os.path.dirname(os.path.abspath(__file__))
 # the options of the commands that start ranks
-LAUNCHERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'launchers.cfg')
+LAUNCHERS = os.path.join(HERE, 'launchers.cfg')
+VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
 
 
 # -- types: each turns the text of a value into what Python code needs, or raises ValueError with what was expected
@@ -77,7 +79,7 @@ def core_list(word):
 
 
 def conditions(value):
-    """features (see FEATURES) or versions of software (aws-ofi-nccl>=1.13), separated by blanks; all must hold"""
+    """features or versions of software (aws-ofi-nccl>=1.13), separated by blanks; all must hold"""
     found = []
     for word in value.split():
         match = CONDITION.match(word)
@@ -89,96 +91,70 @@ def conditions(value):
 
 
 LISTS = (words, core_lists, conditions)
+TYPES = {'text': text, 'number': number, 'yes_or_no': yes_or_no, 'size': size, 'duration': duration, 'words': words,
+         'scheduler_kind': scheduler_kind, 'decision': decision, 'core_lists': core_lists, 'conditions': conditions,
+         'prose': str}
+# of one key: its type, whether it must be there, and what it means
+Key = collections.namedtuple('Key', 'kind required meaning')
 
-# What a module or a job can be, for `when` of a setting.
-FEATURES = {
-    'gpu': "uses the GPUs",
-    'nccl': "communicates through NCCL or RCCL",
-    'mpi': "communicates through MPI",
-    'container': "runs in a container",
-    'proxy': "reaches the internet from compute nodes through the site's proxy, because the user asked for it",
-    'caches': "keeps data sets and models away from $HOME, because the user asked for it",
-}
 
-# -- the schema: section -> key -> (type, what it means); keys in REQUIRED must be there
+# -- loading
 
-SCHEMA = {
-    'system': {
-        'title': (text, "name for people: ARCHER2 (HPE Cray EX, AMD Zen 2)"),
-        'easyconfig_suffix': (words, "a word between dashes that marks this system's easyconfigs: ARCHER2"),
-        'host_names': (words, "patterns of the names of all hosts, as `hostname` prints them: frontier*"),
-        'login_hosts': (words, "patterns of the names of the hosts where nobody should compile for hours"),
-        'architecture': (text, "of the compute nodes, as `uname -m` prints it: x86_64"),
-        'python_module': (words, "modules to load, in order, for a newer python3 than the system's: cray-python"),
-    },
-    'installation': {
-        'prefix': (text, "where installations belong, for users to fill in: /work/PROJECT/PROJECT/$USER/easybuild"),
-        'unfit': (words, "directories below which they do not belong: $HOME"),
-        'reason': (text, "why not"),
-        'policy': (decision, "what to do about such a place; a site's own [policy] wins"),
-    },
-    'compilers': {
-        'c': (text, "command that compiles C: cc"),
-        'cxx': (text, "command that compiles C++: CC"),
-        'fortran': (text, "command that compiles Fortran: ftn"),
-        'mpi_c': (text, "command that compiles C with MPI"),
-        'mpi_cxx': (text, "command that compiles C++ with MPI"),
-    },
-    'launcher': {
-        'command': (text, "command that starts ranks: srun"),
-        'two_processes': (words, "complete command that starts two ranks on one node in a job, without the program"),
-        'gpu_options': (words, "what to add to `command` where each rank has a GPU: what binds cores"),
-    },
-    'scheduler': {
-        'kind': (scheduler_kind, "of the batch system"),
-        'account_variable': (text, "environment variable in which users keep their project: SBATCH_ACCOUNT"),
-        'partition': (text, "partition or queue for runs"),
-        'qos': (text, "quality of service for runs"),
-        'build_partition': (text, "partition or queue for builds, where it is another one"),
-        'walltime': (duration, "default for a build"),
-        'nodes_exclusive': (yes_or_no, "whether a job always has whole nodes"),
-        'gpus_option': (text, "option that asks for GPUs on each node, to be followed by their number: --gres=gpu:"),
-        'options': (words, "more options for every job script: --export=NONE"),
-    },
-    'node': {
-        'cores': (number, "physical cores of a compute node"),
-        'threads_per_core': (number, "hardware threads of a core"),
-        'memory': (size, "of a compute node, as much as a job can have"),
-        'gpus': (number, "of a compute node, counted as devices"),
-        'gpu_architecture': (text, "as compilers name it: gfx90a, 8.0"),
-        'cuda': (number, "newest CUDA that the driver takes, its first number: 12"),
-        'gpu_cores': (core_lists, "for each GPU, in their order, the cores nearest to it"),
-        'local_storage': (text, "directory on the compute node's own disk; may be there only in jobs that ask"),
-        'local_storage_option': (words, "what a job asks for to get it"),
-        'temporary_directory': (text, "directory for temporary files on compute nodes"),
-        'not_mounted': (words, "directories of login nodes that compute nodes do not have: /home"),
-    },
-    'network': {
-        'interfaces': (words, "high-speed interfaces, best first: hsn0"),
-        'master_port': (number, "port that the site recommends for the first rank"),
-        'nccl_net': (text, "what pytorch-srun sets NCCL_NET to on several nodes; one node has no network: OFI"),
-    },
-    'container': {
-        'image_search_path': (words, "directories in which the site keeps images, best first, and below them"),
-        'conflicts': (words, "the site's own modules that bind directories for containers"),
-        'bind_paths': (words, "what of the system a container must see"),
-    },
-}
-# `[setting NAME]` is set by modules, `[advice NAME]` is only told in `module help`. One variable with several values,
-# each for other versions, has a section for each: [setting NCCL_NET], [setting NCCL_NET (plugin before 1.13)].
-VARIABLE_SCHEMA = {
-    'value': (text, "of the environment variable"),
-    'reason': (str, "why; `module help` shows it"),
-    'when': (conditions, "set only when all of these hold; without it: always"),
-    'job_option': (str, "the option of sbatch without which it does harm; pytorch-srun warns where a job lacks it"),
-}
-VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
-REQUIRED = {
-    'system': ('title', 'easyconfig_suffix'),
-    'compilers': ('c', 'cxx'),
-    'launcher': ('command', 'two_processes'),
-    'scheduler': ('kind',),
-}
+def nearest(word, known):
+    """Return '; did you mean …?' when a known word is close to this one."""
+    near = difflib.get_close_matches(word, sorted(known), n=1)
+    return "; did you mean %s?" % near[0] if near else ""
+
+
+def parse(path):
+    """Parse a file of sections."""
+    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
+                                       default_section='', empty_lines_in_values=False)
+    parser.optionxform = str
+    try:
+        with open(path, encoding='utf-8') as handle:
+            parser.read_file(handle)
+    except OSError as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
+    return parser
+
+
+def load_schema():
+    """Load system_schema.cfg: ({section: {key: Key}}, the same of [setting NAME], {feature: meaning})."""
+    parser = parse(os.path.join(HERE, 'system_schema.cfg'))
+    features = dict(parser['features'])
+    schema = {}
+    for section in parser.sections()[:-1]:
+        schema[section] = {}
+        for key, value in parser[section].items():
+            kind, required, meaning = re.match(r'(\w+)(, required)?: (.*)', value).groups()
+            schema[section][key] = Key(TYPES[kind], bool(required), meaning)
+    return schema, schema.pop('setting NAME'), features
+
+
+SCHEMA, VARIABLE_SCHEMA, FEATURES = load_schema()
+
+
+def read_section(path, section, given, schema):
+    """Return the typed values of one section; what is not given has the type's empty value."""
+    values = {}
+    for key, (kind, required, _) in schema.items():
+        if required and key not in given:
+            raise UsersProblem("%s: %r is missing in [%s]" % (path, key, section))
+        values[key] = [] if kind in LISTS else None
+    for key, value in given.items():
+        if key not in schema:
+            raise UsersProblem("%s: unknown key %r in [%s]; known keys: %s%s" % (
+                path, key, section, ', '.join(schema), nearest(key, schema)))
+        kind = schema[key].kind
+        try:
+            values[key] = kind(value if kind is text else ' '.join(value.split()))
+        except ValueError as error:
+            raise UsersProblem("%s: %s = %s in [%s]: %s" % (path, key, value, section, error))
+    return values
+
 
 # One environment variable: `name`, `value`, `reason` and `when`, a list of (feature or software, relation, version).
 Variable = collections.namedtuple('Variable', 'name value reason when job_option')
@@ -232,22 +208,9 @@ def launcher_options(command):
     return dict(parser[command])
 
 
-# -- loading
-
 def names():
     paths = glob.glob(os.path.join(glob.escape(collection_path('systems')), '*', 'system.cfg'))
     return sorted(os.path.basename(os.path.dirname(path)) for path in paths)
-
-
-def nearest(word, known):
-    """Return '; did you mean …?' when a known word is close to this one."""
-    near = difflib.get_close_matches(word, sorted(known), n=1)
-    return "; did you mean %s?" % near[0] if near else ""
-
-
-def load(name):
-    check_name(name, "the caller")
-    return load_file(os.path.join(collection_path('systems'), name, 'system.cfg'))
 
 
 def check_name(name, where):
@@ -256,60 +219,32 @@ def check_name(name, where):
             name, where, ', '.join(names()), nearest(name, names())))
 
 
-def parse(path):
-    """Parse a file of sections."""
-    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
-                                       default_section='', empty_lines_in_values=False)
-    parser.optionxform = str
-    try:
-        with open(path, encoding='utf-8') as handle:
-            parser.read_file(handle)
-    except OSError as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
-    return parser
+def load(name):
+    check_name(name, "the caller")
+    return load_file(os.path.join(collection_path('systems'), name, 'system.cfg'))
 
 
 def load_file(path):
     """Load the system that a file describes; its name is that of the directory."""
     parser = parse(path)
-    variables = {'setting': [], 'advice': []}
+    sections, variables = {}, {'setting': [], 'advice': []}
     for section in parser.sections():
         variable = VARIABLE_SECTION.match(section)
         if variable:
-            values = read_section(path, section, parser[section], VARIABLE_SCHEMA, required=('value', 'reason'))
+            values = read_section(path, section, parser[section], VARIABLE_SCHEMA)
             variables[variable.group('kind')].append(Variable(name=variable.group('name'), **values))
-        elif section not in SCHEMA:
+        elif section in SCHEMA:
+            sections[section] = read_section(path, section, parser[section], SCHEMA[section])
+        else:
             known = list(SCHEMA) + ['setting NAME', 'advice NAME']
             raise UsersProblem("%s: unknown section [%s]; known sections: %s%s" % (
                 path, section, ', '.join(known), nearest(section, known)))
-    sections = {}
-    # missing sections last: an error in another one may explain why they are missing
-    for section in sorted(SCHEMA, key=lambda section: section not in parser):
-        given = parser[section] if section in parser else {}
-        sections[section] = read_section(path, section, given, SCHEMA[section], REQUIRED.get(section, ()))
+    for section, schema in SCHEMA.items():
+        if section not in sections:
+            sections[section] = read_section(path, section, {}, schema)
     check_gpu_cores(path, sections['node'])
     directory = os.path.dirname(path)
     return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
-
-
-def read_section(path, section, given, schema, required=()):
-    """Return the typed values of one section; what is not given has the type's empty value."""
-    for key in required:
-        if key not in given:
-            raise UsersProblem("%s: %r is missing in [%s]" % (path, key, section))
-    values = {key: [] if kind in LISTS else None for key, (kind, _) in schema.items()}
-    for key, value in given.items():
-        if key not in schema:
-            raise UsersProblem("%s: unknown key %r in [%s]; known keys: %s%s" % (
-                path, key, section, ', '.join(schema), nearest(key, schema)))
-        kind = schema[key][0]
-        try:
-            values[key] = kind(value if kind is text else ' '.join(value.split()))
-        except ValueError as error:
-            raise UsersProblem("%s: %s = %s in [%s]: %s" % (path, key, value, section, error))
-    return values
 
 
 def check_gpu_cores(path, node):

@@ -3,14 +3,13 @@ Wheels that were built here: each in a directory named after what it was built f
 
 Standard library only, Python 3.6.
 """
-import glob
 import hashlib
 import json
 import os
 import shutil
-import tempfile
+from pathlib import Path
 
-from hpc_pytorch import fsync
+from hpc_pytorch import fsync, part_directory, write_atomically
 from hpc_pytorch.packages.lock_files import sha256_of
 
 NOTE = 'provenance.json'
@@ -27,10 +26,10 @@ def find(stores, facts):
     noted = json.loads(json.dumps(facts))
     for store in stores:
         where = os.path.join(store, identity(facts))
-        for wheel in glob.glob(os.path.join(glob.escape(where), '*.whl')):
-            note = read_note(where)
-            if note and note.get('facts') == noted and note.get('sha256') == sha256_of(wheel):
-                return wheel
+        note = read_note(where)
+        for wheel in Path(where).glob('*.whl'):
+            if note and note.get('facts') == noted and note.get('sha256') == sha256_of(str(wheel)):
+                return str(wheel)
     return None
 
 
@@ -48,20 +47,15 @@ def keep(wheel, store, facts, more):
     """Copy a wheel into a store, with its note; it appears there whole. Returns its path."""
     os.makedirs(store, exist_ok=True)
     where = os.path.join(store, identity(facts))
-    part = tempfile.mkdtemp(prefix='part-', dir=store)
-    try:
-        os.chmod(part, 0o755)
-        shutil.copy(wheel, part)
-        with open(os.path.join(part, NOTE), 'w', encoding='utf-8') as handle:
-            json.dump(dict(more, facts=facts, sha256=sha256_of(wheel)), handle, indent=2, sort_keys=True)
-            handle.write('\n')
+    note = dict(more, facts=facts, sha256=sha256_of(wheel))
+    with part_directory(store) as part:
+        new = os.path.join(part, 'new')
+        os.mkdir(new)
+        shutil.copy(wheel, new)
+        write_atomically(os.path.join(new, NOTE), json.dumps(note, indent=2, sort_keys=True) + '\n')
+        fsync(new)
         if os.path.isdir(where):
             # one with this identity is there: damaged, or --rebuild was asked for
             os.rename(where, os.path.join(part, 'old'))
-        fsync(part)
-        os.rename(part, where)
-        shutil.rmtree(os.path.join(where, 'old'), ignore_errors=True)
-    except OSError:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+        os.rename(new, where)
     return os.path.join(where, os.path.basename(wheel))

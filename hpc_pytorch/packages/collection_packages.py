@@ -1,39 +1,34 @@
 """Packages of this collection, such as torch_mpi: built for the PyTorch, MPI and compiler of an installation."""
-import glob
 import hashlib
 import os
 import tempfile
+from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import copy_dir
-from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
 from hpc_pytorch.packages.lock_files import sha256_of
+from hpc_pytorch.packages.programs import ask
 
 FLAGS = ('CFLAGS', 'CPPFLAGS', 'CXXFLAGS', 'LDFLAGS')
 TORCH = "import torch; print(torch._C._GLIBCXX_USE_CXX11_ABI, open(torch.version.__file__).read())"
 
 
-def output_of(*command):
-    return run_shell_cmd(list(command), stdin='#include <mpi.h>\n', use_bash=False, fail_on_error=False, hidden=True,
-                         output_file=False).output
-
-
 def facts(package, pip, variables, modules):
     """What makes a package's wheel what it is: sources, PyTorch, Python, compiler, MPI and the modules loaded."""
-    sources = glob.glob(os.path.join(glob.escape(collection_path(package)), '**'), recursive=True)
+    sources = [str(path) for path in Path(collection_path(package)).rglob('*') if path.is_file()]
     variables = dict({name: os.environ[name] for name in FLAGS if name in os.environ}, **variables)
     del variables['PATH']
     # the macros of mpi.h have the compiler's version, too, and the processor that it compiles for
-    macros = output_of(variables['MPICXX'], '-x', 'c++', '-E', '-dM', '-')
+    macros = ask(variables['MPICXX'], '-x', 'c++', '-E', '-dM', '-', stdin='#include <mpi.h>\n').output
     return {
-        'sources': sorted(sha256_of(path) for path in sources if os.path.isfile(path)),
+        'sources': sorted(map(sha256_of, sources)),
         'python': [pip.python.implementation, pip.python.version, pip.python.machine],
-        'torch': output_of(pip.path, '-I', '-c', TORCH),
+        'torch': ask(pip.path, '-I', '-c', TORCH).output,
         'variables': variables,
         'modules': sorted(modules),
-        'mpi': output_of(variables['MPICXX'], '-show'),
+        'mpi': ask(variables['MPICXX'], '-show').output,
         'macros': hashlib.sha256(macros.encode()).hexdigest(),
     }
 
@@ -47,4 +42,4 @@ def build(package, pip, variables):
                  '--wheel-dir', place, copy, environment=variables)
     if result.exit_code:
         raise EasyBuildError("Building %s of this collection failed: %s", package, result.output.strip()[-2000:])
-    return glob.glob(os.path.join(place, '*.whl'))[0]
+    return str(next(Path(place).glob('*.whl')))

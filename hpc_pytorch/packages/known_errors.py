@@ -49,9 +49,8 @@ KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, reme
 
 def explain(text):
     """Causes and remedies for what is in a log, the most frequent first; '' if nothing is known."""
-    lines = ["  likely cause: %s\n  what to do:   %s" % (known.cause, known.remedy)
-             for known in KNOWN if known.pattern.search(text)]
-    return '\n'.join(lines)
+    found = [known for known in KNOWN if known.pattern.search(text)]
+    return '\n'.join("  likely cause: %s\n  what to do:   %s" % (known.cause, known.remedy) for known in found)
 
 
 # How tools begin to say what went wrong: what they print afterwards is seldom of use.
@@ -70,10 +69,15 @@ def excerpt(text):
     """The part of a log to show: from the first line that says what went wrong, else its end."""
     lines = TRACEBACK.sub('', text).strip().splitlines()
     lines = [line for line in lines if not PROGRESS.match(line)] or lines
-    begin = next((number for number, line in enumerate(lines) if BEGINNINGS.match(line)), len(lines))
-    begin = min(begin, max(len(lines) - EXCERPT_LINES, 0))
-    return '\n'.join(line if len(line) <= EXCERPT_WIDTH else line[:EXCERPT_WIDTH] + ' ...'
-                     for line in lines[begin:begin + EXCERPT_LINES])
+    begin = max(len(lines) - EXCERPT_LINES, 0)
+    for number, line in enumerate(lines[:begin]):
+        if BEGINNINGS.match(line):
+            begin = number
+            break
+    shown = []
+    for line in lines[begin:begin + EXCERPT_LINES]:
+        shown.append(line if len(line) <= EXCERPT_WIDTH else line[:EXCERPT_WIDTH] + ' ...')
+    return '\n'.join(shown)
 
 
 def why_not_built(output):

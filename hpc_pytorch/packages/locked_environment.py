@@ -3,13 +3,11 @@ The base of LockedWheels and EB_PyTorchHPC: a virtual environment with locked pa
 
 Everything is fetched in EasyBuild's fetch step; what comes after it works without a network.
 """
-import glob
 import os
 import shutil
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
@@ -18,7 +16,6 @@ from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import adjust_permissions, copy, copy_file
 from easybuild.tools.modules import get_software_root
-from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch.machine import distribution_packages
@@ -31,6 +28,7 @@ from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_l
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
 from hpc_pytorch.packages.pip import IndexNotReached, Pip
 from hpc_pytorch.packages.pip_errors import last_words
+from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.packages.progress import progress
 from hpc_pytorch.packages.wheel_tags import ask_python, why_not
 
@@ -56,6 +54,10 @@ PARAMETERS = {
 }
 # the collection's prebuilt Python, as a dependency
 OWN_PYTHON = ('Python', '3.12.14', '-standalone')
+
+
+def site_packages_of(prefix):
+    return [str(path) for path in Path(prefix, 'lib').glob('python3.*/site-packages')]
 
 
 class LockedEnvironment(EasyBlock):
@@ -192,35 +194,32 @@ class LockedEnvironment(EasyBlock):
                                      "(the .in file beside it has the command) and name it in the easyconfig.",
                                      entry.version, self.version, self.version)
 
-    def is_built(self, entry):
-        """True for a package that is built here, whether or not its wheel runs with this MPI."""
-        return entry.name in [normal_name(name) for name in self.cfg['build_from_source']]
-
     def wheel_may_run(self, entry):
         """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
         return entry.name in wheel_mpi.WHEELS and bool(self.cfg['mpi_lock_files'])
 
-    def wheels_to_fetch(self):
-        """The entries of which wheels are fetched."""
-        entries = []
+    def divide_packages(self):
+        """The entries of which wheels, and those of which sources are fetched; both where the wheel may run."""
+        built = [normal_name(name) for name in self.cfg['build_from_source']]
+        wheels, sources = [], []
         for entry in self.locked(self.locks):
-            if self.wheel_may_run(entry) or not self.is_built(entry):
-                entries.append(entry)
-        return entries + ([] if self.mpi_compilers else self.locked('mpi_lock_files'))
+            if entry.name not in built or self.wheel_may_run(entry):
+                wheels.append(entry)
+            if entry.name in built and (self.mpi_compilers or not self.wheel_may_run(entry)):
+                sources.append(entry)
+        if not self.mpi_compilers:
+            wheels += self.locked('mpi_lock_files')
+        return wheels, sources
 
-    def sources_to_fetch(self):
-        """The entries of which sources are fetched."""
-        entries = []
-        for entry in self.locked(self.locks):
-            if self.is_built(entry) and (self.mpi_compilers or not self.wheel_may_run(entry)):
-                entries.append(entry)
-        return entries
+    def other_sources_to_fetch(self):
+        """The entries of sources that are fetched, and not installed."""
+        return []
 
     def check_tags(self, wheel):
         """Stop if a wheel does not fit the Python that it is going to be installed for."""
-        reasons = why_not(wheel, self.python)
-        if reasons:
-            raise EasyBuildError("%s does not fit:\n  %s", os.path.basename(wheel), '\n  '.join(reasons))
+        problem = why_not(wheel, self.python)
+        if problem:
+            raise EasyBuildError("%s", problem)
 
     # --- fetching ---------------------------------------------------------------------------------------------------
 
@@ -237,7 +236,7 @@ class LockedEnvironment(EasyBlock):
         super().fetch_step(*args, **kwargs)
         if self.dry_run:
             self.show_packages()
-        else:
+        elif not self.wheels:
             with self.loaded_dependencies():
                 self.fetch_packages()
 
@@ -268,21 +267,24 @@ class LockedEnvironment(EasyBlock):
         name = '%s-%s%s-wheels' % (self.name, self.version, self.cfg['versionsuffix'])
         stores = [os.path.join(directory, name) for directory in self.source_directories(self.name)]
         files = PackageFiles(self.python, stores, self.log)
-        wheels, tools = self.wheels_to_fetch(), self.locked('build_lock_files')
-        sources = self.sources_to_fetch()
+        wheels, sources = self.divide_packages()
+        tools = self.locked('build_lock_files')
+        sources += self.other_sources_to_fetch()
         files.link(wheels + tools + sources)
         for entries in (wheels, tools):
             missing = files.missing_wheels(entries)
             if missing:
                 files.download_wheels(missing, self.cfg['extra_index_urls'])
-        sources = [entry for entry in sources if not files.source(entry)]
-        urls = self.cfg['package_urls']
+        from_index = []
         for entry in sources:
-            if entry.name in urls:
-                files.download_release(entry, urls[entry.name])
-        sources = [entry for entry in sources if entry.name not in urls]
-        if sources:
-            files.download_sources(sources, tools)
+            if files.has_source(entry):
+                continue
+            if entry.name in self.cfg['package_urls']:
+                files.download_release(entry, self.cfg['package_urls'][entry.name])
+            else:
+                from_index.append(entry)
+        if from_index:
+            files.download_sources(from_index, tools)
         self.wheels = files.directory
 
     def prepare_step(self, *args, **kwargs):
@@ -311,20 +313,20 @@ class LockedEnvironment(EasyBlock):
                              ', '.join(self.cfg['build_from_source']) or 'none')
             return
         self.make_environment()
-        sources = [entry for entry in self.sources_to_fetch() if not self.wheel_runs(entry)]
-        self.install_wheels([entry for entry in self.wheels_to_fetch() if entry not in sources])
+        wheels, sources = self.divide_packages()
+        sources = [entry for entry in sources if not self.wheel_runs(entry)]
+        self.install_wheels([entry for entry in wheels if entry not in sources])
         for path in self.own_files():
             if path.endswith('.whl'):
                 self.install_file(path)
-        with self.compiled_to_byte_code():
-            self.build_packages(sources)
-            for package in self.cfg['collection_packages']:
-                self.install_from_collection(package)
+        self.build_packages(sources)
+        for package in self.cfg['collection_packages']:
+            self.install_from_collection(package)
+        self.compile_to_byte_code()
         self.install_scripts()
 
     def make_environment(self):
-        made = run_shell_cmd([self.python.path, '-I', '-m', 'venv', '--without-pip', self.path()],
-                             use_bash=False, fail_on_error=False, hidden=True)
+        made = ask(self.python.path, '-I', '-m', 'venv', '--without-pip', self.path())
         if made.exit_code:
             raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
 
@@ -337,38 +339,28 @@ class LockedEnvironment(EasyBlock):
         return runs
 
     def install_wheels(self, entries):
-        """Install PyTorch, which is as large as all the rest together, beside the rest."""
-        torch = [entry for entry in entries if entry.name == 'torch']
-        rest = [entry for entry in entries if entry.name != 'torch']
-        arguments = [self.wheels, '--only-binary', ':all:', '--no-compile']
-        with progress("installing %d packages" % len({entry.name for entry in entries}), self.log):
-            with ThreadPoolExecutor() as pool:
-                running = [pool.submit(self.pip().install, some, *arguments) for some in (torch, rest) if some]
-            for one in running:
-                one.result()
+        count = len({entry.name for entry in entries})
+        with progress("installing %d packages" % count, self.log):
+            self.pip().install(entries, self.wheels, '--only-binary', ':all:', '--no-compile')
 
     def install_file(self, path):
         """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
         self.pip().install([entry_of(path)], os.path.dirname(path), '--only-binary', ':all:', '--no-compile')
 
-    @contextmanager
-    def compiled_to_byte_code(self):
+    def compile_to_byte_code(self):
         """
-        Compile what is installed on all cores, beside what is built meanwhile. Not every file of every package is for
-        this Python, and the packages' own tests, a fifth of all, are for nobody here.
+        Compile what is installed on all cores. Not every file of every package is for this Python, and the packages'
+        own tests, a fifth of all, are for nobody here.
         """
-        compiling = subprocess.Popen([self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
-                                      'site-packages/.*/(tests|testing/_internal)/', self.site_packages()],
-                                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            yield
-        finally:
-            compiling.wait()
+        ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
+            'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
 
     def build_packages(self, entries):
         """Build these locked packages, and those whose sources the easyconfig names, with the system's MPI."""
         built = [(entry, self.wheels) for entry in entries]
-        built += [(entry_of(path), os.path.dirname(path)) for path in self.own_files() if not path.endswith('.whl')]
+        for path in self.own_files():
+            if not path.endswith('.whl'):
+                built.append((entry_of(path), os.path.dirname(path)))
         if not built:
             return
         names = ', '.join(sorted({entry.name for entry, _ in built}))
@@ -407,7 +399,7 @@ class LockedEnvironment(EasyBlock):
             with progress("building %s for this PyTorch and this MPI" % package, self.log):
                 wheel = collection_packages.build(package, self.pip(), variables)
             wheel = self.keep_wheel(wheel, stores[0], facts, {'asked': {}})
-        self.pip().install([entry_of(wheel)], os.path.dirname(wheel), '--only-binary', ':all:')
+        self.install_file(wheel)
 
     def keep_wheel(self, wheel, store, facts, more):
         """Keep a wheel where the next installation finds it; returns where it is now."""
@@ -432,12 +424,11 @@ class LockedEnvironment(EasyBlock):
 
     def site_packages(self):
         """Where the packages are; known from the installation itself, so that --module-only works."""
-        paths = glob.glob(self.path('lib', 'python3.*', 'site-packages'))
-        if len(paths) != 1 and not self.dry_run:
-            raise EasyBuildError("nothing is installed at %s (one lib/python3.*/site-packages was expected, %d found): "
-                                 "install it first, without --module-only and --sanity-check-only",
-                                 self.path(), len(paths))
-        return paths[0] if paths else self.path('lib', 'python3', 'site-packages')
+        found = site_packages_of(self.installdir)
+        if not found and not self.dry_run:
+            raise EasyBuildError("nothing is installed at %s (found no lib/python3.*/site-packages): install it first, "
+                                 "without --module-only and --sanity-check-only", self.path())
+        return found[0] if found else self.path('lib', 'python3', 'site-packages')
 
     def packages_below(self):
         """Where the packages are of the modules like this one that it is loaded on top of."""
@@ -445,7 +436,7 @@ class LockedEnvironment(EasyBlock):
         for dep in self.cfg.dependencies():
             root = None if dep['external_module'] else get_software_root(dep['name'])
             if root and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
-                paths += glob.glob(os.path.join(glob.escape(root), 'lib', 'python3.*', 'site-packages'))
+                paths += site_packages_of(root)
         return paths
 
     def settings(self, variables=None):
@@ -492,7 +483,8 @@ class LockedEnvironment(EasyBlock):
         """With the module loaded, look whether everything in it works together."""
         loaded = super().sanity_check_load_module(*args, **kwargs)
         if self.sanity_check_module_loaded and not self.dry_run:
-            self.sanity_check_fail_msgs += self.check_gpu_code() or self.check_packages()
+            problem = self.check_gpu_code() or self.check_packages()
+            self.sanity_check_fail_msgs += [problem] if problem else []
         return loaded
 
     def sanity_check_rpath(self, *args, **kwargs):
@@ -502,26 +494,24 @@ class LockedEnvironment(EasyBlock):
 
     def check_gpu_code(self):
         """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
-        named = self.cuda_architectures()
-        gpus = named or list(filter(None, [self.system.node['gpu_architecture']]))
-        if not gpus or not glob.glob(os.path.join(glob.escape(self.site_packages()), 'torch-*.dist-info')):
-            return []
-        done = run_shell_cmd([self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE], use_bash=False,
-                             fail_on_error=False, hidden=True, split_stderr=True)
+        named, of_system = self.cuda_architectures(), self.system.node['gpu_architecture']
+        has_torch = any(Path(self.site_packages()).glob('torch-*.dist-info'))
+        if not has_torch or not (named or of_system):
+            return None
+        done = ask(self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE, split_stderr=True)
         if done.exit_code:
             # whether it imports at all is another check's question
-            return []
+            return None
         version, *codes = done.output.split()
         if codes == [gpu_code.CPU] and not named:
             # on a system with GPUs one may want a PyTorch without
-            return []
-        return list(filter(None, [gpu_code.why_not(version, codes, gpus)]))
+            return None
+        return gpu_code.why_not(version, codes, named or [of_system])
 
     def check_packages(self):
         """Import every package, and look whether those that were compiled for PyTorch find its symbols."""
         if 'pytorch-check' not in self.cfg['scripts']:
-            return []
-        command = [self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages']
+            return None
         with progress("checking that every package imports", self.log):
-            done = run_shell_cmd(command, use_bash=False, fail_on_error=False, hidden=True)
-        return [done.output.strip()] if done.exit_code else []
+            done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
+        return done.output.strip() if done.exit_code else None

@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
 from hpc_pytorch.machine.versions import version_key
@@ -269,6 +269,10 @@ class Change:
             print("Read its comments and description, which are still those of %s." % self.old)
             if has_sources(text):
                 text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
+                text, patches = re.subn(r"^patches = \[.*?\]\n", '', text, flags=re.M | re.S)
+                if patches:
+                    print("Its patches are left out: choose those of %s, as docs/reference/patches.rst does for %s."
+                          % (self.version, self.old))
             made[replaced(self.easyconfig, self.old, self.version)] = text
         return made
 
@@ -302,15 +306,6 @@ def show(change, made):
             print(''.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)
 
 
-def write(made):
-    for path, text in made.items():
-        handle, part = tempfile.mkstemp(dir=os.path.dirname(path), prefix='.new-')
-        with os.fdopen(handle, 'w', encoding='utf-8') as file:
-            file.write(text)
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-
-
 def try_version(easyconfig, version, directory):
     """
     Write an easyconfig of another version and its lock files into a directory; returns the easyconfig's path, None
@@ -323,7 +318,8 @@ def try_version(easyconfig, version, directory):
     if 'lock_files' not in Path(path).read_text(encoding='utf-8'):
         return None
     change = Change(path, version, directory)
-    write({os.path.join(directory, os.path.basename(made)): text for made, text in change.make().items()})
+    for made, text in change.make().items():
+        write_atomically(os.path.join(directory, os.path.basename(made)), text)
     return os.path.join(directory, replaced(os.path.basename(path), change.old, change.version))
 
 
@@ -340,7 +336,8 @@ def main(arguments):
         change = Change(path, given.new_version or plain_values(read(path))['version'], work)
         made = change.make()
         show(change, made)
-        write(made)
+        for target, text in made.items():
+            write_atomically(target, text)
     except UsersProblem as problem:
         print("ERROR: %s: %s; nothing was written" % (given.easyconfig, problem), file=sys.stderr)
         return 1

@@ -3,10 +3,10 @@ The files of locked packages: links to those that a source path has, and downloa
 
 pip downloads them, so that the mirrors, proxies and caches that the user configured for pip are used.
 """
-import glob
 import os
 import shlex
 import tempfile
+from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
@@ -44,7 +44,7 @@ class PackageFiles:
         for entry in entries:
             expected.setdefault((entry.name, entry.version), set()).update(entry.hashes)
         for store in self.stores:
-            for path in sorted(glob.glob(os.path.join(glob.escape(store), '*.*'))):
+            for path in sorted(map(str, Path(store).glob('*.*'))):
                 hashes = expected.get(name_and_version(path))
                 if hashes and os.path.isfile(path) and os.access(path, os.R_OK):
                     self.link_file(path, hashes)
@@ -60,13 +60,9 @@ class PackageFiles:
         elif not os.path.exists(link):
             os.symlink(path, link)
 
-    def source(self, entry):
-        """The source of a package that is built here; None if it is not here."""
-        for name in (entry.name, entry.name.replace('-', '_')):
-            path = os.path.join(self.directory, '%s-%s.tar.gz' % (name, entry.version))
-            if os.path.isfile(path):
-                return path
-        return None
+    def has_source(self, entry):
+        names = ['%s-%s.tar.gz' % (name, entry.version) for name in (entry.name, entry.name.replace('-', '_'))]
+        return any(name in names for name in os.listdir(self.directory))
 
     def missing_wheels(self, entries):
         """The entries to download; only pip knows which of them their markers admit."""
@@ -135,10 +131,10 @@ class PackageFiles:
 
     def keep(self, part, store):
         """Move what was downloaded to its store, in the place of a damaged file of the same name."""
-        for path in glob.glob(os.path.join(glob.escape(part), '*.*')):
-            target = os.path.join(store, os.path.basename(path))
-            fsync(path)
-            os.replace(path, target)
-            link = os.path.join(self.directory, os.path.basename(path))
+        for path in Path(part).glob('*.*'):
+            target = os.path.join(store, path.name)
+            fsync(str(path))
+            os.replace(str(path), target)
+            link = os.path.join(self.directory, path.name)
             if not os.path.exists(link):
                 os.symlink(target, link)

@@ -4,7 +4,7 @@ import os
 import re
 
 from hpc_pytorch.packages.lock_files import normal_name
-from hpc_pytorch.packages.wheel_tags import parse_wheel, why_not
+from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
 # pip's last word about a requirement that no file fits
 NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
@@ -26,7 +26,7 @@ WAYS = tuple((re.compile(pattern, re.I), reason, remedy) for pattern, reason, re
     (r'refused', "it refuses connections", "check the address: pip config list"),
     (r'unreachable|No route', "this machine has no way to it", "fetch on a machine with a network (eb --fetch)"),
     (r"timed out|didn't respond", "it does not answer in time", "try again later, or fetch elsewhere (eb --fetch)"),
-    (r'\b(401|403)\b', "it wants a name and a password, or refuses them", "look at index-url in 'pip config list'"),
+    (r'\b(401|403)\b', "authentication required or rejected", "look at index-url in 'pip config list'"),
     (r'', "the connection failed", "try again later"),
 ))
 FULL = re.compile(r'No space left on device|Disk quota exceeded', re.I)
@@ -34,30 +34,23 @@ FULL = re.compile(r'No space left on device|Disk quota exceeded', re.I)
 
 def last_words(output):
     """pip's reason, without its advice: of a traceback the exception, which comes last."""
-    raised = re.findall(r'^[\w.]+(?:Error|Exception|Warning)\b.*', output.rpartition('Traceback (most recent')[2], re.M)
+    _, traceback, after = output.rpartition('Traceback (most recent')
+    raised = re.findall(r'^[\w.]+(?:Error|Exception|Warning)\b.*', after, re.M) if traceback else []
     lines = [line for line in output.splitlines() if line.strip() and not re.match(r'warning|hint', line, re.I)]
     errors = [line for line in lines if line.startswith('ERROR')]
-    if 'Traceback (most recent' in output and raised:
-        return raised[-1]
-    return (errors or lines or ['pip failed without a word'])[-1]
-
-
-# by which it is known that another index may help: pip has to be asked twice to tell
-REACHED = 'could be reached'
+    return (raised or errors or lines or ['pip failed without any output'])[-1]
 
 
 def unreached(output):
     """The servers that pip could not reach, each with the reason and what to do; '' if it reached all."""
     lines = []
     for url, said in NOT_FETCHED.findall(output):
-        if '404 ' in said:
-            # this one was reached, and does not have the package
-            continue
-        reason, remedy = next((reason, remedy) for pattern, reason, remedy in WAYS if pattern.search(said))
-        server = url.partition('://')[2].split('/')[0].rpartition('@')[2]
-        line = "  %s: %s (%s)\n    %s" % (server, reason, said.strip(), remedy)
-        lines += [] if line in lines else [line]
-    return '\n'.join(lines)
+        # one that has no such package was reached
+        if '404 ' not in said:
+            reason, remedy = next(row[1:] for row in WAYS if row[0].search(said))
+            server = url.partition('://')[2].split('/')[0].rpartition('@')[2]
+            lines.append("  %s: %s (%s)\n    %s" % (server, reason, said.strip(), remedy))
+    return '\n'.join(sorted(set(lines)))
 
 
 def other_files(output):
@@ -67,26 +60,25 @@ def other_files(output):
         hashes = re.findall(r'\b[0-9a-f]{64}\b', expected)
         lines.append("  %s, %s: its SHA256 is %s, and the lock file says %s" % (
             package, source.rpartition('/')[2].partition('#')[0], got, ' or '.join(hashes)))
+    if not lines:
+        return ''
     return ("This is another file than the one that was locked:\n%s\nDo not use it until you know which of the two is "
-            "wrong: the lock file may be, if it was written by hand or for another version." % '\n'.join(lines)
-            if lines else '')
+            "wrong: the lock file may be, if it was written by hand or for another version." % '\n'.join(lines))
 
 
 def explain(output, store, python):
-    """More than pip says about a package that does not fit: its wheels' tags taken apart."""
+    """Add to what pip says about a package that does not fit: what its wheels are for."""
     match = NO_MATCH.search(output)
     if not match:
         return ''
     name, version = normal_name(match.group(1)), match.group(2)
     lines = []
     for path in sorted(glob.glob(os.path.join(glob.escape(store), '*.whl'))):
-        wheel = parse_wheel(path)
-        if wheel and (wheel.name, wheel.version) == (name, version):
-            lines.append("  %s:" % os.path.basename(path))
-            lines += ["    " + reason for reason in why_not(path, python)]
+        if name_and_version(path) == (name, version):
+            lines.append("\n  %s" % (why_not(path, python) or path))
     if lines:
-        return "\nA wheel exists, but does not fit:\n" + '\n'.join(lines)
+        return "\nA wheel exists, but does not fit:" + ''.join(lines)
     servers = unreached(output)
     if servers:
-        return "\nNo index with %s %s %s:\n%s" % (name, version, REACHED, servers)
+        return "\nNo index with %s %s could be reached:\n%s" % (name, version, servers)
     return "\nNo index has %s %s for Python %s on %s." % (name, version, python.version, python.machine)

@@ -7,9 +7,9 @@ import re
 import tempfile
 
 from easybuild.tools.filetools import write_file
-from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.programs import ask
 
 WHEELS = ('mpi4py',)
 PROGRAM = '#include <mpi.h>\nint main(void) { return MPI_Init(0, 0); }\n'
@@ -23,19 +23,15 @@ print(*{line.split()[-1] for line in open('/proc/self/maps') if os.path.basename
 """
 
 
-def run(*command):
-    return run_shell_cmd(list(command), use_bash=False, fail_on_error=False, hidden=True)
-
-
 def try_wheel(python, compiler, entry, files):
     """Install the wheel aside and compile a program; True if both run with the same libmpi."""
     place = tempfile.mkdtemp(prefix='mpi-')
     program = os.path.join(place, 'program')
     write_file(program + '.c', PROGRAM)
     Pip(python).install([entry], files, '--only-binary', ':all:', '--no-compile', '--target', place)
-    compiled = run(compiler, '-o', program, program + '.c')
-    linked = run('ldd', program)
-    loaded = run(python.path, '-I', '-c', LOADED_BY_WHEEL, place)
+    compiled = ask(compiler, '-o', program, program + '.c')
+    linked = ask('ldd', program)
+    loaded = ask(python.path, '-I', '-c', LOADED_BY_WHEEL, place)
     if compiled.exit_code or linked.exit_code or loaded.exit_code:
         return False
     libraries = {os.path.realpath(path) for path in re.findall(r'^\s*libmpi\S* => (\S+)', linked.output, re.M)}

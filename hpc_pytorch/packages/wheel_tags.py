@@ -1,4 +1,4 @@
-"""Why a wheel does not fit a Python, in words: the tags in its name, taken apart."""
+"""Which Python a wheel is for, by the tags in its name."""
 import json
 import os
 import re
@@ -47,17 +47,8 @@ def name_and_version(path):
     return (normal_name(source.group(1)), source.group(2)) if source else None
 
 
-def words_for_python_tag(tag):
-    """'cp311' -> 'CPython 3.11'."""
-    match = re.match(r'(cp|py|pp)(\d)(\d*)$', tag)
-    if not match:
-        return tag
-    kind = {'cp': 'CPython', 'py': 'any Python', 'pp': 'PyPy'}[match.group(1)]
-    return '%s %s' % (kind, '.'.join(part for part in match.groups()[1:] if part))
-
-
 def fits_python(wheel, python):
-    """Whether the wheel's Python tag admits this Python; stable-ABI wheels admit every later one."""
+    """True if the wheel's Python tag admits this Python; stable-ABI wheels admit every later one."""
     major, minor = python.version.split('.')
     for tag in wheel.python.split('.'):
         if tag in ('py3', 'py' + major + minor) or tag == 'cp' + major + minor and python.implementation == 'cpython':
@@ -68,36 +59,33 @@ def fits_python(wheel, python):
     return False
 
 
-def why_not_platform(tag, python):
-    """Why one platform tag does not admit this machine; None if it does."""
+def fits_abi(wheel, python):
+    """True unless the wheel was built for another variant of Python, such as free-threaded."""
+    own = 'cp' + python.version.replace('.', '')
+    return not wheel.abi.startswith('cp') or wheel.abi == own
+
+
+def fits_platform(tag, python):
+    """True if one platform tag admits this machine."""
     if tag == 'any':
-        return None
-    match = re.match(r'(manylinux_(\d+)_(\d+)|manylinux[0-9a]+|linux)_(.+)$', tag)
-    if not match:
-        return "%s is another operating system, this is Linux" % tag
-    if match.group(4) != python.machine:
-        return "%s is for %s processors, this machine has %s" % (tag, match.group(4), python.machine)
-    if match.group(2) and python.glibc:
-        wanted = (int(match.group(2)), int(match.group(3)))
-        if wanted > tuple(int(part) for part in python.glibc.split('.')[:2]):
-            return "%s wants glibc %d.%d or newer, this machine has %s" % ((tag,) + wanted + (python.glibc,))
-    return None
+        return True
+    match = re.match(r'(?:manylinux_(\d+)_(\d+)|manylinux[0-9a]+|linux)_(.+)$', tag)
+    if not match or match.group(3) != python.machine:
+        return False
+    if match.group(1) and python.glibc:
+        here = [int(part) for part in python.glibc.split('.')[:2]]
+        return [int(match.group(1)), int(match.group(2))] <= here
+    return True
 
 
 def why_not(path, python):
-    """Why this wheel cannot be installed for this Python, its tags taken apart; an empty list if it can."""
-    wheel = parse_wheel(path)
+    """Why this wheel cannot be installed for this Python; None if it can."""
+    name, wheel = os.path.basename(path), parse_wheel(path)
     if wheel is None:
-        return ["%s is not named as a wheel is (name-version-python-abi-platform.whl)" % os.path.basename(path)]
-    reasons = []
-    if not fits_python(wheel, python):
-        wanted = ' or '.join(words_for_python_tag(tag) for tag in wheel.python.split('.'))
-        reasons.append("Python tag %s: it is for %s, and %s is %s %s"
-                       % (wheel.python, wanted, python.path, python.implementation, python.version))
-    platforms = [why_not_platform(tag, python) for tag in wheel.platform.split('.')]
-    if None not in platforms:
-        reasons.append("platform tag %s: %s" % (wheel.platform, '; '.join(platforms)))
-    if not reasons and wheel.abi.startswith('cp') and wheel.abi != 'cp' + python.version.replace('.', ''):
-        reasons.append("ABI tag %s: it was built for another variant of Python (a trailing t means free-threaded)"
-                       % wheel.abi)
-    return reasons
+        return "%s is not named as a wheel is (name-version-python-abi-platform.whl)" % name
+    platforms = [fits_platform(tag, python) for tag in wheel.platform.split('.')]
+    if fits_python(wheel, python) and fits_abi(wheel, python) and any(platforms):
+        return None
+    return "%s is for Python %s (%s) on %s; %s is %s %s on %s with glibc %s" % (
+        name, wheel.python, wheel.abi, wheel.platform, python.path, python.implementation, python.version,
+        python.machine, python.glibc or 'unknown')

@@ -14,13 +14,13 @@ from easybuild.tools.build_log import EasyBuildError, print_warning
 from easybuild.tools.config import build_option
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.machine.systems import decision, nearest, parse, read_section
+from hpc_pytorch.machine.systems import Key, decision, nearest, parse, read_section
 
 POLICIES = {
-    'login_node': (decision, "a build of hours on a login node, or with too little memory"),
-    'free_space': (decision, "a file system, or a quota, has less room than is needed"),
-    'install_path': (decision, "a prefix that system.cfg calls unfit"),
-    'pairs': (decision, "versions that are known to be incompatible (hpc_pytorch/machine/pairs.cfg)"),
+    'login_node': Key(decision, False, "a build of hours on a login node, or with too little memory"),
+    'free_space': Key(decision, False, "a file system, or a quota, has less room than is needed"),
+    'install_path': Key(decision, False, "a prefix that system.cfg calls unfit"),
+    'pairs': Key(decision, False, "versions that are known to be incompatible (hpc_pytorch/machine/pairs.cfg)"),
 }
 DEFAULTS = {'login_node': 'refuse', 'free_space': 'refuse', 'pairs': 'warn'}
 

@@ -29,28 +29,17 @@ from hpc_pytorch.rules import sbom
 REPORTS = ('report.json', 'report.html', 'profile.json')
 
 
-def strings_in(value):
-    """Yield all strings in lists, tuples and dicts."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for part in value:
-            for word in strings_in(part):
-                yield word
-
-
 def named_files(easyblock):
     """Return the easyconfig and the files that it names, but for sources, which are too large to be kept."""
-    path = easyblock.cfg.path
-    named = {patch['path'] for patch in easyblock.patches}
-    for word in set(strings_in(list(easyblock.cfg.asdict().values()))):
-        if word and not os.path.isabs(word) and len(word) < 256:
-            named.add(named_file(path, word))
+    easyconfig = easyblock.cfg.path
+    files = {patch['path'] for patch in easyblock.patches}
+    for value in easyblock.cfg.asdict().values():
+        for word in value if isinstance(value, (list, tuple)) else ():
+            if isinstance(word, str) and not os.path.isabs(word):
+                files.add(named_file(easyconfig, word))
     sources = [os.path.realpath(source['path']) for source in easyblock.src]
-    named -= {None, path}
-    return [path] + sorted(name for name in named if os.path.realpath(name) not in sources)
+    files -= {None, easyconfig}
+    return [easyconfig] + sorted(path for path in files if os.path.realpath(path) not in sources)
 
 
 def first_line(command):

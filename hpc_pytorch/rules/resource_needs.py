@@ -17,11 +17,10 @@ MB = 2 ** 20
 # a share of the node that goes with the cores; largest: of one compiler, below which no build can succeed;
 # cpu_hours: of all cores together, None if unknown; build, install, temporary: room on disks, in multiples of the
 # sources (wheels are unpacked as LockedWheels does it); 0: not checked
-Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours gpus build install temporary')
+Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours build install temporary')
 
 # NCCL, plugins, libraries
-OTHERS = Needs(compiles=False, cores=8, memory=16 * GIB, largest=0, cpu_hours=8.0, gpus=0, build=10, install=10,
-               temporary=1)
+OTHERS = Needs(compiles=False, cores=8, memory=16 * GIB, largest=0, cpu_hours=8.0, build=10, install=10, temporary=1)
 # PyTorch 1.13.1's largest file takes 1.65 GB and all 1,191 take 4.5 CPU hours (ramgate/benchmarks); later versions
 # with GPU code take several times that. A release is 0.3 GB, and about 20 GB are needed to build one.
 PYTORCH = OTHERS._replace(compiles=True, cores=None, memory=None, largest=2 * GIB, cpu_hours=None, build=60)

@@ -24,19 +24,19 @@ def of_installation(easyblock, locks):
         for entry in read_lock(path):
             allowed.update(entry.hashes)
     digests = {}
-    for path, digest in archives(getattr(easyblock, 'wheels', None)):
+    for name, digest in archives(getattr(easyblock, 'wheels', None)):
         if digest in allowed:
-            digests.setdefault(name_and_version(path), digest)
-    for path, digest in archives(os.path.join(top, 'wheels')):
-        digests[name_and_version(path)] = digest
+            digests.setdefault(name_and_version(name), digest)
+    for name, digest in archives(os.path.join(top, 'wheels')):
+        digests[name_and_version(name)] = digest
     return document(ec['name'], ec['version'] + ec['versionsuffix'], places[0], digests)
 
 
 def archives(directory):
     """Yield the wheels and archives in a directory, with their SHA256."""
-    for path in sorted(glob.glob(os.path.join(glob.escape(directory or ''), '*'))) if directory else ():
-        if path.endswith(('.whl', '.tar.gz', '.zip')):
-            yield path, sha256_of(path)
+    for name in sorted(os.listdir(directory)) if directory and os.path.isdir(directory) else ():
+        if name.endswith(('.whl', '.tar.gz', '.zip')):
+            yield name, sha256_of(os.path.join(directory, name))
 
 
 def installed_packages(site_packages):

@@ -11,7 +11,7 @@ import os
 import re
 from collections import namedtuple
 
-from hpc_pytorch.machine.versions import satisfies, within
+from hpc_pytorch.machine.versions import within
 
 # How a range of versions is built: the commands after `python`; `configure` only runs CMake, None where there is no
 # such command and CMake's decisions are compared after the build. The first row that is not newer than what is built.
@@ -21,14 +21,6 @@ ROUTES = (
     Route('2.14', None, PEP517),
     Route('2.9', ('setup.py', 'build', '--cmake-only'), PEP517),
     Route('1.13', ('setup.py', 'build', '--cmake-only'), ('setup.py', 'bdist_wheel')),
-)
-
-# The least that a version is built with: (what, least, since). From setup.py, CMakeLists.txt and pyproject.toml of 2.9
-# and 2.14 (November 2026).
-NEEDS = (
-    ('CMake', '3.27', '2.9'),
-    ('Python', '3.10', '2.9'),
-    ('GCC', '11.3', '2.14'),
 )
 
 # Options that every build has, with the versions that know them: (option, value, since, before).
@@ -75,12 +67,6 @@ GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBO
 def route(version):
     """How this version is built; None if nobody knows."""
     return next((row for row in ROUTES if within(version, row.since, None)), None)
-
-
-def lacking(version, found):
-    """What is too old to build this version, in words; `found` has the versions by the names of NEEDS."""
-    return ['%s %s or newer (%s is here)' % (what, least, found[what]) for what, least, since in NEEDS
-            if what in found and within(version, since, None) and satisfies(found[what], '<', least)]
 
 
 def unknown_architectures(asked, listing):
@@ -152,18 +138,3 @@ def unknown_options(options, tree):
             near = difflib.get_close_matches(name, sorted(known), n=1)
             problems.append("%s%s" % (name, " (did you mean %s?)" % near[0] if near else ""))
     return problems
-
-
-def missing_submodules(tree):
-    """Paths of submodules that the tree, or one of them, names and does not have."""
-    path = os.path.join(tree, '.gitmodules')
-    if not os.path.isfile(path):
-        return []
-    with open(path, encoding='utf-8', errors='replace') as handle:
-        paths = map(os.path.normpath, re.findall(r'^\s*path\s*=\s*(\S+)', handle.read(), re.M))
-    # one that leads back would never end
-    paths = [name for name in paths if not re.match(r'/|\.\.?(/|$)', name)]
-    missing = [name for name in paths if not os.path.isdir(os.path.join(tree, name))
-               or not os.listdir(os.path.join(tree, name))]
-    return missing + [os.path.join(name, inner) for name in paths if name not in missing
-                      for inner in missing_submodules(os.path.join(tree, name))]

@@ -22,19 +22,6 @@ def compare_with_cmake(ec):
     ec['preinstallopts'] += ' '.join(map(shlex.quote, program)) + ' '
 
 
-def configure(command, environment):
-    """Have CMake configure, and show what it says; returns that."""
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               universal_newlines=True, errors='replace')
-    lines = []
-    for line in process.stdout:
-        sys.stdout.write(line)
-        lines.append(line)
-    if process.wait():
-        raise UsersProblem("CMake could not configure PyTorch (exit status %d)" % process.returncode)
-    return ''.join(lines)
-
-
 def main(words):
     """Become the command, once CMake's decisions are what was asked for."""
     first = ['=' in word for word in words].index(False)
@@ -44,8 +31,12 @@ def main(words):
     asked['BLAS'] = contract.BLAS_NAMES.get(asked.get('WITH_BLAS'), asked.get('BLAS', ''))
     route = build_options.route(asked.get('PYTORCH_BUILD_VERSION', '0'))
     if route and route.configure:
-        output = configure([command[0]] + list(route.configure), environment)
-        contract.check(os.getcwd(), output, asked, asked)
+        done = subprocess.run([command[0]] + list(route.configure), env=environment, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, universal_newlines=True, errors='replace')
+        print(done.stdout)
+        if done.returncode:
+            raise UsersProblem("CMake could not configure PyTorch (exit status %d)" % done.returncode)
+        contract.check(os.getcwd(), done.stdout, asked, asked)
         print("CMake's decisions are what was asked for")
     sys.stdout.flush()
     os.execvpe(command[0], command, environment)

@@ -43,10 +43,11 @@ TERMS = (
 KNOWN = {term.option for term in TERMS}
 # What PyTorch's setup.py asks for by itself: without Python's headers CMake goes on, and hours later there is no wheel.
 BY_ITSELF = {'BUILD_PYTHON': '1'}
-# Why switches usually fail that are compared if the version has them.
+# Why other switches usually fail.
 REASONS = {'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
            'USE_MKL': "MKL's module is not loaded",
            'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)"}
+OTHERWISE = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
 # Compilers are asked for by command and found as paths.
 COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
 # Directories that are asked for, and what must have been found in them: another one works, and not as it should.
@@ -76,6 +77,7 @@ print(json.dumps({
 DEVICE_LIBRARIES = 'libtorch_cuda*.so'
 
 Difference = namedtuple('Difference', 'option asked found places reason')
+ANOTHER_WHEEL = "it was built without, or this is another wheel than the one built here"
 
 TRUE = ('1', 'ON', 'TRUE', 'YES', 'Y')
 FALSE = ('', '0', 'OFF', 'FALSE', 'NO', 'N', 'IGNORE', 'NOTFOUND')
@@ -89,8 +91,9 @@ def plain(value):
     return 'OFF' if upper in FALSE or upper.endswith('-NOTFOUND') else value
 
 
+# --- what CMake decided ---------------------------------------------------------------------------------------------
+
 def is_switch(name):
-    """Whether a name is one of those that PyTorch's switches have."""
     return name.startswith(('USE_', 'BUILD_'))
 
 
@@ -101,8 +104,13 @@ def read_cache(path):
     """
     with open(path, encoding='utf-8', errors='replace') as handle:
         entries = re.findall(r'^([\w.+-]+):(\w+)=(.*)$', handle.read(), re.M)
-    return {name: 'OFF' if is_switch(name) and kind == 'INTERNAL' else value for name, kind, value in entries
-            if not (is_switch(name) and kind == 'UNINITIALIZED' and name not in KNOWN)}
+    found = {}
+    for name, kind, value in entries:
+        if is_switch(name) and kind == 'INTERNAL':
+            found[name] = 'OFF'
+        elif not (is_switch(name) and kind == 'UNINITIALIZED' and name not in KNOWN):
+            found[name] = value
+    return found
 
 
 def read_summary(text):
@@ -117,47 +125,28 @@ def read_summary(text):
 
 def architectures_of_flags(flags):
     """'-gencode;arch=compute_80,code=sm_80' as TORCH_CUDA_ARCH_LIST says it: 8.0."""
-    codes = re.findall(r'code=\[?(sm|compute)_(\d+)(\d)(\w?)', flags)
-    return ';'.join(sorted({'%s.%s%s%s' % (major, minor, letter, '+PTX' if kind == 'compute' else '')
-                            for kind, major, minor, letter in codes}))
+    found = set()
+    for kind, major, minor, letter in re.findall(r'code=\[?(sm|compute)_(\d+)(\d)(\w?)', flags):
+        found.add('%s.%s%s%s' % (major, minor, letter, '+PTX' if kind == 'compute' else ''))
+    return ';'.join(sorted(found))
 
 
 def architectures(asked):
     """A TORCH_CUDA_ARCH_LIST as it is compared: sorted, and 8.0+PTX is 8.0 besides."""
-    words = re.split(r'[;,\s]+', asked.strip())
-    return ';'.join(sorted(set(words) | {word[:-len('+PTX')] for word in words if word.endswith('+PTX')}))
+    words = set(re.split(r'[;,\s]+', asked.strip()))
+    return ';'.join(sorted(words | {word.replace('+PTX', '') for word in words}))
 
 
-def decided(term, cache, summary):
+def decided(option, cache, summary):
     """What CMake decided about one option; None if it does not say."""
     # the summary has the last word: a cache entry may be shadowed by an ordinary variable
-    value = summary.get(term.option, cache.get(term.option))
-    return None if value is None else plain(BLAS_NAMES.get(value, value) if term.option == 'BLAS' else value)
+    value = summary.get(option, cache.get(option))
+    if value is None:
+        return None
+    return plain(BLAS_NAMES.get(value, value) if option == 'BLAS' else value)
 
 
-def same(asked, found):
-    """Whether a decision is what was asked for; names of libraries come in any case."""
-    return plain(asked).lower() == (found or '').lower()
-
-
-def inside(path, directory):
-    """Whether a path is this directory or in it, whatever links lead there."""
-    return any((path + os.sep).startswith(directory.rstrip(os.sep) + os.sep) for path, directory in (
-        (path, directory), (os.path.realpath(path), os.path.realpath(directory))))
-
-
-def other_switches(named):
-    """A term for each switch that was asked for by name and is not in the table."""
-    otherwise = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
-    return tuple(Term(name, (), REASONS.get(name, otherwise))
-                 for name, value in sorted(named.items())
-                 if name not in KNOWN and is_switch(name) and plain(value) in ('ON', 'OFF'))
-
-
-def unknown(named, cache, summary):
-    """The switches that were asked for by name, and of which CMake does not say what became of them."""
-    return [term.option for term in other_switches(named) if decided(term, cache, summary) is None]
-
+# --- what was asked for, compared with it ---------------------------------------------------------------------------
 
 def compare(options, cache, summary, named=()):
     """
@@ -165,130 +154,81 @@ def compare(options, cache, summary, named=()):
     somebody asked for by name, which are compared whether or not the table has them.
     """
     differences = []
-    silent = unknown(dict(named), cache, summary)
     for term in TERMS + other_switches(dict(named)):
-        if term.option not in options or term.option in silent:
-            continue
-        asked, found = plain(options[term.option]), decided(term, cache, summary)
-        if term.option == 'TORCH_CUDA_ARCH_LIST':
-            asked = architectures(asked)
-        # what this version does not know and was not wanted is no difference
-        if same(asked, found) or (found is None and asked == 'OFF'):
-            continue
-        places = ['%s=%s' % (name, cache[name]) for name in term.places if name in cache]
-        differences.append(Difference(term.option, asked, found or 'nothing', places, term.reason))
+        if term.option in options:
+            differences += compare_switch(term, options[term.option], cache, summary)
+    return differences + compare_directories(options, cache) + compare_compilers(options, cache)
+
+
+def other_switches(named):
+    """A term for each switch that was asked for by name and is not in the table."""
+    names = [name for name in sorted(named) if is_switch(name) and name not in KNOWN]
+    return tuple(Term(name, (), REASONS.get(name, OTHERWISE)) for name in names if plain(named[name]) in ('ON', 'OFF'))
+
+
+def compare_switch(term, asked, cache, summary):
+    asked, found = plain(asked), decided(term.option, cache, summary)
+    if term.option == 'TORCH_CUDA_ARCH_LIST':
+        asked = architectures(asked)
+    # settings of setup.py are in no cache, and what this version does not know and was not wanted is no difference
+    if found is None and (term.option not in KNOWN or asked == 'OFF'):
+        return []
+    # names of libraries come in any case
+    if asked.lower() == (found or '').lower():
+        return []
+    places = ['%s=%s' % (name, cache[name]) for name in term.places if name in cache]
+    return [Difference(term.option, asked, found or 'nothing', places, term.reason)]
+
+
+def compare_directories(options, cache):
+    differences = []
     for option, variable, reason in DIRECTORIES:
         # what is not wanted is not looked for
-        off = plain(options.get('USE_' + option.split('_')[0], 'ON')) == 'OFF'
-        if option in options and not off and not inside(cache.get(variable, ''), options[option]):
+        wanted = option in options and plain(options.get('USE_' + option.split('_')[0], 'ON')) != 'OFF'
+        if wanted and not inside(cache.get(variable, ''), options[option]):
             differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [], reason))
+    return differences
+
+
+def inside(path, directory):
+    """True if a path is this directory or in it, whatever links lead there."""
+    for one, other in ((path, directory), (os.path.realpath(path), os.path.realpath(directory))):
+        if (one + os.sep).startswith(other.rstrip(os.sep) + os.sep):
+            return True
+    return False
+
+
+def compare_compilers(options, cache):
+    differences = []
     for option, variable in COMPILERS:
-        if option in options and os.path.basename(cache.get(variable, '')) != os.path.basename(options[option]):
-            differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [],
+        found = cache.get(variable, '')
+        if option in options and os.path.basename(found) != os.path.basename(options[option]):
+            differences.append(Difference(option, options[option], found or 'nothing', [],
                                           "the compilers' module is not loaded, or the build was configured before"))
     return differences
 
 
 def check(tree, output, asked, named):
-    """
-    Stop when CMake decided otherwise than was asked for; its cache is wherever this version puts it. Returns the
-    switches of which it does not say what it decided.
-    """
+    """Stop unless CMake decided what was asked for; its cache is wherever this version puts it."""
     found = glob.glob(os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt'), recursive=True)
     if not found:
         raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
     wanted = downloads(output)
     if wanted:
-        raise UsersProblem("CMake downloads %s by itself, so nothing was built: name it in `sources` or "
-                           "build_lock_files, which are fetched and compared before" % ', '.join(wanted))
-    asked, named = dict(BY_ITSELF, **asked), dict(BY_ITSELF, **named)
-    decisions = read_cache(min(found, key=len)), read_summary(output)
-    differences = compare(asked, *decisions, named=named)
+        raise UsersProblem("CMake downloads %s by itself; build stopped: name it in `sources` or build_lock_files, "
+                           "which are fetched and compared before" % ', '.join(wanted))
+    differences = compare(dict(BY_ITSELF, **asked), read_cache(min(found, key=len)), read_summary(output),
+                          named=dict(BY_ITSELF, **named))
     if differences:
-        raise UsersProblem("CMake decided otherwise than was asked for (%s), so nothing was built:\n%s" % (
+        raise UsersProblem("CMake did not enable the requested options (%s); build stopped:\n%s" % (
             ', '.join(item.option for item in differences), table(differences)))
-    return unknown(named, *decisions)
 
 
 def downloads(text):
-    """
-    What CMake downloaded, with no checksum, or could not: it often goes on without, and the build ends much later.
-    """
-    return sorted(set(re.findall(r"error: downloading '([^']+)' failed", text))) or sorted(
-        set(re.findall(r'^-- Downloading (\w+) to /', text, re.M))) or (
-        ['something'] if 'Each download failed!' in text else [])
-
-
-def read_settings(text):
-    """The build settings that torch.__config__.show() prints, under the names by which they are asked for."""
-    line = re.search(r'Build settings: *(.*)', text)
-    found = dict(re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ')) if line else {}
-    if found.get('CUDA_FLAGS'):
-        found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
-    found = {SETTINGS.get(name, name): value for name, value in found.items()}
-    return dict(found, CMAKE_CXX_COMPILER=found.get('CXX_COMPILER', ''))
-
-
-def resolved(ldd, name):
-    """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
-    return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]
-
-
-def ask_installed(python, options, architectures_of=None):
-    """
-    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
-    `architectures_of` gives those of a library's device code ('8.0'), where there is a program that tells.
-    """
-    directory = os.path.dirname(python)
-    probe = run([python, '-c', PROBE], directory)
-    if probe.returncode:
-        raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
-    found = json.loads(probe.stdout.splitlines()[-1])
-    libraries = [path for pattern in ('*.so', 'lib/*.so') for path in
-                 glob.glob(os.path.join(glob.escape(found['directory']), pattern))]
-    ldd = run(['ldd'] + libraries, directory).stdout
-    differences = compare_installed(options, found['show'], found['backends'], ldd)
-    if architectures_of and options.get('TORCH_CUDA_ARCH_LIST'):
-        paths = fnmatch.filter(libraries, os.path.join('*', DEVICE_LIBRARIES)) or libraries
-        code = {architecture for path in paths for architecture in architectures_of(path) or ()}
-        differences += compare_device_code(options['TORCH_CUDA_ARCH_LIST'], code, paths)
-    return differences, ldd
-
-
-def compare_device_code(asked, found, paths):
-    """Whether the libraries have machine code for each architecture; static libraries may bring more along."""
-    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
-    if asked <= found:
-        return []
-    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)), ';'.join(sorted(found)) or 'no device code',
-                       ['cuobjdump ' + path for path in paths],
-                       "the build forgot the architecture, or this is another wheel than the one built here")]
-
-
-def run(command, directory):
-    """Run a command in a directory, where Python finds nothing besides what is installed."""
-    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
-
-
-def compare_installed(options, show, backends, ldd):
-    """All differences between what was asked for and what is installed; nothing is said of what it does not tell."""
-    settings = read_settings(show)
-    known = {name: value for name, value in options.items() if name in settings and name not in ('CC', 'CXX')}
-    if settings['CMAKE_CXX_COMPILER'] and 'CXX' in options:
-        known['CXX'] = options['CXX']
-    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
-    for backend, option, library in BACKENDS:
-        if plain(options.get(option, '')) != 'ON':
-            continue
-        if not backends.get(backend):
-            differences.append(Difference(option, 'ON', 'no %s backend in torch.distributed' % backend,
-                                          ['torch.distributed.is_%s_available()' % backend],
-                                          "it was built without, or this is another wheel than the one built here"))
-        elif library and set(resolved(ldd, library)) <= {'not found'}:
-            differences.append(Difference(option, 'ON', 'a %s backend without its library' % backend, ['ldd'],
-                                          "the module does not load the MPI that it was built with"))
-    return differences
+    """What CMake downloaded, with no checksum, or could not: it often goes on, and the build ends much later."""
+    failed = re.findall(r"error: downloading '([^']+)' failed", text)
+    found = failed or re.findall(r'^-- Downloading (\w+) to /', text, re.M)
+    return sorted(set(found)) or ['something'] * ('Each download failed!' in text)
 
 
 def table(differences):
@@ -301,3 +241,83 @@ def table(differences):
                   "    looked at:     %s" % ('; '.join(item.places) or 'CMake does not say'),
                   "    likely reason: %s" % item.reason]
     return '\n'.join(lines)
+
+
+# --- what is installed, compared with it ----------------------------------------------------------------------------
+
+def run(command, directory):
+    """Run a command in a directory, where Python finds nothing besides what is installed."""
+    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
+
+
+def ask_installed(python, options, architectures_of=None):
+    """
+    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
+    `architectures_of` returns those of a library's device code ('8.0'), where there is a program that tells.
+    """
+    directory = os.path.dirname(python)
+    probe = run([python, '-c', PROBE], directory)
+    if probe.returncode:
+        raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
+    found = json.loads(probe.stdout.splitlines()[-1])
+    libraries = []
+    for pattern in ('*.so', 'lib/*.so'):
+        libraries += glob.glob(os.path.join(glob.escape(found['directory']), pattern))
+    ldd = run(['ldd'] + libraries, directory).stdout
+    differences = compare_installed(options, found['show'], found['backends'], ldd)
+    if architectures_of and options.get('TORCH_CUDA_ARCH_LIST'):
+        paths = fnmatch.filter(libraries, os.path.join('*', DEVICE_LIBRARIES)) or libraries
+        code = set()
+        for path in paths:
+            code.update(architectures_of(path) or ())
+        differences += compare_device_code(options['TORCH_CUDA_ARCH_LIST'], code, paths)
+    return differences, ldd
+
+
+def compare_installed(options, show, backends, ldd):
+    """All differences between what was asked for and what is installed; nothing is said of what it does not tell."""
+    settings = read_settings(show)
+    known = {name: value for name, value in options.items() if name in settings and name not in ('CC', 'CXX')}
+    if settings['CMAKE_CXX_COMPILER'] and 'CXX' in options:
+        known['CXX'] = options['CXX']
+    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
+    for backend, option, library in BACKENDS:
+        if plain(options.get(option, '')) == 'ON':
+            differences += compare_backend(backend, option, library, backends, ldd)
+    return differences
+
+
+def compare_backend(backend, option, library, backends, ldd):
+    if not backends.get(backend):
+        return [Difference(option, 'ON', 'no %s backend in torch.distributed' % backend,
+                           ['torch.distributed.is_%s_available()' % backend], ANOTHER_WHEEL)]
+    if library and set(resolved(ldd, library)) <= {'not found'}:
+        return [Difference(option, 'ON', 'a %s backend without its library' % backend, ['ldd'],
+                           "the module does not load the MPI that it was built with")]
+    return []
+
+
+def compare_device_code(asked, found, paths):
+    """Check that the libraries have machine code for each architecture; static libraries may bring more along."""
+    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
+    if asked <= found:
+        return []
+    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)), ';'.join(sorted(found)) or 'no device code',
+                       ['cuobjdump ' + path for path in paths], ANOTHER_WHEEL)]
+
+
+def read_settings(text):
+    """The build settings that torch.__config__.show() prints, under the names by which they are asked for."""
+    line = re.search(r'Build settings: *(.*)', text)
+    printed = re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ') if line else []
+    found = {SETTINGS.get(name, name): value for name, value in printed}
+    if found.get('CUDA_FLAGS'):
+        found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
+    found['CMAKE_CXX_COMPILER'] = found.get('CXX_COMPILER', '')
+    return found
+
+
+def resolved(ldd, name):
+    """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
+    return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]

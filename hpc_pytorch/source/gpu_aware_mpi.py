@@ -13,7 +13,7 @@ import re
 import shutil
 from collections import namedtuple
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import UsersProblem, collection_path, write_atomically
 
 BACKEND = os.path.join('torch', 'csrc', 'distributed', 'c10d', 'ProcessGroupMPI.cpp')
 DECISION = 'gpu_aware.h'
@@ -84,7 +84,4 @@ def apply(tree):
     # the file that is included comes first: a tree whose backend was changed compiles
     shutil.copyfile(decision_path(), os.path.join(os.path.dirname(path), DECISION))
     if not done:
-        part = path + '.part'
-        with open(part, 'w', encoding='utf-8') as handle:
-            handle.write(new)
-        os.replace(part, path)
+        write_atomically(path, new)

@@ -6,17 +6,15 @@ Standard library only, Python 3.6.
 """
 import json
 import os
-import tempfile
+
+from hpc_pytorch import write_atomically
 
 NOTE = 'unfinished.json'
 
 
 def leave(builddir, note):
-    """Leave a note, whole; from now on the build can be continued."""
-    handle, part = tempfile.mkstemp(dir=builddir)
-    with os.fdopen(handle, 'w', encoding='utf-8') as file:
-        json.dump(note, file)
-    os.rename(part, os.path.join(builddir, NOTE))
+    """Leave a note: from now on the build can be continued."""
+    write_atomically(os.path.join(builddir, NOTE), json.dumps(note))
 
 
 def find(builddir):
@@ -32,5 +30,5 @@ def find(builddir):
 
 def differences(facts, others):
     """What two builds differ in, in words."""
-    names = sorted(name for name in set(facts) | set(others) if facts.get(name) != others.get(name))
-    return ', '.join(name.replace('_', ' ') for name in names)
+    names = [name for name in set(facts) | set(others) if facts.get(name) != others.get(name)]
+    return ', '.join(sorted(names)).replace('_', ' ')

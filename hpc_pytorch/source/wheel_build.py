@@ -1,11 +1,10 @@
 """The base of EB_PyTorchHPC: a wheel of PyTorch, built when CMake's decisions are what was asked for."""
-import glob
 import io
 import json
 import os
-import re
 import sys
 from contextlib import redirect_stderr
+from pathlib import Path
 
 import easybuild.tools.environment as env
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -19,6 +18,7 @@ from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.source import build_options, contract, git_sources, gpu_aware_mpi
 
 # Runs ramgate without putting the collection on the $PYTHONPATH of what it starts.
@@ -33,9 +33,10 @@ def ramgate(cfg, report, profile):
     if profile:
         command += ['--profile', profile]
         # other versions need about the same for most of their files; the newest measurement first
-        others = glob.glob(os.path.join(os.path.dirname(profile), '%s-*-ramgate.json' % cfg['name']))
-        for other in sorted(set(others) - {profile}, key=os.path.getmtime, reverse=True):
-            command += ['--like', other]
+        others = map(str, Path(profile).parent.glob('%s-*-ramgate.json' % cfg['name']))
+        for other in sorted(others, key=os.path.getmtime, reverse=True):
+            if other != profile:
+                command += ['--like', other]
     return command
 
 
@@ -95,27 +96,15 @@ class WheelBuild(LockedEnvironment):
     # --- before anything is fetched ---------------------------------------------------------------------------------
 
     def check_before_fetching(self):
-        """Refuse what is too old to build this version, and an nvcc that does not know the GPUs."""
+        """Refuse an nvcc that does not know the GPUs: the build would end much later."""
         super().check_before_fetching()
-        modules = [dep['full_mod_name'].lower().partition('/') for dep in self.cfg.dependencies()]
-        found = {'CMake': version for name, _, version in modules if name == 'cmake' and version}
-        found['Python'] = self.python.version
-        banner = self.first_line(self.compilers().get('CXX', 'g++'))
-        gcc = re.search(r'\) (\d+\.[\d.]*\d)', banner)
-        if gcc and build_options.compiler_family(banner) == 'gcc':
-            found['GCC'] = gcc.group(1)
-        lacking = build_options.lacking(self.version, found)
-        if lacking:
-            raise EasyBuildError("PyTorch %s needs %s. Name newer modules in the dependencies.", self.version,
-                                 ' and '.join(lacking))
         if self.cuda_architectures():
             self.check_nvcc()
 
     @staticmethod
     def first_line(compiler):
         """How a compiler introduces itself."""
-        return run_shell_cmd([compiler, '--version'], fail_on_error=False, hidden=True, use_bash=False,
-                             output_file=False).output.split('\n')[0]
+        return ask(compiler, '--version').output.split('\n')[0]
 
     def nvcc(self):
         """The compiler for the GPUs that were named: a module's, or the one on the path."""
@@ -127,8 +116,7 @@ class WheelBuild(LockedEnvironment):
 
     def check_nvcc(self):
         nvcc = self.nvcc()
-        listing = run_shell_cmd([nvcc, '--list-gpu-arch'], fail_on_error=False, hidden=True, use_bash=False,
-                                output_file=False).output
+        listing = ask(nvcc, '--list-gpu-arch').output
         unknown = build_options.unknown_architectures(self.cuda_architectures(), listing)
         if unknown:
             raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
@@ -153,8 +141,9 @@ class WheelBuild(LockedEnvironment):
     def own_options(self):
         """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
         asked = build_options.common_options(self.version)
-        commits = list(filter(None, map(git_sources.commit_of, self.cfg['sources'])))
-        local = 'git' + commits[0][:7] if commits else self.system.name
+        local = self.system.name
+        for commit in filter(None, map(git_sources.commit_of, self.cfg['sources'])):
+            local = 'git' + commit[:7]
         asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, local), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
         # a dry run asks no compiler
@@ -176,7 +165,7 @@ class WheelBuild(LockedEnvironment):
         """Tell the build what is asked for, run CMake, and compare what it decided."""
         own = self.own_options()
         if not self.dry_run:
-            self.check_tree(own)
+            self.check_options()
             if self.cfg['gpu_aware_mpi']:
                 self.make_gpu_aware()
         for name, value in build_options.dependency_options(get_software_root).items():
@@ -190,14 +179,8 @@ class WheelBuild(LockedEnvironment):
         self.install_build_tools()
         self.run_cmake()
 
-    def check_tree(self, options):
-        """Refuse a tree that cannot be built, or that does not know an option."""
-        missing = build_options.missing_submodules(self.tree)
-        # the same exception that PyTorch's own check makes
-        if missing and contract.plain(options.get('USE_SYSTEM_LIBS', '')) != 'ON':
-            raise EasyBuildError("The source tree has no files for %d submodule(s): %s. Use the release tarball, which "
-                                 "has all of them, or type in the tree: git submodule update --init --recursive "
-                                 "--depth 1 --jobs 8", len(missing), ', '.join(missing))
+    def check_options(self):
+        """Refuse options that the tree does not know."""
         problems = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
         if problems:
             raise EasyBuildError("custom_opts has options that %s %s does not know: %s",
@@ -268,12 +251,11 @@ class WheelBuild(LockedEnvironment):
             self.check_contract()
 
     def check_contract(self):
-        """Stop when CMake decided otherwise than was asked for."""
+        """Stop unless CMake decided what was asked for."""
         if self.dry_run:
             return
         with as_easybuild_error():
-            silent = contract.check(self.tree, self.cmake_output, self.asked, self.named)
-        self.log.info("CMake does not say what it decided about: %s", ', '.join(silent) or 'nothing')
+            contract.check(self.tree, self.cmake_output, self.asked, self.named)
         print_msg("CMake's decisions are what was asked for", log=self.log)
 
     # --- building ---------------------------------------------------------------------------------------------------
@@ -287,7 +269,7 @@ class WheelBuild(LockedEnvironment):
         if not self.route.configure:
             self.cmake_output = output
             self.check_contract()
-        wheels = glob.glob(os.path.join(glob.escape(self.tree), 'dist', 'torch-*.whl'))
+        wheels = [str(path) for path in Path(self.tree, 'dist').glob('torch-*.whl')]
         if len(wheels) != 1:
             raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
         self.wheel = wheels[0]

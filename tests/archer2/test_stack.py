@@ -35,7 +35,7 @@ def stack(eb, tmp_path):
     checksum = hashlib.sha256(tarball.read_bytes()).hexdigest()
     easyconfig = tmp_path / 'PyTorch-1.13.1-ARCHER2.eb'
     easyconfig.write_text((CHECKOUT / 'easyconfigs/p/PyTorch' / easyconfig.name).read_text()
-                          + "sources = ['%s']\nchecksums = ['%s']\ncustom_opts = %s\n"
+                          + "sources = ['%s']\npatches = []\nchecksums = ['%s']\ncustom_opts = %s\n"
                           % (tarball.name, checksum, OPTIONS))
     yield easyconfig
     shutil.rmtree(store / 'PyTorch-1.13.1-ARCHER2-built', ignore_errors=True)

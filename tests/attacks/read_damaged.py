@@ -20,7 +20,7 @@ from hpc_pytorch import start  # noqa: E402
 from hpc_pytorch.machine import batch_systems, inspection, systems  # noqa: E402
 from hpc_pytorch.packages import built_wheels, images, lock_files, pip_errors, wheel_tags  # noqa: E402
 from hpc_pytorch.rules import installation_locks, policy, resource_needs, sbom  # noqa: E402
-from hpc_pytorch.source import build_options, contract, interrupted_builds  # noqa: E402
+from hpc_pytorch.source import contract, interrupted_builds  # noqa: E402
 from ramgate import estimates  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402
 
@@ -107,12 +107,6 @@ def read_lock_note(path):
             for owner in installation_locks.owners(str(note.parent / 'x.lock'))]
 
 
-def read_gitmodules(path):
-    """Of a source tree."""
-    shutil.copy(path, path.with_name('.gitmodules'))
-    return build_options.missing_submodules(str(path.parent))
-
-
 def read_pip(path):
     """What pip printed."""
     said = path.read_text(errors='replace')
@@ -135,7 +129,6 @@ READERS = {
     'metadata': (b'Metadata-Version: 2.1\nName: toy\nVersion: 1.0\nLicense: MIT\n', read_metadata),
     'cmake': (CACHE.encode(), read_summary),
     'owner': (b'.owner=host=123=456=', read_lock_note),
-    'gitmodules': (b'[submodule "a"]\n\tpath = third_party/a\n\turl = https://example.org/a\n', read_gitmodules),
     'pip': (PIP_SAYS.encode(), read_pip),
     'easystack': (b'easyconfigs:\n  - PyTorch-1.13.1-ARCHER2.eb\n',
                   lambda path: start.easyconfigs_in(['--easystack=%s' % path])),
@@ -147,7 +140,7 @@ READERS = {
 
 # What attacks have found: each ended in a traceback once.
 FOUND = (
-    ('easyconfig', b'\xff'), ('gitmodules', b'\xff'), ('gitmodules', b'path = .'),
+    ('easyconfig', b'\xff'),
     ('metadata', b'Version: 1.0\n'), ('metadata', b'Name: toy\n'),
     ('owner', b'.owner=host'), ('owner', b'.owner=host=pid=456='),
     ('record', b'5'), ('record', b'null'), ('record', b'{"token": "abc"}'),

@@ -77,7 +77,8 @@ class SmallTorch:
         checksum = pack(self.tree, 'small-torch', self.sources / 'small-torch.tar.gz')
         suffix = re.search(r"^versionsuffix = '(.*)'", self.original.read_text(), re.M).group(1)
         parameters = dict({
-            'versionsuffix': suffix + '-small', 'sources': ['small-torch.tar.gz'], 'checksums': [checksum],
+            'versionsuffix': suffix + '-small', 'sources': ['small-torch.tar.gz'], 'patches': [],
+            'checksums': [checksum],
             'lock_files': ['small.lock'], 'build_lock_files': ['small-build.lock'], 'build_from_source': [],
             'scripts': [], 'sanity_check_commands': ["python -c 'import torch; assert torch.mpi_available()'"]},
             **parameters)

@@ -116,7 +116,7 @@ def test_other_files_in_the_store_stay(eb, toy):
 
 @pytest.mark.slow
 def test_wheel_that_does_not_fit(eb, toy):
-    """The tags of a wheel for another Python and another processor are taken apart."""
+    """What a wheel for another Python and another processor is for, and what is here."""
     eb(toy.easyconfig, '--fetch', env=toy.online)
     toy.wheels[1].unlink()
     toy.wheels[1] = make_wheel(toy.index, 'other', '2.0', 'cp38-cp38-linux_s390x')
@@ -124,8 +124,8 @@ def test_wheel_that_does_not_fit(eb, toy):
     store(eb).joinpath(toy.wheels[1].name).write_bytes(toy.wheels[1].read_bytes())
     output = eb(toy.easyconfig, env=toy.online, status=None)
     assert output.returncode != 0
-    assert 'Python tag cp38: it is for CPython 3.8' in output.stdout
-    assert 'linux_s390x is for s390x processors' in output.stdout
+    assert 'is for Python cp38 (cp38) on linux_s390x; ' in output.stdout
+    assert ' is cpython %s on %s' % (VERSION, os.uname().machine) in output.stdout
     assert nothing_installed(eb)
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 from common import CHECKOUT
-from easyblocks.small_builds import OPTIONS, Small
+from easyblocks.small_builds import OPTIONS, Small, pack
 
 pytestmark = pytest.mark.slow
 
@@ -134,7 +134,7 @@ def wait_for(condition, process):
 def test_rehearsed(eb, tmp_path):
     """-x shows a real easyconfig's steps, its source without a checksum, and no error that EasyBuild had to ignore."""
     text = (CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-1.13.1-ARCHER2.eb').read_text()
-    (tmp_path / 'PyTorch-1.13.1-ARCHER2.eb').write_text(re.sub('^checksums = .*', '', text, flags=re.M))
+    (tmp_path / 'PyTorch-1.13.1-ARCHER2.eb').write_text(re.sub(r'^checksums = \[.*?^\]', '', text, flags=re.M | re.S))
     output = eb('--rehearse', tmp_path / 'PyTorch-1.13.1-ARCHER2.eb', '-x').stdout
     assert 'setup.py build --cmake-only' in output and 'setup.py bdist_wheel' in output
     assert 'ignoring error' not in output, output
@@ -146,7 +146,7 @@ def test_without_mpi(small):
     cmake.write_text(cmake.read_text().replace('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))
     small.write()
     output = small.refused()
-    assert 'CMake decided otherwise than was asked for (USE_MPI)' in output and 'asked for:     ON' in output
+    assert 'CMake did not enable the requested options (USE_MPI)' in output and 'asked for:     ON' in output
 
 
 def test_installed_without_mpi(small):
@@ -185,8 +185,6 @@ def test_wrong_input(small):
     assert 'needs Python 3.6; found: 3.' in small.refused()
     small.write(edit=lambda text: text.replace(", ('mkl/2023.0.0', EXTERNAL_MODULE)", ''))
     assert 'BLAS' in small.refused()
-    small.write(edit=lambda text: text.replace("version = '1.13.1'", "version = '2.9.0'"))
-    assert 'PyTorch 2.9.0 needs CMake 3.27 or newer (3.21.3 is here). Name newer modules' in small.refused()
     # once a traceback; without the login's default environment nothing else brings the compilers
     small.write(edit=lambda text: text.replace("('PrgEnv-gnu', EXTERNAL_MODULE), ", ''))
     refused = small.refused(env={'HPC_LOGIN': 'bare'})
@@ -239,3 +237,58 @@ def test_missing_submodule(small):
     small.write()
     output = small.refused()
     assert 'third_party/small' in output and 'git submodule update' in output
+
+
+SETUP = "from setuptools import setup\nsetup(name='easybuild-easyconfigs', version='0.1')\n"
+OF_UPSTREAM = 'PyTorch-1.13.1_small.patch'
+
+
+@pytest.fixture
+def distribution(small):
+    """A small distribution of upstream's easyconfigs, locked beside the easyconfig; returns what pip finds it by."""
+    tree = small.directory / 'distribution'
+    patches = tree / 'easybuild/easyconfigs/p/PyTorch'
+    patches.mkdir(parents=True)
+    (tree / 'setup.py').write_text(SETUP)
+    (tree / 'PKG-INFO').write_text('Metadata-Version: 2.1\nName: easybuild-easyconfigs\nVersion: 0.1\n')
+    patch = PATCH.replace('9.9.9', (small.tree / 'version.txt').read_text().strip())
+    (patches / OF_UPSTREAM).write_text(patch)
+    found = small.directory / 'found'
+    checksum = pack(tree, 'easybuild_easyconfigs-0.1', found / 'easybuild_easyconfigs-0.1.tar.gz')
+    (small.directory / 'easybuild-easyconfigs.lock').write_text(
+        'easybuild-easyconfigs==0.1 --hash=sha256:%s\n' % checksum)
+    small.digest = hashlib.sha256(patch.encode()).hexdigest()
+    return {'PIP_FIND_LINKS': str(found)}
+
+
+def with_patch(small, name):
+    """Write the easyconfig with a patch."""
+    small.write(edit=lambda text: re.sub(r"^checksums = \[(.*)\]$", r"checksums = [\1, {%r: %r}]\npatches = [%r]" % (
+        name, small.digest, name), text, flags=re.M))
+
+
+def test_patches_of_upstream(small, distribution):
+    """Taken out of the distribution once, and applied; then without it and without a network."""
+    with_patch(small, OF_UPSTREAM)
+    for env in (distribution, {'PIP_NO_INDEX': '1'}):
+        small('--stop=patch', '--disable-cleanup-builddir', env=env)
+        version, = small.eb.prefix.glob('build/PyTorch/**/small-torch/version.txt')
+        assert version.read_text() == '9.9.10\n'
+        assert (small.sources / OF_UPSTREAM).exists()
+        for path in small.sources.glob('*-wheels/easybuild*'):
+            path.unlink()
+
+
+def test_wrong_patch_of_upstream(small, distribution):
+    """Changed, not to be had, or not in the distribution: the fetch step stops and names it."""
+    changed = small.sources / OF_UPSTREAM
+    changed.write_text('another\n')
+    with_patch(small, OF_UPSTREAM)
+    output = small.refused('--fetch', env=distribution)
+    assert 'Checksum verification for' in output and OF_UPSTREAM in output
+    changed.unlink()
+    output = small.refused('--fetch', env={'PIP_NO_INDEX': '1'})
+    assert 'Fetching failed' in output and 'easybuild-easyconfigs' in output, output
+    with_patch(small, 'PyTorch-1.13.1_unknown.patch')
+    output = small.refused('--fetch', env=distribution)
+    assert 'PyTorch-1.13.1_unknown.patch is neither beside the easyconfig nor in easybuild_easyconfigs-0.1' in output

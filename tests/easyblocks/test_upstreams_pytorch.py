@@ -89,8 +89,8 @@ def test_upstreams_easyblock(toolchain, eb):
     torch, hooks = toolchain
     output = torch('EB_PyTorch', edit=('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))(env=hooks, status=None)
     refused = said(output)
-    assert 'CMake decided otherwise than was asked for (USE_MPI)' in refused and 'asked for:     ON' in refused
-    assert 'BLAS' not in refused.partition('CMake decided')[2]
+    assert 'CMake did not enable the requested options (USE_MPI)' in refused and 'asked for:     ON' in refused
+    assert 'BLAS' not in refused.partition('CMake did not')[2]
     torch('EB_PyTorch', edit=('set(MPI_CXX_FOUND OFF)', 'find_package(MPI)'))(env=hooks)
     installed, = eb.prefix.glob('software/PyTorch/2.1.0-*')
     log = next(installed.glob('easybuild/*.log')).read_text()

@@ -17,7 +17,7 @@ CONSTANTS = ('ARCH', 'EXTERNAL_MODULE', 'HOME', 'OS_NAME', 'OS_TYPE', 'OS_VERSIO
              'GITHUB_LOWER_RELEASE', 'SOURCE_TAR_GZ', 'SOURCE_TAR_XZ', 'SOURCELOWER_TAR_GZ', 'SOURCELOWER_TAR_XZ',
              'OS_PKG_OPENSSL_DEV', 'OS_PKG_IBVERBS_DEV')
 # Of these parameters, long lists are data, not procedure.
-LONG_LISTS = ('exts_list', 'checksums', 'components')
+LONG_LISTS = ('exts_list', 'checksums', 'components', 'patches')
 
 
 def values(path):
@@ -170,6 +170,7 @@ def test_patches_say_why():
 def test_nothing_lies_around():
     """Beside easyconfigs lie their patches only; every lock file, and the input of every one, is used."""
     easyconfigs = ''.join(with_version(path.read_text(), path) for path in CHECKOUT.glob('easyconfigs/?/*/*.eb'))
+    easyconfigs += 'easybuild-easyconfigs.lock'  # named by the easyblock, for all of them
     # by what is a parameter's value where an easyconfig has no other
     for path in [*CHECKOUT.glob('easyconfigs/?/*/*'), *CHECKOUT.glob('easyconfigs/?/*/locks/*')]:
         if path.suffix != '.eb' and path.name != 'locks':

@@ -146,7 +146,7 @@ def test_node_fails(toys, slurm):
     slurm.start_node(first)
     go.touch()
     ended = toys.wait_for_end()['patient/1.0-ARCHER2']
-    assert '  done (COMPLETED' in ended and 'started again 1 time(s)' in ended
+    assert '  done (COMPLETED' in ended and 'requeued 1 time(s)' in ended
     assert facts(slurm, job)['NodeList'] != first
     assert toys.module('patient').exists()
 

@@ -26,6 +26,17 @@ moduleclass = 'ai'
 """
 COMMAND = 'uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url '
 
+SOURCE = """sources = ['toy-%(version)s.tar.gz']
+patches = [
+    'toy-1.0_fix.patch',
+]
+checksums = [
+    'ab',
+    {'toy-1.0_fix.patch':
+     'cd'},
+]
+"""
+
 
 def add(index, name, version, *requires, python='>=3.8'):
     """A wheel in the index."""
@@ -186,6 +197,16 @@ def test_one_version_for_all_pythons(toy, call):
     add(toy / 'index', 'torch', '4.0', python='>=3.12')
     call('--new-version', 'latest')
     assert (toy / 'toy-2.0.eb').exists()
+
+
+def test_source_and_patches(toy, call):
+    """The checksums and the patches of the old version are left out, and the user is told."""
+    path = toy / 'toy-1.0.eb'
+    path.write_text(path.read_text() + SOURCE)
+    output = call('--new-version', 'latest')
+    assert 'Its patches are left out: choose those of 2.0' in output and 'Its source has no checksum yet' in output
+    text = (toy / 'toy-2.0.eb').read_text()
+    assert 'patch' not in text and 'checksums' not in text and "sources = ['toy-%(version)s.tar.gz']" in text
 
 
 def test_newer_python(toy, call):

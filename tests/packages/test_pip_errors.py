@@ -25,7 +25,7 @@ UNREACHED = (
      "(Caused by NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to "
      "establish a new connection: [Errno 101] Network is unreachable'))", "no way to it", "eb --fetch"),
     ("index.test didn't respond within 15.0 seconds (while establishing a connection)", "in time", "later"),
-    ("403 Client Error: Forbidden for url: https://index.test/simple/toy/", "password", "index-url"),
+    ("403 Client Error: Forbidden for url: https://index.test/simple/toy/", "authentication required", "index-url"),
 )
 
 

@@ -23,7 +23,7 @@ TARBALLS = {
     '2.6.0': '099a9601bc40d67656e75735c44abedb0fbe92d08817852ab7472eebb7e6ddff',
 }
 BACKEND = 'torch/csrc/distributed/c10d/ProcessGroupMPI.cpp'
-# all that tests look at
+# all that most tests look at
 WANTED = (BACKEND, 'torch/csrc/distributed/c10d/ProcessGroupMPI.hpp')
 
 # The tree that is configured, the easyconfig that says how, and what its CMake wants to find of submodules that
@@ -67,7 +67,7 @@ def fetch(version, path):
     fetch_from_mirror('pool/main/p/pytorch/pytorch_%s+dfsg.orig.tar.xz' % version, TARBALLS[version], path)
 
 
-def tree(version):
+def tree(version, wanted=WANTED):
     """A directory with the wanted files of this version."""
     def make(partial):
         partial.mkdir(parents=True)
@@ -76,12 +76,12 @@ def tree(version):
         with tarfile.open(tarball) as packed:
             for member in packed:
                 name = member.name.partition('/')[2]
-                if name in WANTED:
+                if name in wanted:
                     target = partial / name
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(packed.extractfile(member).read())
         tarball.unlink()
-    kind = hashlib.sha256(repr(WANTED).encode()).hexdigest()[:8]
+    kind = hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]
     return kept(PLACE / ('%s-%s' % (version, kind)), make)
 
 
@@ -154,7 +154,8 @@ class Configured:
         path = directory / EASYCONFIG.replace('2.9.1', TREE)
         # its locks are those of the version that it was written for
         path.write_text(re.sub(r'PyTorch-%\(version\)s(-\S+lock)', r'PyTorch-2.9.1\1', text).replace(
-            version, "version = '%s'" % TREE) + "sources = ['%s']\nchecksums = ['%s']\ncustom_opts += %r\n%s" % (
+            version, "version = '%s'" % TREE)
+            + "sources = ['%s']\npatches = []\nchecksums = ['%s']\ncustom_opts += %r\n%s" % (
                 configurable().name, hashlib.sha256(configurable().read_bytes()).hexdigest(), OPTIONS + options, more))
         return path
 

@@ -54,7 +54,7 @@ class Build:
         text = (CHECKOUT / 'easyconfigs/p/PyTorch' / EASYCONFIG).read_text()
         self.easyconfig.write_text(re.sub(r'PyTorch-%\(version\)s(-\S+lock)', r'PyTorch-2.9.1\1', text).replace(
             "version = '2.9.1'", "version = '%s'" % VERSION)
-            + "cuda_compute_capabilities = ['8.0', '9.0']\nsources = ['%s']\nchecksums = ['%s']\n"
+            + "cuda_compute_capabilities = ['8.0', '9.0']\nsources = ['%s']\npatches = []\nchecksums = ['%s']\n"
             "custom_opts += %r\n" % (tarball.name, checksum, OPTIONS + WITHOUT + nccl))
 
     def __call__(self, *arguments, status=0):
