@@ -19,7 +19,7 @@ __attribute__((constructor)) static void look(void)
     size_t length = file ? fread(words, 1, sizeof words, file) : 0;
     if (file)
         fclose(file);
-    easybuild = memmem(words, length, "/launcher.py", strlen("/launcher.py")) != NULL;
+    easybuild = memmem(words, length, "hpc_pytorch.start", strlen("hpc_pytorch.start")) != NULL;
     if (easybuild)
         unsetenv("LD_PRELOAD");
 }

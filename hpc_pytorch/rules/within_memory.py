@@ -57,8 +57,8 @@ def watch(easyblock):
             path = os.path.join(directory, name)
             write_file(path, WRAPPER.format(directory=directory, compiler=compiler))
             os.chmod(path, 0o700)
-            if name in HOMES:
-                os.environ.setdefault(HOMES[name], os.path.dirname(os.path.dirname(compiler)))
+            if name in HOMES and not os.environ.get(HOMES[name]):
+                os.environ[HOMES[name]] = os.path.dirname(os.path.dirname(compiler))
     os.environ['RAMGATE_SOCKET'] = socket
     os.environ['PATH'] = directory + os.pathsep + os.environ['PATH']
     _running.append((process, directory))
