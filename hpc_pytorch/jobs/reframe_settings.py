@@ -43,7 +43,7 @@ def partition(system):
     """The compute nodes."""
     node = system.node
     scheduler, options = SCHEDULERS[system.scheduler['kind']]
-    gpus, cores, threads = node['gpus'] or 0, node['cores'] or os.cpu_count(), node['threads_per_core'] or 1
+    gpus, cores = node['gpus'] or 0, node['cores'] or os.cpu_count()
     paths = [path for path in os.environ.get('MODULEPATH', '').split(':') if path]
     found = {
         'name': 'compute',
@@ -53,7 +53,6 @@ def partition(system):
         'max_jobs': 1 if scheduler == 'local' else 8,
         'access': access(system.scheduler, options),
         'prepare_cmds': PREPARE + ['module use ' + path for path in reversed(paths)],
-        'processor': {'num_cpus': cores * threads, 'num_cpus_per_core': threads},
         'features': ['hpc_pytorch'] + ['gpu'] * bool(gpus) + ['batch'] * (scheduler != 'local'),
         # for the checks themselves
         'extras': {'hpc_pytorch': {
@@ -68,7 +67,6 @@ def partition(system):
     if gpus:
         option = system.scheduler['gpus_option'] or 'ngpus='
         found['resources'] = [{'name': 'gpus', 'options': [option + '{number}']}]
-        found['devices'] = [{'type': 'gpu', 'arch': node['gpu_architecture'] or '', 'num_devices': gpus}]
     return found
 
 

@@ -5,7 +5,7 @@ import re
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option
 
-from hpc_pytorch.machine.batch_systems import Request, seconds_of
+from hpc_pytorch.machine.batch_systems import Request
 from hpc_pytorch.rules.resource_needs import fitted
 
 # where a system.cfg has no default
@@ -45,13 +45,12 @@ def memory_of(text):
         raise EasyBuildError("--job-target-resource=memory: %s", problem)
 
 
-def request_for(system, scheduler, needs, hours=None):
+def request_for(system, needs, hours=None):
     """
-    The command line wins over the user's environment ($SBATCH_PARTITION ...), that over the software's needs, and those
-    over the system's defaults.
+    The command line wins over the software's needs, and those over the system's defaults; `hours` is what the
+    easyconfig itself says.
     """
     settings, node = system.scheduler, system.node
-    chosen = {name: os.environ[variable] for name, variable in scheduler.variables.items() if os.environ.get(variable)}
     asked = parse_target_resource(build_option('job_target_resource'))
     cores, memory, minutes = fitted(needs, node)
     gpus = 0
@@ -60,41 +59,30 @@ def request_for(system, scheduler, needs, hours=None):
         # nobody else gets what is left of the node
         cores, memory, gpus = system.usable_cores or cores, None, node['gpus'] or 0
     cores = build_option('job_cores') or cores
+    gpus = int(asked.get('gpus', gpus))
     if 'memory' in asked:
         memory = memory_of(asked['memory'])
-    gpus = int(asked.get('gpus', gpus))
-    partition = asked.get('partition') or chosen.get('partition')
-    if not partition:
+    minutes = minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime')
+    minutes = max(minutes, 60 * (hours or 0))
+    if 'walltime' in asked:
+        minutes = minutes_of(asked['walltime'], '--job-target-resource=walltime')
+    if 'partition' not in asked:
         # Slurm takes a job that no node fits while others wait, and never starts it
         check_fits('--job-cores', cores, (node['cores'] or 0) * (node['threads_per_core'] or 1), system)
         check_fits('--job-target-resource=memory', memory, node['memory'], system)
         check_fits('--job-target-resource=gpus', gpus, node['gpus'], system)
     return Request(
         account=account(system, asked),
-        partition=partition or settings['build_partition'] or settings['partition'],
-        qos=asked.get('qos') or chosen.get('qos') or (None if settings['build_partition'] else settings['qos']),
+        partition=asked.get('partition') or settings['build_partition'] or settings['partition'],
+        qos=asked.get('qos') or (None if settings['build_partition'] else settings['qos']),
         cores=cores,
         memory=memory,
-        minutes=min(minutes_asked(settings, asked, chosen, minutes, hours), 60 * build_option('job_max_walltime')),
+        minutes=min(minutes, 60 * build_option('job_max_walltime')),
         gpus=gpus,
         gpus_option=settings['gpus_option'],
         exclusive=exclusive,
         options=settings['options'],
     )
-
-
-def minutes_asked(settings, asked, chosen, needed, hours):
-    """The time of a job, in minutes; `hours` is what the easyconfig itself says."""
-    if 'walltime' in asked:
-        return minutes_of(asked['walltime'], '--job-target-resource=walltime')
-    if 'walltime' in chosen:
-        seconds = seconds_of(chosen['walltime'])
-        if seconds is None:
-            raise EasyBuildError("$SBATCH_TIMELIMIT: expected a time as sbatch takes it, such as 4:00:00, found %r",
-                                 chosen['walltime'])
-        return -(-seconds // 60) or 1
-    default = minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime')
-    return max(needed or default, 60 * (hours or 0))
 
 
 def check_fits(option, asked, most, system):

@@ -4,7 +4,6 @@ share is here.
 """
 import fcntl
 import os
-import re
 import shlex
 import sys
 
@@ -41,28 +40,6 @@ class Job(object):
         return process_easyconfig(path)[0]['ec']
 
 
-def quote_command(command):
-    """
-    EasyBuild's command for a job, as a shell has to read it: EasyBuild quotes neither its directory nor that of the
-    easyconfig or the output, and puts values of options between apostrophes even if they have some (5.4.1,
-    parallelbuild.py and generaloption.py).
-    """
-    here, eb = 'cd %s && ' % os.getcwd(), build_option('job_eb_cmd') + ' '
-    before, here, after = command.partition(here)
-    start, eb, rest = after.partition(eb)
-    if not here or not eb:
-        return command
-    for found in re.finditer(r'\.eb(?= )', rest):
-        path, options = rest[:found.end()], rest[found.end():]
-        if os.path.isfile(path):
-            rest = shlex.quote(path) + options
-            break
-    rest, option, output = rest.rpartition('--testoutput=')
-    rest = re.sub(r"(?<= )(--[\w-]+=)'(.*?)'(?= +(?:--|$))",
-                  lambda word: word.group(1) + shlex.quote(word.group(2)), rest)
-    return ''.join([before, 'cd ', shlex.quote(os.getcwd()), ' && ', start, eb, rest, option, shlex.quote(output)])
-
-
 class SystemJobs(object):
     """
     A JobBackend's methods for a system that is described in systems/. Nothing is submitted before all sources are
@@ -84,7 +61,7 @@ class SystemJobs(object):
             raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Leave it out: easybuild.cfg has it",
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
         # what is wrong with the command line
-        request_for(self.system, self.scheduler, OTHERS)
+        request_for(self.system, OTHERS)
         self.check_directories()
         self.take_lock()
 
@@ -116,6 +93,10 @@ class SystemJobs(object):
             ('collection', HERE, 'git clone'),
         )
         for what, path, remedy in needed:
+            if shlex.quote(path) != path:
+                # EasyBuild 5.4.1 quotes none of them in a job's command
+                raise EasyBuildError("Jobs need a %s without blanks or quotes in its name, found %s. Choose another "
+                                     "(%s ...).", what, path, remedy)
             # in a rehearsal, the nodes are this machine
             if os.environ.get('HPC_PYTORCH_REHEARSAL') and os.path.exists(path):
                 continue
@@ -127,7 +108,7 @@ class SystemJobs(object):
 
     def make_job(self, script, name, env_vars=None, hours=None, cores=None):
         """A job that is not submitted yet."""
-        return Job(name, quote_command(script), hours)
+        return Job(name, script, hours)
 
     def queue(self, job, dependencies=frozenset()):
         """Remember it; all sources are fetched before the first is submitted."""
@@ -224,7 +205,7 @@ class SystemJobs(object):
         self.note_submitted(record, job.jobid)
 
     def request(self, job):
-        return request_for(self.system, self.scheduler, needs_of(job.easyconfig()), job.hours)
+        return request_for(self.system, needs_of(job.easyconfig()), job.hours)
 
     def make_record(self, job):
         """What is noted of a job, and what its script is made from."""

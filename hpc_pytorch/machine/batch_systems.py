@@ -120,8 +120,6 @@ class Slurm(BatchSystem):
     opens_log = True
     job_variable = 'SLURM_JOB_ID'
     job_id = re.compile(r'\d+(;\S+)?$')
-    # the user's own choice in Slurm's own words; stands behind the command line only
-    variables = {'partition': 'SBATCH_PARTITION', 'qos': 'SBATCH_QOS', 'walltime': 'SBATCH_TIMELIMIT'}
     # the input variables in the manual pages of sbatch, squeue, scontrol, scancel and sacct (22.05): SBATCH_ARRAY_INX
     # would make several jobs of one, SBATCH_WAIT would wait for its end, SCANCEL_INTERACTIVE would ask, SQUEUE_FORMAT
     # would print something else; of the others most ask for what the job has been given already
@@ -213,7 +211,6 @@ class Pbs(BatchSystem):
     opens_log = False
     job_variable = 'PBS_JOBID'
     job_id = re.compile(r'\d+[\w.\[\]-]*$')
-    variables = {}
     # of the variables in qsub(1B) and qstat(1B) only those that change what is submitted or shown
     cleared = re.compile('PBS_(DPREFIX|QSTAT_EXECONLY|O_)')
     # qstat may be NCAR's qstat-cache, which knows nothing of what is younger than a minute unless it is asked this

@@ -372,8 +372,11 @@ def test_daemon_dies_and_job_lives(toys, pbs):
 
 
 def test_awkward_names(toys, pbs, eb):
-    """Blanks, quotes and colons in the easyconfig's directory; and the command that is printed shows these jobs."""
-    toys.directory = toys.directory / "it's a:b here"
+    """A directory that EasyBuild would not quote is refused; the command that is printed shows these jobs."""
+    directory, toys.directory = toys.directory, toys.directory / "it's a:b here"
+    toys.directory.mkdir()
+    assert "without blanks or quotes in its name, found %s" % toys.directory in toys.refused(toys.write('toy'))
+    toys.directory = directory / 'a:b'
     toys.directory.mkdir()
     output = toys.run(toys.write('toy'), '--robot=%s' % toys.directory.as_posix(), '--job')
     command = re.search(r'To see their state: (.*)', output).group(1)

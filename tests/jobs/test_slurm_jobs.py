@@ -169,14 +169,15 @@ AWKWARD = {
     'SBATCH_MEM_PER_GPU': '7', 'SBATCH_MEM_PER_NODE': '7', 'SBATCH_NO_KILL': '1', 'SBATCH_NO_REQUEUE': '1',
     'SBATCH_OPEN_MODE': 'append', 'SBATCH_OUTPUT': '/nowhere/o', 'SBATCH_OVERCOMMIT': '1', 'SBATCH_PROFILE': 'task',
     'SBATCH_REQ_SWITCH': '1', 'SBATCH_SIGNAL': 'KILL@60', 'SBATCH_SPREAD_JOB': '1', 'SBATCH_THREADS_PER_CORE': '1',
-    'SBATCH_USE_MIN_NODES': '1', 'SBATCH_WAIT': '1', 'SBATCH_WAIT_ALL_NODES': '1', 'SLURM_EXIT_ERROR': '9',
+    'SBATCH_USE_MIN_NODES': '1', 'SBATCH_PARTITION': 'gh', 'SBATCH_QOS': 'x',
+    'SBATCH_TIMELIMIT': '1', 'SBATCH_WAIT': '1', 'SBATCH_WAIT_ALL_NODES': '1', 'SLURM_EXIT_ERROR': '9',
     'SLURM_UMASK': '0777', 'SLURM_TIME_FORMAT': '%s', 'SQUEUE_FORMAT': '%u', 'SQUEUE_STATES': 'COMPLETED',
     'SQUEUE_USERS': 'nobody', 'SQUEUE_NAMES': 'x', 'SQUEUE_PARTITION': 'gh', 'SCONTROL_ALL': '1',
     'SCANCEL_INTERACTIVE': '1', 'SCANCEL_NAME': 'x', 'SCANCEL_STATE': 'SUSPENDED', 'SCANCEL_USER': 'nobody'}
 
 
 def test_users_environment(toys, slurm):
-    """What the user has set for other jobs, and limits of the login node, do not get into these; a time limit does."""
+    """What the user has set for other jobs, and limits of the login node, do not get into these."""
     toys.eb.command = ['prlimit', '--nofile=777:777', '--core=0:0'] + toys.eb.command
     easyconfig = toys.write('toy', commands=['ulimit -n > %s' % (toys.directory / 'limit'),
                                              WAIT.format(file=toys.directory / 'go')])
@@ -189,11 +190,11 @@ def test_users_environment(toys, slurm):
         assert 'toy/1.0-ARCHER2' in toys.run('--job-cancel', easyconfig, env=environment)
         wait_for(lambda: not slurm.output('squeue', '-h'), "end of the job")
     assert ours[0] == ours[1]
-    job, = toys.submit(easyconfig, env={'SBATCH_TIMELIMIT': '1-2'})
+    job, = toys.submit(easyconfig, '--job-target-resource=walltime=26:00:00')
     assert facts(slurm, job)['TimeLimit'] == '1-00:00:00', "no more than --job-max-walltime"
     wait_for((toys.directory / 'limit').exists, "start of the job", 120)
     assert (toys.directory / 'limit').read_text().strip() != '777'
-    output = toys.run(easyconfig, '--job', '--force', env={'SBATCH_TIMELIMIT': '33'})
+    output = toys.run(easyconfig, '--job', '--force', '--job-target-resource=walltime=0:33:00')
     assert 'toy/1.0-ARCHER2 is job' in output and 'is job %s' % job not in output
     (toys.directory / 'go').touch()
     job = re.search(r'job (\d+)', toys.wait_for_end()['toy/1.0-ARCHER2']).group(1)
