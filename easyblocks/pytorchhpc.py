@@ -18,18 +18,18 @@ import os
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.filetools import copy_file, make_archive, mkdir, remove_dir
+from easybuild.tools.filetools import copy_file, mkdir
 from easybuild.tools.systemtools import get_cuda_architectures
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem, fsync
+from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import contract, git_sources, gpu_aware_mpi, interrupted_builds, upstream_patches
-from hpc_pytorch.source.wheel_build import WheelBuild, find_program
+from hpc_pytorch.source import contract, gpu_aware_mpi, interrupted_builds, upstream_patches
+from hpc_pytorch.source.wheel_build import WheelBuild, commit_of, find_program
 
 
 class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
@@ -92,8 +92,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         """What makes the wheel what it is; None where a source or patch has neither a checksum nor a commit."""
         checksums = []
         for index, source in enumerate(self.cfg['sources'] + self.cfg['patches']):
-            commit = git_sources.commit_of(source)
-            checksums.append(commit or self.get_checksum_for(self.cfg['checksums'], source, index))
+            checksum = self.get_checksum_for(self.cfg['checksums'], source, index)
+            checksums.append(commit_of(source) or checksum)
         if None in checksums:
             return None
         for command in self.compilers().values():
@@ -116,30 +116,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             'gpu_aware_mpi': gpu_aware_mpi.identity() if self.cfg['gpu_aware_mpi'] else None,
             'build_packages': sorted(entry.text for entry in self.locked('build_lock_files')),
         }
-
-    def obtain_file(self, filename, git_config=None, **kwargs):
-        """Fetch one commit with its submodules, where EasyBuild would clone all of their history, gigabytes."""
-        if git_config is None:
-            return super().obtain_file(filename, **kwargs)
-        revision = git_config.get('commit') or 'refs/tags/' + git_config['tag']
-        url = '%s/%s.git' % (git_config['url'].rstrip('/'), git_config['repo_name'])
-        target = os.path.join(self.source_directories(self.name)[0], filename)
-        if self.dry_run:
-            self.dry_run_msg("  * %s of %s, with its submodules", revision, url)
-            return target
-        found = super().obtain_file(filename, no_download=True, warning_only=True)
-        if found:
-            return found
-        print_msg("fetching %s of %s with its submodules", revision, url, log=self.log)
-        tree = os.path.join(target + '.part', git_config['repo_name'])
-        with as_easybuild_error():
-            git_sources.checkout(url, revision, tree)
-            git_sources.fetch_cloned(tree)
-        part = make_archive(tree, archive_file=filename, archive_dir=target + '.part')
-        fsync(part)
-        os.replace(part, target)
-        remove_dir(target + '.part')
-        return target
 
     def fetch_sources(self, *args, **kwargs):
         """A wheel needs no sources."""

@@ -15,7 +15,7 @@ from easybuild.tools.filetools import download_file, mkdir
 from hpc_pytorch import part_directory, fsync
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
-from hpc_pytorch.packages.progress import fetched, progress
+from hpc_pytorch.packages.progress import progress
 from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
 
@@ -95,12 +95,12 @@ class PackageFiles:
             extra += ['--extra-index-url', url]
         count = len({entry.name for entry in entries})
         with part_directory(store) as part:
-            with progress("fetching %d packages into %s" % (count, store), self.log, fetched(part)):
+            with progress("fetching %d packages into %s" % (count, store), self.log):
                 result = self.pip.download(entries, part, '--only-binary', ':all:')
                 if result.exit_code and extra:
                     result = self.pip.download(entries, part, '--only-binary', ':all:', *extra)
             if result.exit_code:
-                raise self.pip.fetching_error(entries, result.output, self.directory, store, *extra)
+                raise self.pip.downloading_error(result.output, part, self.directory, store)
             self.keep(part, store)
 
     def download_sources(self, entries, tools):
@@ -112,7 +112,7 @@ class PackageFiles:
             result = self.pip.download(entries, part, '--no-binary', ':all:', '--no-build-isolation',
                                        environment={'PYTHONPATH': directory})
             if result.exit_code:
-                raise self.pip.fetching_error(entries, result.output, self.directory, store)
+                raise self.pip.downloading_error(result.output, part, self.directory, store)
             self.keep(part, store)
 
     def download_release(self, entry, url):

@@ -9,13 +9,14 @@ import tempfile
 from contextlib import contextmanager
 
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.filetools import remove_dir, write_file
+from easybuild.tools.filetools import read_file, remove_dir, write_file
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch.packages import known_errors
-from hpc_pytorch.packages.lock_files import normal_name
 from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words, other_files, unreached
 
+# what pip did, where it downloads to; a name without a dot is not kept as a package's file
+LOG = 'log'
 # path of a Python -> the command that runs pip for it, which takes a second to find out
 COMMANDS = {}
 
@@ -86,23 +87,21 @@ class Pip:
             raise EasyBuildError("Installing failed: %s%s", last_words(result.output), reason)
 
     def download(self, entries, directory, *arguments, **options):
-        """Download the files of entries, every checksum verified."""
+        """Download the files of entries, every checksum verified; all that pip did is in its log beside them."""
         with lock_file(entries) as lock:
-            return self('download', '--quiet', '--no-deps', '--require-hashes', '--dest', directory, *arguments,
-                        '-r', lock, **options)
+            return self('download', '--quiet', '--no-deps', '--require-hashes', '--dest', directory,
+                        '--log', os.path.join(directory, LOG), *arguments, '-r', lock, **options)
 
-    def fetching_error(self, entries, output, files, store, *indexes):
-        """Make an error of what pip printed; which index it could not reach it only prints when asked again."""
-        missed = NO_MATCH.search(output)
-        if missed:
-            name = normal_name(missed.group(1))
-            missed = [entry for entry in entries if entry.name == name]
-            output += self.download(missed, files, '-vvv', '--retries', '0', *indexes).output
-        reason = other_files(output) or last_words(output)
+    def downloading_error(self, output, part, files, store):
+        """Make an error of what pip printed; which index it could not reach is only in its log."""
+        reason, log = other_files(output) or last_words(output), ''
+        if os.path.exists(os.path.join(part, LOG)):
+            log = read_file(os.path.join(part, LOG))
         if FULL.search(output):
             reason += "\nMake room in %s and %s, or choose others: --sourcepath, --tmpdir" % (
                 store, tempfile.gettempdir())
         else:
-            reason += explain(output, files, self.python)
-        kind = IndexNotReached if unreached(output) else EasyBuildError
+            reason += explain(output + log, files, self.python)
+        another_index_may_help = NO_MATCH.search(output) and unreached(log)
+        kind = IndexNotReached if another_index_may_help else EasyBuildError
         return kind("Fetching failed: %s", reason)

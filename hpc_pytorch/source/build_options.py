@@ -57,6 +57,14 @@ ARCHITECTURE_FLAGS = (
     ('aarch64', 'gcc', '2.0', None, 'USE_PRIORITIZED_TEXT_FOR_LD', '1'),
 )
 
+# What trees from 2.7 on clone while they build, as it is no submodule: (directory, files of which one names the tag).
+# From tools/optional_submodules.py and build_pytorch_libs.py.
+NCCL, EIGEN = 'third_party/nccl', 'third_party/eigen'
+CLONED = (
+    (NCCL, ('.ci/docker/ci_commit_pins/nccl.txt', '.ci/docker/ci_commit_pins/nccl-cu12.txt')),
+    (EIGEN, ('third_party/eigen_pin.txt',)),
+)
+
 # Where in a source tree the names of options stand.
 OPTION_FILES = ('setup.py', 'CMakeLists.txt', 'cmake', os.path.join('tools', 'setup_helpers'),
                 os.path.join('caffe2', 'CMakeLists.txt'), os.path.join('third_party', 'gloo', 'CMakeLists.txt'))
@@ -138,3 +146,17 @@ def unknown_options(options, tree):
             near = difflib.get_close_matches(name, sorted(known), n=1)
             problems.append("%s%s" % (name, " (did you mean %s?)" % near[0] if near else ""))
     return problems
+
+
+def cloned(tree, asked):
+    """The directories that a build with these options would clone."""
+    wanted = {
+        NCCL: (asked.get('USE_CUDA'), asked.get('USE_NCCL', '1'), asked.get('USE_SYSTEM_NCCL', '0')) == ('1', '1', '0'),
+        EIGEN: asked.get('USE_SYSTEM_EIGEN_INSTALL') not in ('1', 'ON'),
+    }
+    found = []
+    for name, pins in CLONED:
+        pinned = any(os.path.isfile(os.path.join(tree, pin)) for pin in pins)
+        if pinned and wanted[name] and not os.path.exists(os.path.join(tree, name)):
+            found.append(name)
+    return found

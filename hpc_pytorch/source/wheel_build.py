@@ -19,7 +19,7 @@ from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.programs import ask
-from hpc_pytorch.source import build_options, contract, git_sources, gpu_aware_mpi
+from hpc_pytorch.source import build_options, contract, gpu_aware_mpi
 
 # Runs ramgate without putting the collection on the $PYTHONPATH of what it starts.
 RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -49,6 +49,11 @@ def say_what_was_watched(report, log):
         largest = max([0] + [compilation['peak_mb'] for compilation in compilations])
         print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
                   len(compilations), len(again), largest / 1024, log=log)
+
+
+def commit_of(source):
+    """The commit that a source of an easyconfig names; None for released tarballs."""
+    return source.get('git_config', {}).get('commit') if isinstance(source, dict) else None
 
 
 def find_program(name):
@@ -142,8 +147,9 @@ class WheelBuild(LockedEnvironment):
         """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
         asked = build_options.common_options(self.version)
         local = self.system.name
-        for commit in filter(None, map(git_sources.commit_of, self.cfg['sources'])):
-            local = 'git' + commit[:7]
+        for source in self.cfg['sources']:
+            if commit_of(source):
+                local = 'git' + commit_of(source)[:7]
         asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, local), PYTORCH_BUILD_NUMBER='1')
         asked.update(self.compilers())
         # a dry run asks no compiler
@@ -173,9 +179,10 @@ class WheelBuild(LockedEnvironment):
         self.ask_upstream(own)
         for name, value in sorted(self.asked.items()):
             env.setvar(name, value)
-        if not self.dry_run:
-            with as_easybuild_error():
-                git_sources.check_pins(self.tree, self.asked)
+        cloned = build_options.cloned(self.tree, self.asked)
+        if cloned:
+            raise EasyBuildError("The build would clone %s. Use the release tarball, which has it, or add NCCL to the "
+                                 "dependencies", ', '.join(cloned))
         self.install_build_tools()
         self.run_cmake()
 

@@ -10,7 +10,7 @@ import shutil
 import pytest
 from common import CACHE, EB
 
-from source.test_git_sources import git, server  # noqa: F401
+from bede.git_server import git, server  # noqa: F401
 from easyblocks.small_builds import SmallTorch
 
 from hpc_pytorch.source import build_options
