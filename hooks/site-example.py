@@ -17,12 +17,15 @@ def parse_hook(ec):
         # set what system.cfg has for software that communicates this way
         settings = {setting.name: setting.value for setting in system.settings_for(['gpu', 'nccl'])}
         ec['modextravars'] = dict(settings, **ec['modextravars'])
-    if ec['name'] == 'PyTorch' and ec['easyblock'] is None:
-        # EasyBuild's own easyblock builds without what CMake does not find: stop instead
-        compare_with_cmake(ec)
 
 
 def pre_configure_hook(easyblock):
     """Keep any easyblock's compilers within the memory; the kernel kills them on nodes with little for each core."""
     if easyblock.name in ('LightGBM', 'TensorFlow', 'PyTorch'):
         within_memory.watch(easyblock)
+
+
+def post_configure_hook(easyblock):
+    """EasyBuild's own easyblock builds PyTorch without what CMake does not find: stop instead."""
+    if easyblock.name == 'PyTorch' and easyblock.cfg['easyblock'] is None:
+        compare_with_cmake(easyblock)

@@ -172,9 +172,6 @@ class SingularityContainer(EasyBlock):
         if self.venv and not self.runtime:
             raise EasyBuildError("making the virtual environment needs Singularity or Apptainer; neither was found. "
                                  "Install on a node that has one")
-        if self.cfg['copy_image']:
-            with as_easybuild_error():
-                images.check_room(self.src[0]['path'], self.installdir)
 
     def dry_run_image(self):
         """A dry run succeeds without the image; the installation would not."""

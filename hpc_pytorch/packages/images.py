@@ -1,11 +1,10 @@
 """Container images as files: whether they are whole, where they are kept, and how they come from a registry."""
 import difflib
-import glob
 import os
 import re
-import shutil
 import struct
 import subprocess
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem, part_directory, fsync
 
@@ -39,8 +38,6 @@ def check_image(path):
         raise UsersProblem("the image %s is truncated: %d of %d bytes. Fetch it again." % (path, size, promised))
 
 
-# --- copying --------------------------------------------------------------------------------------------------------
-
 def place_image(source, target):
     """Make the image appear at `target`, whole or not at all; blocks are shared where the file system can."""
     partial = target + '.partial'
@@ -50,59 +47,39 @@ def place_image(source, target):
     if copied.returncode:
         if os.path.exists(partial):
             os.remove(partial)
-        if re.search('No space left|quota exceeded', copied.stderr):
-            raise no_room(source, os.path.dirname(target))
-        raise UsersProblem("the image %s could not be copied to %s: %s" % (source, target, copied.stderr.strip()))
+        raise UsersProblem("the image %s (%d MiB) could not be copied: %s. If it is full, choose another --prefix, "
+                           "or leave the image where it is with `copy_image = False`"
+                           % (source, os.path.getsize(source) >> 20, copied.stderr.strip()))
     fsync(partial)
     os.rename(partial, target)
 
 
-def check_room(source, directory):
-    """Stop when a copy of the image does not fit below a directory that need not exist yet."""
-    while not os.path.isdir(directory):
-        directory = os.path.dirname(directory)
-    if shutil.disk_usage(directory).free < os.path.getsize(source):
-        raise no_room(source, directory)
-
-
-def no_room(source, directory):
-    return UsersProblem("no room for the image: it has %d MiB, and %s has %d MiB left, or your quota has less. "
-                        "Free space there, choose another --prefix, or leave the image where it is with "
-                        "`copy_image = False`" % (os.path.getsize(source) >> 20, directory,
-                                                  shutil.disk_usage(directory).free >> 20))
-
-
-# --- stores of the site ---------------------------------------------------------------------------------------------
-
-def images_in(store, name='*'):
-    """The files of this name in a store or in one of its directories."""
-    places = (glob.escape(store), os.path.join(glob.escape(store), '*'))
-    paths = [path for place in places for path in sorted(glob.glob(os.path.join(place, name)))]
-    return list(filter(os.path.isfile, paths))
+def images_in(store):
+    """The files in a store and in its directories: {name: path}."""
+    found = {}
+    for pattern in ('*', '*/*'):
+        for path in sorted(Path(store).glob(pattern)):
+            if os.path.isfile(str(path)):
+                found.setdefault(path.name, str(path))
+    return found
 
 
 def find_image(stores, name):
     """The path of an image in the first store that has it; or None."""
-    for store in stores:
-        found = images_in(store, glob.escape(name))
-        if found:
-            return found[0]
-    return None
+    return next(filter(None, (images_in(store).get(name) for store in stores)), None)
 
 
 def not_found(name, source_paths, stores):
     """The message for a missing image: where it was looked for, and which images have a similar name."""
-    places, near = [], ''
+    places, paths = [], {}
     for store in stores:
         places.append(store if os.path.isdir(store) else "%s (no such directory)" % store)
-        paths = {os.path.basename(path): path for path in images_in(store)}
-        for other in difflib.get_close_matches(name, paths, n=1):
-            near = " The nearest: %s." % paths[other]
+        paths.update(images_in(store))
+    near = difflib.get_close_matches(name, paths, n=1)
     return "the image %s is neither in the source path (%s) nor in an image store (%s).%s" % (
-        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system", near)
+        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system",
+        " The nearest: %s." % paths[near[0]] if near else '')
 
-
-# --- registries -----------------------------------------------------------------------------------------------------
 
 def file_of(reference):
     """The name of the file in which an image of a registry is kept."""

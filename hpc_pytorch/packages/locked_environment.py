@@ -167,7 +167,12 @@ class LockedEnvironment(EasyBlock):
 
     def named_file(self, name):
         """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
-        return named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True)
+        path = named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True, warning_only=True)
+        if not path:
+            raise EasyBuildError("%s, which %s names, is missing. Put it beside the easyconfig, or into a directory of "
+                                 "--robot-paths. A lock file is made as the .in files beside the collection's show",
+                                 name, os.path.basename(self.cfg.path))
+        return path
 
     def locked(self, parameter):
         """All entries of the lock files that a parameter names."""
@@ -179,15 +184,8 @@ class LockedEnvironment(EasyBlock):
 
     def check_locks(self):
         """Stop unless all lock files are there, and are of this version; of a copied easyconfig they may not be."""
-        for parameter in LOCK_PARAMETERS:
-            for name in self.cfg[parameter]:
-                try:
-                    self.named_file(name)
-                except EasyBuildError:
-                    raise EasyBuildError("The lock file %s of %s %s is missing. Make it as the .in files beside the "
-                                         "collection's lock files show, and put it beside the easyconfig, or into "
-                                         "a directory of --robot-paths", name, self.name, self.version)
-        for entry in self.locked('lock_files'):
+        entries = [entry for parameter in LOCK_PARAMETERS for entry in self.locked(parameter)]
+        for entry in entries:
             other = entry.version.split('+')[0] != self.version
             if entry.name == 'torch' and self.name == 'PyTorch' and other:
                 raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "

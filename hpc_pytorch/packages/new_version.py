@@ -46,8 +46,6 @@ REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in 
 BY_HAND = re.compile(r'\.whl|\.sif|docker://|git_config|^package_urls = ', re.M)
 
 
-# --- uv -------------------------------------------------------------------------------------------------------------
-
 def pip_settings():
     """What pip was told of indexes, mirrors and certificates, as uv's variables; the user's own stay."""
     said = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
@@ -85,8 +83,6 @@ def command_of(path):
 def option(words, name, default):
     return words[words.index(name) + 1] if name in words else default
 
-
-# --- one easyconfig -------------------------------------------------------------------------------------------------
 
 def read(path):
     return Path(path).read_text(encoding='utf-8')
@@ -182,8 +178,6 @@ class Change:
         runtimes = [name for name in sorted(found) if name.startswith('nvidia-cuda-runtime')]
         return int(found[runtimes[0]].split('.')[0]) if runtimes else 0
 
-    # --- asking the indexes -----------------------------------------------------------------------------------------
-
     def resolved_for_a_python(self, requirements):
         """What uv makes of a few requirements for the oldest of the easyconfig's Pythons that they know."""
         later = [name for name in self.pythons if version_key(name) > version_key(self.least)]
@@ -207,8 +201,6 @@ class Change:
                 words += ['--extra-index-url', self.renamed(index)]
                 break
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', uv(words, self.work), re.M))
-
-    # --- writing ----------------------------------------------------------------------------------------------------
 
     def renamed(self, text):
         """A text with the new version, and the new build, such as rocm7.1, in the place of the old."""
@@ -280,8 +272,6 @@ class Change:
 def has_sources(text):
     return re.search(r'^sources = ', text, re.M)
 
-
-# --- the command ----------------------------------------------------------------------------------------------------
 
 def find(name):
     """The path of an easyconfig, from a path or the name of one of the collection's."""

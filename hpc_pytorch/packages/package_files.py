@@ -36,8 +36,6 @@ class PackageFiles:
         self.pip = Pip(python)
         self.directory = tempfile.mkdtemp(prefix='wheels-')
 
-    # --- what is here -----------------------------------------------------------------------------------------------
-
     def link(self, entries):
         """Link what the stores have of these entries; report and leave there what is damaged."""
         expected = {}
@@ -71,8 +69,6 @@ class PackageFiles:
             return []
         here = {name_and_version(name) for name in linked if not why_not(name, self.python)}
         return [entry for entry in entries if (entry.name, entry.version) not in here] or entries
-
-    # --- what is fetched --------------------------------------------------------------------------------------------
 
     def writable_store(self, entry):
         """The first store that can be written to, for this entry and others."""

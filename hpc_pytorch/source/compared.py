@@ -1,49 +1,23 @@
-"""
-A build of PyTorch by upstream's easyblock: CMake's decisions are compared before anything is compiled. A site's hook
-(see hooks/site-example.py) calls ``compare_with_cmake``, which puts this program in front of upstream's command:
-
-    compared.py [NAME=VALUE ...] PYTHON -m pip install ...
-
-Standard library only, Python 3.6.
-"""
+"""A build of PyTorch by upstream's easyblock: CMake's decisions are compared before anything is compiled."""
 import os
-import shlex
-import subprocess
-import sys
 
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
-from hpc_pytorch import UsersProblem  # noqa: E402
-from hpc_pytorch.source import build_options, contract  # noqa: E402
+from easybuild.tools.build_log import print_msg
+from easybuild.tools.run import run_shell_cmd
 
-
-def compare_with_cmake(ec):
-    """Stop the build of this easyconfig when CMake leaves out what was asked for; for parse_hook."""
-    program = [sys.executable, '-I', os.path.realpath(__file__)]
-    ec['preinstallopts'] += ' '.join(map(shlex.quote, program)) + ' '
+from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.source import build_options, contract
 
 
-def main(words):
-    """Become the command, once CMake's decisions are what was asked for."""
-    first = ['=' in word for word in words].index(False)
-    command, asked = words[first:], build_options.as_dict(words[:first])
-    environment = dict(os.environ, **asked)
+def compare_with_cmake(easyblock):
+    """Stop a build when CMake leaves out what was asked for; a site's post_configure_hook calls it."""
+    options = easyblock.cfg['prebuildopts']
+    asked = build_options.as_dict(os.path.expandvars(options).split())
     # upstream's way to ask for a BLAS: the kind of it decides
     asked['BLAS'] = contract.BLAS_NAMES.get(asked.get('WITH_BLAS'), asked.get('BLAS', ''))
-    route = build_options.route(asked.get('PYTORCH_BUILD_VERSION', '0'))
-    if route and route.configure:
-        done = subprocess.run([command[0]] + list(route.configure), env=environment, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, universal_newlines=True, errors='replace')
-        print(done.stdout)
-        if done.returncode:
-            raise UsersProblem("CMake could not configure PyTorch (exit status %d)" % done.returncode)
-        contract.check(os.getcwd(), done.stdout, asked, asked)
-        print("CMake's decisions are what was asked for")
-    sys.stdout.flush()
-    os.execvpe(command[0], command, environment)
-
-
-if __name__ == '__main__':
-    try:
-        main(sys.argv[1:])
-    except UsersProblem as problem:
-        sys.exit('compared.py: %s' % problem)
+    route = build_options.route(easyblock.version)
+    if route and route.configure and not easyblock.dry_run:
+        command = ' '.join([options, easyblock.python_cmd] + list(route.configure))
+        output = run_shell_cmd(command, work_dir=easyblock.start_dir).output
+        with as_easybuild_error():
+            contract.check(easyblock.start_dir, output, asked, asked)
+        print_msg("CMake's decisions are what was asked for", log=easyblock.log)

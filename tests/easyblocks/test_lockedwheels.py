@@ -215,7 +215,7 @@ def test_no_lock_for_another_version(eb, tmp_path):
     easyconfig = of_another_version(tmp_path, 'PyTorch-1.13.1-ARCHER2.eb', '1.13.1', '2.6.0')
     output = eb('--rehearse', easyconfig, '--fetch', status=None)
     assert output.returncode != 0
-    assert 'The lock file torch-2.6.0-vision.lock' in output.stdout
+    assert 'torch-2.6.0-vision.lock, which PyTorch-2.6.0-ARCHER2.eb names, is missing' in output.stdout
     assert "Couldn't find file" not in output.stdout
 
 

@@ -199,10 +199,10 @@ def disk(directory, kilobytes):
 
 
 def test_prefix_full(place):
-    """Said before anything is written, with both sizes."""
+    """Said with the image's size, and what to do."""
     with disk(place.eb.prefix, 1024):
         message = refused(place, place.easyconfig())
-    assert 'no room for the image' in message and 'copy_image = False' in message
+    assert 'No space left' in message and 'copy_image = False' in message
 
 
 def test_disk_fills_up(place):
@@ -212,7 +212,7 @@ def test_disk_fills_up(place):
         image = shutil.copy(image, place.directory / 'disk')
         os.chown(image, place.user.pw_uid, place.user.pw_gid)
         place.eb.prefix = place.directory / 'disk' / 'prefix'
-        assert 'no room for the image' in refused(place, place.easyconfig(), env={'HPC_IMAGE_SEARCH_PATH': str(
+        assert 'No space left' in refused(place, place.easyconfig(), env={'HPC_IMAGE_SEARCH_PATH': str(
             place.directory / 'disk')})
 
 
