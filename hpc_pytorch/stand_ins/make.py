@@ -10,6 +10,7 @@ prints the directory to `module use`. `make.py frontier-2024` makes the stand-in
 import argparse
 import configparser
 import fcntl
+import glob
 import hashlib
 import os
 import re
@@ -115,12 +116,19 @@ def pairs(text):
 
 
 def modules_of(easyconfigs):
-    """Return the system's modules that easyconfigs load, which lie in the collection or elsewhere."""
-    found = set()
-    for name in map(Path, easyconfigs):
-        for path in [name] if name.is_file() else COLLECTION.glob('easyconfigs/*/*/' + name.name):
-            text = path.read_text(encoding='utf-8', errors='replace')
+    """Return the system's modules that easyconfigs, and those that they depend on, load."""
+    found, queue = set(), [Path(name) for name in easyconfigs]
+    beside = {path.parent for path in queue}
+    for path in queue:
+        places = [directory / path.name for directory in beside]
+        places += COLLECTION.glob('easyconfigs/*/*/' + glob.escape(path.name))
+        for place in filter(Path.is_file, places):
+            text = place.read_text(encoding='utf-8', errors='replace')
             found.update(re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", text))
+            for words in re.findall(r"\('([^']+)', '([^']+)'(?:, '([^']+)')?\)", text):
+                dependency = Path('%s-%s%s.eb' % words)
+                if dependency not in queue:
+                    queue.append(dependency)
     return found
 
 
