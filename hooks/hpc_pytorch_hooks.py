@@ -18,8 +18,8 @@ except ImportError:
     # EasyBuild comes from elsewhere, and this file lies in a checkout
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import UsersProblem, fsync  # noqa: E402
-from hpc_pytorch.rules import disk_space, early_checks, installation_locks, known_pairs, policy  # noqa: E402
-from hpc_pytorch.rules import provenance, usage_hints, within_memory  # noqa: E402
+from hpc_pytorch.rules import disk_space, early_checks, installation_locks, known_pairs, own_python  # noqa: E402
+from hpc_pytorch.rules import policy, provenance, usage_hints, within_memory  # noqa: E402
 
 
 def fsync_software(easyblock):
@@ -43,6 +43,7 @@ RULES = {
     # an easyconfig was read
     'parse_hook': [
         ("the system's modules are there", early_checks.check_external_modules),
+        ('a Python that fits', own_python.add),
         ('usage hints', usage_hints.remember),
     ],
     # it is known what is going to be installed
