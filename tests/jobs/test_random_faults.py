@@ -3,7 +3,8 @@ Chains of three under random faults: submissions are killed, answers get lost, n
 deleted, the file system of the prefix and of the logs has no room, or no files, left. Whoever types the same again has
 every module at the end, built by one job at a time and never again.
 
-One chain in ./test nightly; for longer: HPC_FAULTS_SECONDS=3600 HPC_FAULTS_SEED=1 ./test tests/jobs/test_random_faults.py -s
+One chain in ./test nightly; for longer:
+HPC_FAULTS_SECONDS=3600 HPC_FAULTS_SEED=1 ./test nightly tests/jobs/test_random_faults.py -s
 """
 import contextlib
 import os

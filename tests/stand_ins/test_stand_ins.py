@@ -530,7 +530,7 @@ def test_missing_package_without_being_root(small, tmp_path):
     assert 'Traceback' not in done.stdout
 
 
-@pytest.mark.parametrize('seed', [0, 1] + [pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 10)])
+@pytest.mark.parametrize('seed', [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 10))])
 def test_killed_at_any_moment(stand_ins, tmp_path, seed):
     """kill -9, then again: the same as undisturbed."""
     expected = tree(stand_ins['bede'].parent)
