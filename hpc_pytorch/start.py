@@ -26,26 +26,8 @@ COLLECTION = Path(__file__).resolve().parent.parent
 # EasyBuild's own, in the environment of ./eb
 EB = os.path.join(sys.prefix, 'bin', 'eb')
 
-USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...
-
-  --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
-  --rehearse     try another system's easyconfig here, on its stand-in instead of its real modules
-  --job-status   show the jobs that --job submitted for this prefix or easyconfig; with --follow: until they end
-  --job-cancel   cancel them
-  --new-version X EASYCONFIG
-                 create an easyconfig and lock files for version X (or: latest)
-  --renew EASYCONFIG
-                 make the lock files of an easyconfig again, with what the package indexes have today
-  --survey [FILE] [--job]
-                 compare this machine with its description; with FILE, write a JSON report
-  --survey --new-system NAME
-                 write drafts of systems/NAME and its first easyconfig
-  --check [MODULE ...] [--update] [--report FILE]
-                 check and measure what is installed, and compare with what --update kept; --check --help has more
-
-What follows is EasyBuild's own help.
-"""
-
+# what --help shows before EasyBuild's own
+USAGE = Path(__file__).with_name('usage.txt').read_text(encoding='utf-8')
 # Options with which easyconfigs are only read, so that they may be for several systems.
 ONLY_READ = ('--check-contrib', '--check-style')
 # What runs instead of EasyBuild, by our option: modules with a function main(arguments).
@@ -82,8 +64,6 @@ def own_options(arguments):
     parser.add_argument('--hooks')
     parser.add_argument('--try-software-version', dest='version')
     ours, others = parser.parse_known_args(arguments)
-    if ours.system == '':
-        raise UsersProblem("--system requires a name, for example: --system workstation")
     names = [word.split('=')[0] for word in others]
     ours.program = next((name for name in PROGRAMS if '--' + name in names), None)
     if ours.program in WITHOUT_OPTION:

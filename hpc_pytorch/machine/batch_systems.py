@@ -129,36 +129,23 @@ class Slurm(BatchSystem):
     def command(self, request, name, mark, log, after):
         """Return sbatch with everything but the script."""
         log = log.replace('%', '%%').replace('{job}', '%j')
-        options = ['--parsable', '--export=NONE', '--propagate=NONE', '--requeue', '--open-mode=truncate',
-                   '--input=/dev/null', '--nodes=1', '--ntasks=1']
-        asked = {
-            'job-name': name,
-            'comment': mark,
-            'output': log,
-            'cpus-per-task': request.cores,
-            'time': request.minutes,
-            # all that the node has
-            'mem': '0',
-            'account': request.account,
-            'partition': request.partition,
-            'qos': request.qos,
-        }
-        if request.memory:
-            asked['mem'] = request.memory // MIB
+        # --mem=0: all that the node has
+        memory = request.memory or 0
+        command = ['sbatch', '--parsable', '--export=NONE', '--propagate=NONE', '--requeue', '--open-mode=truncate',
+                   '--job-name=' + name, '--comment=' + mark, '--output=' + log, '--input=/dev/null',
+                   '--nodes=1', '--ntasks=1', '--cpus-per-task=%d' % request.cores,
+                   '--time=%d' % request.minutes, '--mem=%d' % (memory // MIB)]
+        for option in ('account', 'partition', 'qos'):
+            value = getattr(request, option)
+            if value:
+                command.append('--%s=%s' % (option, value))
         if after:
             numbers = [job.split(';')[0] for job in after]
-            asked['dependency'] = 'afterok:' + ':'.join(numbers)
-            asked['kill-on-invalid-dep'] = 'yes'
-        for option, value in asked.items():
-            if value:
-                options.append('--%s=%s' % (option, value))
+            command += ['--dependency=afterok:' + ':'.join(numbers), '--kill-on-invalid-dep=yes']
         if request.gpus:
             option = request.gpus_option or '--gpus-per-node='
-            options.append(option + str(request.gpus))
-        for word in request.options:
-            if not word.startswith(('--export', '--mem')):
-                options.append(word)
-        return ['sbatch'] + options
+            command.append(option + str(request.gpus))
+        return command + [word for word in request.options if not word.startswith(('--export', '--mem'))]
 
     @staticmethod
     def of_cluster(tool, job):

@@ -10,7 +10,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -195,12 +194,6 @@ class Machine(object):
     @probe(LOGIN, 'system login_hosts', host_matches)
     def login_host(self):
         return socket.gethostname()
-
-    @probe(LOGIN, lambda system: 'reached')
-    def package_index(self):
-        command = [sys.executable, '-m', 'pip', 'index', 'versions', 'pip', '--retries=0', '--timeout=10']
-        done = run(command, env=self.environ)
-        return 'not reached' if done.returncode else 'reached'
 
     @probe(JOB, paths_of_jobs, all_there)
     def paths_in_jobs(self):
