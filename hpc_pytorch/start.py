@@ -104,19 +104,14 @@ def with_other_version(version, arguments):
 
 # -- EasyBuild's configuration
 
-def set_default(name, value):
-    """Set an option of EasyBuild's unless the user has."""
-    os.environ.setdefault('EASYBUILD_' + name, value)
-
-
 def configure_modules_tool(arguments):
     """Tell EasyBuild which modules tool to use, unless the user does."""
     chosen = any(word.startswith('--modules-tool') for word in arguments)
     if not chosen and 'EASYBUILD_MODULES_TOOL' not in os.environ:
         tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program
-        set_default('MODULES_TOOL', tool.name)
-        set_default('MODULE_SYNTAX', tool.syntax)
+        os.environ.setdefault('EASYBUILD_MODULES_TOOL', tool.name)
+        os.environ.setdefault('EASYBUILD_MODULE_SYNTAX', tool.syntax)
 
 
 def configure_files(system):
@@ -151,7 +146,7 @@ def configure_jobs(system, rehearse):
     """Tell jobs how to call ./eb as it was called here."""
     words = [str(COLLECTION / 'eb'), '--system', system] + ['--rehearse'] * rehearse
     command = ' '.join(map(shlex.quote, words))
-    set_default('JOB_EB_CMD', command.replace('%', '%%'))
+    os.environ.setdefault('EASYBUILD_JOB_EB_CMD', command.replace('%', '%%'))
     os.environ['HPC_PYTORCH_COMMAND'] = command
 
 
@@ -163,7 +158,7 @@ def configure_rehearsal(system, easyconfigs):
     # the system's metadata, then the stand-in's for what has a fixed place on the real system
     files = [COLLECTION / 'systems' / system / 'external_modules.cfg', place / 'external_modules.cfg']
     os.environ['EASYBUILD_EXTERNAL_MODULES_METADATA'] = ','.join(str(path) for path in files if path.exists())
-    set_default('PREFIX', str(COLLECTION / '.local/rehearsal' / system))
+    os.environ.setdefault('EASYBUILD_PREFIX', str(COLLECTION / '.local/rehearsal' / system))
     say("rehearsing on the stand-in of %s: %s/modules" % (system, place))
 
 

@@ -9,9 +9,9 @@ import subprocess
 import time
 from collections import namedtuple
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, parse
 from hpc_pytorch.machine.commands import run
-from hpc_pytorch.machine.systems import HERE, parse
+from hpc_pytorch.machine.systems import HERE
 
 MIB = 2 ** 20
 # a batch system that has not answered by then is busy or gone

@@ -4,7 +4,6 @@ Packages of the operating system: installs them where that is allowed, else says
 ``./eb`` and ``./test`` run this file before their environments exist, so it needs nothing but Python:
 ``python3 hpc_pytorch/machine/distribution_packages.py lmod``.
 """
-import configparser
 import os
 import shutil
 import sys
@@ -13,11 +12,10 @@ HERE = os.path.dirname(os.path.realpath(__file__))
 if __name__ == '__main__':
     # run as a program, with -I: Python does not find the collection
     sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
-from hpc_pytorch import UsersProblem  # noqa: E402
+from hpc_pytorch import UsersProblem, parse  # noqa: E402
 from hpc_pytorch.machine import commands  # noqa: E402
 
-MANAGERS = configparser.ConfigParser(delimiters=('=',), interpolation=None)
-MANAGERS.read(os.path.join(HERE, 'package_managers.cfg'), encoding='utf-8')
+MANAGERS = parse(os.path.join(HERE, 'package_managers.cfg'))
 # Debian's services must not start because a test installs them.
 ENVIRONMENT = {'DEBIAN_FRONTEND': 'noninteractive', 'LC_ALL': 'C.UTF-8'}
 

@@ -3,7 +3,8 @@ import glob
 import os
 import re
 
-from hpc_pytorch.machine.systems import HERE, parse
+from hpc_pytorch import parse
+from hpc_pytorch.machine.systems import HERE
 
 SYNTAX = parse(os.path.join(HERE, 'module_syntax.cfg'))
 

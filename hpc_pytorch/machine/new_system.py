@@ -7,12 +7,12 @@ reading, and what exists is never overwritten.
 import os
 import re
 
-from hpc_pytorch import UsersProblem, collection_path, write_atomically
+from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import NotAsked
 from hpc_pytorch.machine.versions import release
 
-DATA = systems.parse(os.path.join(systems.HERE, 'new_system.cfg'))
+DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
 EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
 EASYBUILD_CFG = """# EasyBuild's configuration for {name}; see systems/workstation/easybuild.cfg.
 [DEFAULT]

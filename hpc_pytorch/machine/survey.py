@@ -5,7 +5,6 @@ Call it once on a login node and once in a job (``--job`` submits it). Besides w
 each easyconfig are loaded. The report has no user name and no path below $HOME, so it can be sent to somebody.
 """
 import argparse
-import configparser
 import contextlib
 import json
 import os
@@ -15,7 +14,7 @@ import tempfile
 from collections import namedtuple
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, VERSION
+from hpc_pytorch import UsersProblem, VERSION, parse
 from hpc_pytorch.machine import batch_systems, new_system, systems
 from hpc_pytorch.machine.modules import first_that_fails
 from hpc_pytorch.machine.inspection import JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of, external_modules
@@ -96,8 +95,7 @@ def about_modules(machine, path):
         yield Finding('modules of', DIFFERS, found, wanted)
         return
     yield Finding('modules of', SAME, wanted, wanted)
-    metadata = configparser.ConfigParser(interpolation=None)
-    metadata.read(os.path.join(machine.system.directory, 'external_modules.cfg'), encoding='utf-8')
+    metadata = parse(os.path.join(machine.system.directory, 'external_modules.cfg'))
     for name in names:
         if name in metadata:
             yield from about_metadata(shell, name, metadata[name])

@@ -10,14 +10,13 @@ new system needs a new directory, no Python.
 Keys that a file leaves out are None, or an empty list where the type is a list.
 """
 import collections
-import configparser
 import difflib
 import fnmatch
 import os
 import re
 import socket
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import UsersProblem, collection_path, parse
 from hpc_pytorch.machine.versions import CONDITION, holds
 
 DEFAULT = 'workstation'
@@ -84,21 +83,6 @@ def nearest(word, known):
     """Return '; did you mean …?' when a known word is close to this one."""
     near = difflib.get_close_matches(word, sorted(known), n=1)
     return "; did you mean %s?" % near[0] if near else ""
-
-
-def parse(path):
-    """Parse a file of sections."""
-    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
-                                       default_section='', empty_lines_in_values=False)
-    parser.optionxform = str
-    try:
-        with open(path, encoding='utf-8') as handle:
-            parser.read_file(handle)
-    except OSError as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
-    return parser
 
 
 def load_schema(parser):

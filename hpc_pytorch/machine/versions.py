@@ -2,10 +2,11 @@
 How versions are compared, conditions on them, and which versions are known to go together or to fail:
 pairs.cfg, beside this file.
 """
-import configparser
 import operator
 import os
 import re
+
+from hpc_pytorch import parse
 
 PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'pairs.cfg')
 CONDITION = re.compile(r'(?P<name>[A-Za-z][\w.+-]*?)(?:(?P<relation>>=|<)(?P<version>\d[\w.]*))?$')
@@ -50,8 +51,7 @@ def holds(when, features, versions):
 
 def known(versions, features):
     """The rows of pairs.cfg that fit these {software: version} and words for the machine; those that fail first."""
-    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
-    parser.read(PATH, encoding='utf-8')
+    parser = parse(PATH)
     features = set(features) | set(versions)
     rows = []
     for section in parser.sections():

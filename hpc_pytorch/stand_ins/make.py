@@ -26,7 +26,7 @@ SYSTEMS = COLLECTION / 'systems'
 if __name__ == '__main__':
     # run as a program, with -I: Python does not find the collection
     sys.path.insert(0, str(COLLECTION))
-from hpc_pytorch import UsersProblem, part_directory, write_atomically  # noqa: E402
+from hpc_pytorch import UsersProblem, parse, part_directory, write_atomically  # noqa: E402
 from hpc_pytorch.machine import commands, distribution_packages  # noqa: E402
 
 # What a part is made from: after a change it is made again.
@@ -75,9 +75,7 @@ def descriptions(system='*'):
 
 def read_sections(path):
     """Read a file of descriptions: {kind: {name: {key: value}}}."""
-    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None)
-    parser.optionxform = str
-    parser.read(path, encoding='utf-8')
+    parser = parse(path)
     found = {kind: {} for kind in KEYS}
     for section in parser.sections():
         kind, _, name = section.partition(' ')
