@@ -191,11 +191,11 @@ def prepare(arguments):
     ours, arguments = own_options(arguments)
     if ours.program in (None, *WITHOUT_OPTION) and (not arguments or {'--help', '-h'} & set(arguments)):
         print(USAGE % ', '.join(systems.names()))
-    if '--version' in arguments:
-        print("This is hpc-pytorch %s" % VERSION)
     easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
     system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
+    if '--version' in arguments:
+        print("This is hpc-pytorch %s" % VERSION)
     for name in NOT_THE_USERS:
         os.environ.pop(name, None)
     os.environ.update(HPC_SYSTEM=system, PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
