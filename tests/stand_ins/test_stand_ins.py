@@ -433,7 +433,8 @@ def small(tmp_path):
     (stand_ins / 'scripts').mkdir(parents=True)
     shutil.copy(str(MAKE), str(stand_ins))
     (tmp_path / 'check out' / 'hpc_pytorch' / 'machine').mkdir(parents=True)
-    for name in ('__init__.py', 'machine/__init__.py', 'machine/distribution_packages.py'):
+    for name in ('__init__.py', 'machine/__init__.py', 'machine/commands.py', 'machine/distribution_packages.py',
+                 'machine/package_managers.cfg'):
         shutil.copy(str(CHECKOUT / 'hpc_pytorch' / name), str(tmp_path / 'check out' / 'hpc_pytorch' / name))
     (tmp_path / 'tool').write_text('tool\n')
     (stand_ins / 'scripts' / 'hello').write_text('#!/bin/sh\necho hello\n')
