@@ -20,7 +20,7 @@ def pythons(versions):
 
 
 def add(ec):
-    """Add the dependency to an easyconfig that needs a Python which is not here, and that loads nothing which may have one."""
+    """Add it to an easyconfig whose Python is not here, and that loads nothing which may have one."""
     versions = ec.get('python_versions')
     if not versions or '3.12' not in versions or ec['dependencies']:
         return
