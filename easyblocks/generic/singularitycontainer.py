@@ -47,6 +47,8 @@ class SingularityContainer(EasyBlock):
             'bind_paths': [[], "What the container must see of the host besides the system's own bind_paths", CUSTOM],
             'copy_image': [True, "Copy the image into the prefix, so that it stays when the site removes its own",
                            CUSTOM],
+            'image_software': [{}, "Versions of software in the image that versionsuffix does not name: {'rocm': '7.0'}; they "
+                               "decide which settings of the system apply", CUSTOM],
             'import_name': [None, "Python package that the sanity check imports in the container", CUSTOM],
             'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
             'venv': [False, "Make a virtual environment on top of the container's, outside the image", CUSTOM],
@@ -70,7 +72,7 @@ class SingularityContainer(EasyBlock):
         self.module_load_environment.replace({'PATH': ['bin']})
         help_text = self.cfg['usage'] or usage(self.variable, self.verb, self.system.launcher['command'], self.scripts,
                                                self.cfg['wrappers'], self.venv)
-        self.cfg['usage'] = help_text + explain(self.settings, self.system.advice)
+        self.cfg['usage'] = help_text + explain(self.settings, self.applying(self.system.advice))
         # nothing is compiled, and under -x upstream stumbles over compiler wrappers and a checksums.json that it misses
         self.toolchain.options['rpath'] = False
         self.json_checksums = {} if self.dry_run else None
@@ -251,7 +253,12 @@ class SingularityContainer(EasyBlock):
     def settings(self):
         """The settings of the system that apply; the easyconfig's own come before them."""
         own = self.cfg['modextravars']
-        return [setting for setting in self.system.settings_for(FEATURES) if setting.name not in own]
+        return [setting for setting in self.applying(self.system.settings) if setting.name not in own]
+
+    def applying(self, variables):
+        """Select what holds for the software in the image: rocm 7.0 of the versionsuffix -rocm-7.0-python-3.12."""
+        named = re.findall(r'-([a-z]+)-(\d[\d.]*)(?=-|$)', self.cfg['versionsuffix'])
+        return self.system.settings_for(FEATURES, dict(named, **self.cfg['image_software']), variables)
 
     def make_module_extra(self, *args, **kwargs):
         """What the module sets, and what it decides when it is loaded."""

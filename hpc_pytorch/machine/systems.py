@@ -54,6 +54,8 @@ size = matching(r'(\d+) ?([KMGT])iB', "an amount of memory with its unit, such a
 duration = matching(r'(\d+:[0-5]\d:[0-5]\d)', "hours:minutes:seconds, such as 01:00:00")
 scheduler_kind = matching('(slurm|pbs|none)', "slurm, pbs or none")
 decision = matching('(refuse|warn|allow)', "refuse, warn or allow")
+dated = matching(r'(\d{4}(?:-\d\d){0,2}) (\S.*)', "a date and a document, such as 2026-06 BriCS's guide to NCCL",
+                 lambda date, document: (date, document))
 
 
 def words(value):
@@ -92,8 +94,8 @@ def conditions(value):
 
 LISTS = (words, core_lists, conditions)
 TYPES = {'text': text, 'number': number, 'yes_or_no': yes_or_no, 'size': size, 'duration': duration, 'words': words,
-         'scheduler_kind': scheduler_kind, 'decision': decision, 'core_lists': core_lists, 'conditions': conditions,
-         'prose': str}
+         'scheduler_kind': scheduler_kind, 'decision': decision, 'dated': dated, 'core_lists': core_lists,
+         'conditions': conditions, 'prose': str}
 # of one key: its type, whether it must be there, and what it means
 Key = collections.namedtuple('Key', 'kind required meaning')
 
@@ -157,7 +159,8 @@ def read_section(path, section, given, schema):
 
 
 # One environment variable: `name`, `value`, `reason` and `when`, a list of (feature or software, relation, version).
-Variable = collections.namedtuple('Variable', 'name value reason when job_option')
+# `source` is a key of System.sources.
+Variable = collections.namedtuple('Variable', 'name value reason source when job_option')
 
 
 class System(object):
@@ -228,23 +231,32 @@ def load_file(path):
     """Load the system that a file describes; its name is that of the directory."""
     parser = parse(path)
     sections, variables = {}, {'setting': [], 'advice': []}
+    named = parser['sources'] if 'sources' in parser else ()
+    schemas = dict(SCHEMA, sources=dict.fromkeys(named, SCHEMA['sources']['NAME']))
     for section in parser.sections():
         variable = VARIABLE_SECTION.match(section)
         if variable:
             values = read_section(path, section, parser[section], VARIABLE_SCHEMA)
+            check_source(path, section, values['source'], named)
             variables[variable.group('kind')].append(Variable(name=variable.group('name'), **values))
-        elif section in SCHEMA:
-            sections[section] = read_section(path, section, parser[section], SCHEMA[section])
+        elif section in schemas:
+            sections[section] = read_section(path, section, parser[section], schemas[section])
         else:
             known = list(SCHEMA) + ['setting NAME', 'advice NAME']
             raise UsersProblem("%s: unknown section [%s]; known sections: %s%s" % (
                 path, section, ', '.join(known), nearest(section, known)))
-    for section, schema in SCHEMA.items():
+    for section, schema in schemas.items():
         if section not in sections:
             sections[section] = read_section(path, section, {}, schema)
     check_gpu_cores(path, sections['node'])
     directory = os.path.dirname(path)
     return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
+
+
+def check_source(path, section, name, named):
+    if name not in named:
+        raise UsersProblem("%s: source = %s in [%s] is not in [sources], which has: %s%s" % (
+            path, name, section, ', '.join(named) or 'none', nearest(name, named)))
 
 
 def check_gpu_cores(path, node):
