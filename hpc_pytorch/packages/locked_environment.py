@@ -4,6 +4,7 @@ The base of LockedWheels and EB_PyTorchHPC: a virtual environment with locked pa
 Everything is fetched in EasyBuild's fetch step; what comes after it works without a network.
 """
 import os
+import re
 import shutil
 import sys
 from contextlib import contextmanager
@@ -191,6 +192,22 @@ class LockedEnvironment(EasyBlock):
                 raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
                                      "(the .in file beside it has the command) and name it in the easyconfig.",
                                      entry.version, self.version, self.version)
+        self.check_gpus_of_locks()
+
+    @property
+    def wants_gpus(self):
+        """True if PyTorch must have code for the GPUs of this system."""
+        node = self.system.node
+        return bool(node['gpus'] or node['gpu_architecture']) and gpu_code.CPU not in self.features()
+
+    def check_gpus_of_locks(self):
+        """Refuse wheels for processors alone where there are GPUs, before they are fetched."""
+        architecture = self.system.system['architecture'] or os.uname().machine
+        for entry in self.locked('lock_files') + self.locked('lock_files_instead'):
+            others = re.findall(r"platform_machine == '(\w+)'", entry.text)
+            applies = entry.name == 'torch' and (not others or architecture in others)
+            if applies and self.wants_gpus and gpu_code.for_processors(entry.version, architecture):
+                raise EasyBuildError("%s", gpu_code.refused(entry.version, self.system))
 
     def wheel_may_run(self, entry):
         """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
@@ -242,6 +259,10 @@ class LockedEnvironment(EasyBlock):
         """Refuse what cannot be installed, before gigabytes are fetched."""
 
     def show_packages(self):
+        nodes, here = self.system.system['architecture'], os.uname().machine
+        if nodes and nodes != here:
+            self.dry_run_msg("  * not looked at: whether these have wheels for the nodes of %s (%s); this is %s",
+                             self.system.name, nodes, here)
         versions = {}
         for entry in self.locked('lock_files'):
             versions.setdefault(entry.name, set()).add(entry.version)
@@ -494,7 +515,7 @@ class LockedEnvironment(EasyBlock):
         """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
         named, of_system = self.cuda_architectures(), self.system.node['gpu_architecture']
         has_torch = any(Path(self.site_packages()).glob('torch-*.dist-info'))
-        if not has_torch or not (named or of_system):
+        if not has_torch or not (named or self.wants_gpus):
             return None
         done = ask(self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE, split_stderr=True)
         if done.exit_code:
@@ -502,9 +523,8 @@ class LockedEnvironment(EasyBlock):
             return None
         version, *codes = done.output.split()
         if codes == [gpu_code.CPU] and not named:
-            # on a system with GPUs one may want a PyTorch without
-            return None
-        return gpu_code.why_not(version, codes, named or [of_system])
+            return gpu_code.refused(version, self.system)
+        return gpu_code.why_not(version, codes, named or list(filter(None, [of_system])))
 
     def check_packages(self):
         """Import every package, and look whether those that were compiled for PyTorch find its symbols."""
