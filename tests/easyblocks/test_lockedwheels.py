@@ -173,7 +173,7 @@ class _C:
 ])
 def test_lock_for_processors_alone(eb, toy, system, version, marker, refused):
     """PyPI's wheels for Arm had no CUDA before 2.11: known from the lock file, before anything is fetched."""
-    with open(toy.lock, 'a') as lock:
+    with open(toy.folder / 'toy.lock', 'a') as lock:
         lock.write('torch==%s%s --hash=sha256:%s\n' % (version, marker, 64 * '0'))
     output = eb('--system=' + system, '-x', toy.easyconfig, env=toy.online, status=None)
     assert refused == (output.returncode != 0)
