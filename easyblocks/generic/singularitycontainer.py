@@ -24,7 +24,7 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
-from hpc_pytorch.packages import container_modules, images
+from hpc_pytorch.packages import container_modules, dry_run, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 
@@ -180,7 +180,7 @@ class SingularityContainer(EasyBlock):
         places = source_paths() + [os.path.join(path, self.name[0].lower()) for path in source_paths()]
         can_be_fetched = self.image_source.startswith('docker://') or self.cfg['source_urls']
         if not can_be_fetched and not images.find_image(places + self.image_stores, self.image_name):
-            self.dry_run_msg("  * Installing would stop here: %s", self.nowhere())
+            dry_run.stop(self, self.nowhere())
 
     def configure_step(self):
         """Nothing to configure."""

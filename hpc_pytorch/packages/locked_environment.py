@@ -23,7 +23,7 @@ from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES, current
-from hpc_pytorch.packages import built_wheels, collection_packages, gpu_code, usage, wheel_mpi
+from hpc_pytorch.packages import built_wheels, collection_packages, dry_run, gpu_code, usage, wheel_mpi
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
@@ -207,7 +207,7 @@ class LockedEnvironment(EasyBlock):
             others = re.findall(r"platform_machine == '(\w+)'", entry.text)
             applies = entry.name == 'torch' and (not others or architecture in others)
             if applies and self.wants_gpus and gpu_code.for_processors(entry.version, architecture):
-                raise EasyBuildError("%s", gpu_code.refused(entry.version, self.system))
+                dry_run.stop(self, gpu_code.refused(entry.version, self.system))
 
     def wheel_may_run(self, entry):
         """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
