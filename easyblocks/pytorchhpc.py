@@ -72,8 +72,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
     def memory_profile(self):
         return profile_to_keep(self.cfg)
 
-    # --- fetching ---------------------------------------------------------------------------------------------------
-
     def built_stores(self):
         """Where wheels that were built here are looked for."""
         name = '%s-%s%s-built' % (self.name, self.version, self.cfg['versionsuffix'])
@@ -143,8 +141,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         """The distribution of upstream's easyconfigs, if a patch is to come from it."""
         return read_lock(self.named_file(upstream_patches.LOCK)) if self.missing_patches else []
 
-    # --- building ---------------------------------------------------------------------------------------------------
-
     def make_builddir(self):
         """Keep what an interrupted build of the same left."""
         self.interrupted = self.find_interrupted()
@@ -207,8 +203,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             super().test_step()
         else:
             print_msg("PyTorch's own tests are not run: the wheel was built earlier", log=self.log)
-
-    # --- installing -------------------------------------------------------------------------------------------------
 
     def own_files(self):
         return [self.wheel]

@@ -18,17 +18,18 @@ TORCH = "import torch; print(torch._C._GLIBCXX_USE_CXX11_ABI, open(torch.version
 def facts(package, pip, variables, modules):
     """What makes a package's wheel what it is: sources, PyTorch, Python, compiler, MPI and the modules loaded."""
     sources = [str(path) for path in Path(collection_path(package)).rglob('*') if path.is_file()]
-    variables = dict({name: os.environ[name] for name in FLAGS if name in os.environ}, **variables)
-    del variables['PATH']
+    given = {name: os.environ[name] for name in FLAGS if name in os.environ}
+    given.update(variables)
+    del given['PATH']
     # the macros of mpi.h have the compiler's version, too, and the processor that it compiles for
-    macros = ask(variables['MPICXX'], '-x', 'c++', '-E', '-dM', '-', stdin='#include <mpi.h>\n').output
+    macros = ask(given['MPICXX'], '-x', 'c++', '-E', '-dM', '-', stdin='#include <mpi.h>\n').output
     return {
         'sources': sorted(map(sha256_of, sources)),
         'python': [pip.python.implementation, pip.python.version, pip.python.machine],
         'torch': ask(pip.path, '-I', '-c', TORCH).output,
-        'variables': variables,
+        'variables': given,
         'modules': sorted(modules),
-        'mpi': ask(variables['MPICXX'], '-show').output,
+        'mpi': ask(given['MPICXX'], '-show').output,
         'macros': hashlib.sha256(macros.encode()).hexdigest(),
     }
 

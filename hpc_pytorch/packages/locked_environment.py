@@ -54,8 +54,8 @@ PARAMETERS = {
     'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
 }
 # the collection's prebuilt Python, as a dependency
-OWN_PYTHON = (" If there is none, install Python-3.12.14-standalone.eb, and add ('Python', '3.12.14', '-standalone') to the "
-              "dependencies")
+OWN_PYTHON = (" If there is none, install Python-3.12.14-standalone.eb, and add "
+              "('Python', '3.12.14', '-standalone') to the dependencies")
 
 
 def site_packages_of(prefix):
@@ -101,8 +101,6 @@ class LockedEnvironment(EasyBlock):
     def source_directories(self, name):
         """The directory of a software in every source path."""
         return [os.path.join(path, name[0].lower(), name) for path in source_paths()]
-
-    # --- the machine ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def loaded_dependencies(self):
@@ -166,8 +164,6 @@ class LockedEnvironment(EasyBlock):
         """The GPUs to compile for: the user's word, else the easyconfig's."""
         return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
 
-    # --- the locks --------------------------------------------------------------------------------------------------
-
     def named_file(self, name):
         """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
         path = named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True, warning_only=True)
@@ -222,8 +218,6 @@ class LockedEnvironment(EasyBlock):
         problem = why_not(wheel, self.python)
         if problem:
             raise EasyBuildError("%s", problem)
-
-    # --- fetching ---------------------------------------------------------------------------------------------------
 
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""
@@ -293,8 +287,6 @@ class LockedEnvironment(EasyBlock):
         super().prepare_step(*args, **kwargs)
         if not self.dry_run:
             self.find_python_and_mpi()
-
-    # --- installing -------------------------------------------------------------------------------------------------
 
     def own_files(self):
         """Wheels, and sources of packages, to install besides the locked packages."""
@@ -424,8 +416,6 @@ class LockedEnvironment(EasyBlock):
         copy_file(self.named_file(name), target)
         adjust_permissions(target, permissions, relative=False)
 
-    # --- the module -------------------------------------------------------------------------------------------------
-
     def site_packages(self):
         """Where the packages are; known from the installation itself, so that --module-only works."""
         for path in site_packages_of(self.installdir):
@@ -471,8 +461,6 @@ class LockedEnvironment(EasyBlock):
             for name, value in told_by(self.system):
                 text += module.set_environment(name, value)
         return text
-
-    # --- checking ---------------------------------------------------------------------------------------------------
 
     def sanity_check_step(self, *args, **kwargs):
         """Check that scripts and packages are there; asks Python where nothing was installed in this call."""

@@ -40,7 +40,7 @@ BY_HAND = re.compile(r'\.whl|\.sif|docker://|git_config|^package_urls = ', re.M)
 def pip_settings():
     """What pip was told of indexes, mirrors and certificates, as uv's variables; the user's own stay."""
     listing = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
     variables = {}
     for key, value in re.findall(r'^[\w:]+\.([\w-]+)=(.+)$', listing.stdout, re.M):
         variable = PIP_SETTINGS.get(key)
@@ -53,7 +53,7 @@ def uv(words, directory):
     """Run uv in a directory; it asks the indexes that pip was configured with."""
     variables = dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', **pip_settings())
     done = subprocess.run([locked_program('uv', 'uv')] + words, cwd=directory, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, env=variables)
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, env=variables)
     if done.returncode == 0:
         return done.stdout
     for known in table('uv_errors', re.S | re.I):

@@ -27,8 +27,6 @@ ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-
 UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]')
 
 
-# -- the system's modules
-
 def external_modules(ec):
     """List the system's own modules that an easyconfig depends on, in EasyBuild's order, while it is parsed."""
     names = []
@@ -76,8 +74,6 @@ def why_missing(shell, name, said):
     return "no version of it is here (try: module spider %s)" % name
 
 
-# -- directories
-
 def check_directories():
     """Stop when a directory cannot be written to, or has characters that compiler wrappers fail on."""
     easyconfigs = [word for word in sys.argv if word.endswith('.eb')]
@@ -123,8 +119,6 @@ def keep_umask():
     if build_option('umask') is None and os.geteuid() and mask & 0o055:
         update_build_option('umask', '%03o' % mask)
 
-
-# -- login nodes
 
 def check_host(ecs):
     """Stop builds of hours on login nodes, or where there is too little memory."""

@@ -29,7 +29,8 @@ def of_installation(easyblock, locks):
             digests.setdefault(name_and_version(name), digest)
     for name, digest in archives(os.path.join(top, 'wheels')):
         digests[name_and_version(name)] = digest
-    return document(easyblock.name, easyblock.version + easyblock.cfg['versionsuffix'], places[0], digests)
+    version = easyblock.cfg['version'] + easyblock.cfg['versionsuffix']
+    return document(easyblock.cfg['name'], version, places[0], digests)
 
 
 def archives(directory):

@@ -4,8 +4,6 @@ Keep what any easyblock compiles within the memory: ``ramgate = True`` in an eas
 
 From configuring on, programs with the names of the compilers come first in $PATH, as with EasyBuild's own --use-ccache,
 and ask a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
-
-Python 3.6.
 """
 import os
 import shutil
@@ -35,7 +33,7 @@ _running = []
 
 def begin(easyblock):
     """Watch an installation whose easyconfig asks for it."""
-    if 'ramgate' in easyblock.cfg and easyblock.cfg['ramgate']:
+    if easyblock.cfg.get('ramgate'):
         watch(easyblock)
 
 
@@ -44,7 +42,8 @@ def watch(easyblock):
     # EB_PyTorchHPC does this itself
     if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', False):
         return
-    command = ramgate(easyblock.cfg, report_directory(easyblock), profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
+    profile = profile_to_keep(easyblock.cfg)
+    command = ramgate(easyblock.cfg, report_directory(easyblock), profile) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     socket = os.fsdecode(process.stdout.readline()).strip()
@@ -53,12 +52,13 @@ def watch(easyblock):
     directory = os.path.dirname(socket)
     for name in COMPILERS:
         compiler = shutil.which(name)
-        if compiler:
-            path = os.path.join(directory, name)
-            write_file(path, WRAPPER.format(directory=directory, compiler=compiler))
-            os.chmod(path, 0o700)
-            if name in HOMES and not os.environ.get(HOMES[name]):
-                os.environ[HOMES[name]] = os.path.dirname(os.path.dirname(compiler))
+        if not compiler:
+            continue
+        path = os.path.join(directory, name)
+        write_file(path, WRAPPER.format(directory=directory, compiler=compiler))
+        os.chmod(path, 0o700)
+        if name in HOMES:
+            os.environ.setdefault(HOMES[name], os.path.dirname(os.path.dirname(compiler)))
     os.environ['RAMGATE_SOCKET'] = socket
     os.environ['PATH'] = directory + os.pathsep + os.environ['PATH']
     _running.append((process, directory))

@@ -103,8 +103,6 @@ class WheelBuild(LockedEnvironment):
         commands = {'CC': names['c'], 'CXX': names['cxx'], 'FC': names['fortran']}
         return {variable: command for variable, command in commands.items() if command}
 
-    # --- before anything is fetched ---------------------------------------------------------------------------------
-
     def check_before_fetching(self):
         """Refuse an nvcc that does not know the GPUs: the build would end much later."""
         super().check_before_fetching()
@@ -131,8 +129,6 @@ class WheelBuild(LockedEnvironment):
         if unknown:
             raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
                                  ' '.join(listing.split()))
-
-    # --- configuring ------------------------------------------------------------------------------------------------
 
     def prepare_step(self, *args, **kwargs):
         """Use the system's compilers under their own names: EasyBuild's RPATH wrappers would hide them."""
@@ -277,8 +273,6 @@ class WheelBuild(LockedEnvironment):
         with as_easybuild_error():
             contract.check(self.tree, self.cmake_output, self.asked, self.named)
         print_msg("CMake's decisions are what was asked for", log=self.log)
-
-    # --- building ---------------------------------------------------------------------------------------------------
 
     def build_step(self):
         """Build the wheel; upstream would build inside the installation."""
