@@ -1,36 +1,11 @@
 """The scripts in and around a container (container_scripts.cfg), and what `module help` says about them."""
+from pathlib import Path
+
 from hpc_pytorch import HERE
 from hpc_pytorch.machine.systems import parse
 
 SCRIPTS_INSIDE = '/runscripts'
 USER_SOFTWARE = 'user-software'
-# For `module help`.
-TRAINING = """
-To start training, one rank for each GPU (pytorch-jobscript writes the whole job script):
-
-    {launcher} ... pytorch-srun train.py
-
-train.py is written as for torchrun: it finds RANK, WORLD_SIZE, LOCAL_RANK and a GPU of its own.
-"""
-USAGE = """To run something in the container: run-in-container COMMAND, or: singularity {verb} $SIF COMMAND
-{training}
-Commands:
-{commands}
-In the container, in {inside}, which is on the path there:
-{scripts}
-
-Environment variables:
- - $SIF and $SIF{variable}: the image. To free its space, type rm $SIF and load the module again; it then uses the
-   site's copy.
- - $CONTAINERROOT: the installation prefix; replaced on re-installation.
- - $RUNSCRIPTS and $RUNSCRIPTS{variable}: the scripts for the container.
- - $SINGULARITY_BINDPATH: what the container sees of this host. Add your own directories in $SINGULARITY_BIND.
-In the container, $WITH_CONDA (if the image has it) activates the Python of the image.
-"""
-USAGE_OF_VENV = """
-Packages that pip installs go to $CONTAINERROOT/{venv}; those in ~/.local are not seen. make-squashfs packs
-them into one file, which a parallel file system loads faster; unmake-squashfs unpacks it. Load the module again then.
-"""
 
 
 def scripts_for(import_name):
@@ -53,15 +28,16 @@ def usage(variable, verb, launcher, scripts, wrappers, venv):
         lines.append(' - %s: %s' % (name, what.format(name=name, verb=verb)))
     if wrappers:
         outside.append(" - %s: those of the container" % ', '.join(wrappers))
-    text = USAGE
+    text, training, of_venv = Path(HERE, 'packages', 'container_usage.txt').read_text().split('---\n')
     if venv:
-        text += USAGE_OF_VENV.format(venv=venv.lstrip('/'))
-    training = TRAINING.format(launcher=launcher) if 'torchrun' in scripts else ''
+        text += of_venv.format(venv=venv.lstrip('/'))
+    if 'torchrun' not in scripts:
+        training = ''
     return text.format(
         variable=variable,
         inside=SCRIPTS_INSIDE,
         verb=verb,
-        training=training,
+        training=training.format(launcher=launcher),
         commands='\n'.join(outside),
         scripts='\n'.join(inside),
     )

@@ -42,8 +42,7 @@ def watch(easyblock):
     # EB_PyTorchHPC does this itself
     if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', False):
         return
-    profile = profile_to_keep(easyblock.cfg)
-    command = ramgate(easyblock.cfg, report_directory(easyblock), profile) + ['--'] + BUILD
+    command = ramgate(easyblock, profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     socket = os.fsdecode(process.stdout.readline()).strip()
@@ -73,9 +72,4 @@ def end(easyblock):
     os.environ.pop('RAMGATE_SOCKET', None)
     paths = os.environ['PATH'].split(os.pathsep)
     os.environ['PATH'] = os.pathsep.join(path for path in paths if path != directory)
-    say_what_was_watched(report_directory(easyblock), easyblock.log)
-
-
-def report_directory(easyblock):
-    """Return where provenance finds the report."""
-    return os.path.join(easyblock.builddir, 'ramgate')
+    say_what_was_watched(easyblock)

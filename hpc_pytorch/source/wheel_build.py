@@ -26,30 +26,35 @@ RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
                "runpy.run_module('ramgate', run_name='__main__', alter_sys=True)")
 
 
-def ramgate(cfg, report, profile):
+def report_directory(easyblock):
+    """Where ramgate writes what every compilation needed, and provenance looks for it."""
+    return os.path.join(easyblock.builddir, 'ramgate')
+
+
+def ramgate(easyblock, profile):
     """The command that runs a build within the memory, up to its own options."""
     command = [sys.executable, '-I', '-c', RUN_RAMGATE, collection_path('ramgate'), 'run']
-    command += ['--jobs', str(cfg.parallel), '--report', report]
+    command += ['--jobs', str(easyblock.cfg.parallel), '--report', report_directory(easyblock)]
     if profile:
         command += ['--profile', profile]
         # other versions need about the same for most of their files; the newest measurement first
-        pattern = os.path.join(glob.escape(os.path.dirname(profile)), '%s-*-ramgate.json' % cfg['name'])
+        pattern = os.path.join(glob.escape(os.path.dirname(profile)), '%s-*-ramgate.json' % easyblock.cfg['name'])
         for other in sorted(glob.glob(pattern), key=os.path.getmtime, reverse=True):
             if other != profile:
                 command += ['--like', other]
     return command
 
 
-def say_what_was_watched(report, log):
+def say_what_was_watched(easyblock):
     """Print how much memory the build took: a build that ramgate did not see shows here, too."""
-    path = os.path.join(report, 'report.json')
+    path = os.path.join(report_directory(easyblock), 'report.json')
     if not os.path.exists(path):
         return
     compilations = json.loads(read_file(path))['compilations']
     again = [entry for entry in compilations if entry['retries']]
     peaks = [entry['peak_mb'] for entry in compilations]
     print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
-              len(compilations), len(again), max(peaks, default=0) / 1024, log=log)
+              len(compilations), len(again), max(peaks, default=0) / 1024, log=easyblock.log)
 
 
 def commit_of(source):
@@ -279,7 +284,7 @@ class WheelBuild(LockedEnvironment):
         output = self.run_python(self.route.build, "building PyTorch")
         if self.dry_run:
             return
-        say_what_was_watched(self.report_directory, self.log)
+        say_what_was_watched(self)
         if not self.route.configure:
             self.cmake_output = output
             self.check_contract()
@@ -288,16 +293,11 @@ class WheelBuild(LockedEnvironment):
             raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
         self.wheel = wheels[0]
 
-    @property
-    def report_directory(self):
-        """Where ramgate writes what every compilation needed, and provenance looks for it."""
-        return os.path.join(self.builddir, 'ramgate')
-
     def run_python(self, words, doing):
         """Run Python with these words in the tree, within the memory; returns its output, explains its failure."""
         # a dry run has found none
         python = self.python.path if self.python else 'python3'
-        command = ramgate(self.cfg, self.report_directory, self.memory_profile) + ['--', python] + list(words)
+        command = ramgate(self, self.memory_profile) + ['--', python] + list(words)
         result = run_shell_cmd(command, work_dir=self.tree, fail_on_error=False, use_bash=False)
         if result.exit_code:
             raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,
