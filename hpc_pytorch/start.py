@@ -243,6 +243,8 @@ def prepare(arguments):
 
 
 def main():
+    # a log that is being followed has what was printed
+    sys.stdout.reconfigure(line_buffering=True)
     try:
         program, arguments = prepare(sys.argv[1:])
         sys.argv = [EB] + arguments

@@ -139,13 +139,16 @@ def override(generator, owner, name, value):
 
 
 def installed(modulepath):
-    """Find the modules of PyTorch that this collection has installed: {module: its installation}."""
+    """Find what this collection has installed of PyTorch and its MPI backend: {module: its installation}."""
     found = {}
     for directory in filter(None, modulepath.split(':')):
-        for path in sorted(glob.glob(os.path.join(glob.escape(directory), 'PyTorch', '*'))):
+        files = []
+        for software in ('PyTorch', 'torch_mpi'):
+            files += sorted(glob.glob(os.path.join(glob.escape(directory), software, '*')))
+        for path in files:
             with open(path, encoding='utf-8', errors='replace') as handle:
                 root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
             if root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json')):
-                name = re.sub(r'\.lua$', '', os.path.basename(path))
-                found.setdefault('PyTorch/' + name, root.group(1))
+                name = re.sub(r'\.lua$', '', os.path.relpath(path, directory))
+                found.setdefault(name, root.group(1))
     return found
