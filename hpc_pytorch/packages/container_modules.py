@@ -20,12 +20,13 @@ def conflicts(generator, names):
 def environment_inside(generator, venv):
     """Set variables for the container; `venv` is None without a virtual environment."""
     # what lies in ~/.local or was meant for another Python would be found before what is in the image
-    variables = {'PYTHONNOUSERSITE': '1', 'PREPEND_PATH': SCRIPTS_INSIDE}
+    path, variables = [SCRIPTS_INSIDE], {'PYTHONNOUSERSITE': '1'}
     if venv:
-        variables['PREPEND_PATH'] += ':%s/bin' % venv
+        path.append(os.path.join(venv, 'bin'))
         variables['VIRTUAL_ENV'] = venv
         variables['WITH_VENV'] = 'source %s/bin/activate' % venv
         variables['WITH_CONDA_VENV'] = 'source %s/init-conda-venv' % SCRIPTS_INSIDE
+    variables['PREPEND_PATH'] = ':'.join(path)
     text = ''
     for name, value in sorted(variables.items()):
         for prefix in RUNTIME_PREFIXES:
@@ -40,8 +41,8 @@ def image(generator, variables, candidates, message):
         conditions = [ask(generator, 'file', path)]
         if path == candidates[0]:
             conditions.append(ask(generator, 'unloading'))
-        body = [generator.set_environment(name, path).rstrip() for name in variables]
-        text = generator.conditional_statement(conditions, '\n'.join(body), else_body=text.rstrip(), cond_or=True)
+        body = '\n'.join(generator.set_environment(name, path).rstrip() for name in variables)
+        text = generator.conditional_statement(conditions, body, else_body=text.rstrip(), cond_or=True)
     return text
 
 
@@ -54,11 +55,8 @@ def binds(generator, installdir, paths):
     """
     for_singularity = binds_of(generator, 'SINGULARITY_BINDPATH', installdir, paths)
     for_apptainer = binds_of(generator, 'APPTAINER_BINDPATH', installdir, paths)
-    conditions = [
-        ask(generator, 'unloading'),
-        ask(generator, 'set', 'APPTAINER_BINDPATH'),
-        ask(generator, 'not set', 'SINGULARITY_BINDPATH'),
-    ]
+    conditions = [ask(generator, 'unloading'), ask(generator, 'set', 'APPTAINER_BINDPATH'),
+                  ask(generator, 'not set', 'SINGULARITY_BINDPATH')]
     # first, as its condition asks what SINGULARITY's was before
     return generator.conditional_statement(conditions, for_apptainer.rstrip(), cond_or=True) + for_singularity
 
@@ -68,24 +66,21 @@ def binds_of(generator, variable, installdir, paths):
     def bind(mount):
         return generator.update_paths(variable, [mount], prepend=False, allow_abs=True, delim=',').rstrip()
 
-    def if_there(kind, path, body, otherwise=None):
-        condition = ask(generator, kind, path)
-        return generator.conditional_statement(condition, body, else_body=otherwise).rstrip()
+    def if_any(conditions, body, otherwise=None):
+        return generator.conditional_statement(conditions, body, else_body=otherwise, cond_or=True)
 
     unloading = ask(generator, 'unloading')
     text = ''
     for path in paths:
-        there = ask(generator, 'exists', path.split(':')[0])
-        text += generator.conditional_statement([there, unloading], bind(path), cond_or=True)
-    text += bind('%s/runscripts:%s' % (installdir, SCRIPTS_INSIDE)) + '\n'
-    directory = os.path.join(installdir, USER_SOFTWARE)
-    place = '/' + USER_SOFTWARE
+        text += if_any([ask(generator, 'exists', path.split(':')[0]), unloading], bind(path))
+    text += bind('%s:%s' % (os.path.join(installdir, 'runscripts'), SCRIPTS_INSIDE)) + '\n'
+    directory, place = os.path.join(installdir, USER_SOFTWARE), '/' + USER_SOFTWARE
     unpacked = bind('%s:%s' % (directory, place))
     # the whole of the file; Lmod would cut the last character of image-src=/
     packed = bind('%s.squashfs:%s:image-src=.' % (directory, place))
-    if_directory = if_there('exists', directory, unpacked)
-    if_file = if_there('file', directory + '.squashfs', packed, if_directory)
     # both are there while jobs still use the one that is given up; a third file says that it is the packed one
     given_up = [ask(generator, 'file', directory + '.unpacked'), ask(generator, 'exists', directory)]
-    what_is_there = generator.conditional_statement(given_up, unpacked, else_body=if_file).rstrip()
-    return text + generator.conditional_statement(unloading, packed + '\n' + unpacked, else_body=what_is_there)
+    if_directory = if_any([ask(generator, 'exists', directory)], unpacked)
+    if_file = if_any([ask(generator, 'file', directory + '.squashfs')], packed, if_directory.rstrip())
+    what_is_there = generator.conditional_statement(given_up, unpacked, else_body=if_file.rstrip())
+    return text + if_any([unloading], packed + '\n' + unpacked, what_is_there.rstrip())

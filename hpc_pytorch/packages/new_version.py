@@ -22,7 +22,7 @@ from pathlib import Path
 from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
-from hpc_pytorch.machine.versions import version_key
+from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.known_errors import table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS
 
@@ -93,7 +93,7 @@ class Change:
         self.text = read(easyconfig)
         values = plain_values(self.text)
         self.old = values['version']
-        self.pythons = sorted(values.get('python_versions', []), key=version_key)
+        self.pythons = sorted(values.get('python_versions', []), key=release)
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
         self.version, _, build = version.partition('+')
         self.check_target()
@@ -191,7 +191,7 @@ class Change:
     def resolved_for_a_python(self, requirement):
         """What uv makes of a requirement for the oldest of the easyconfig's Pythons that it knows."""
         for newer in self.pythons + [None]:
-            if newer and version_key(newer) <= version_key(self.least):
+            if newer and release(newer) <= release(self.least):
                 continue
             try:
                 return self.resolved(requirement)
@@ -223,7 +223,7 @@ class Change:
         """An .in file for the new version; companions are those that say that they are made for it."""
         text = self.renamed(text)
         for python in re.findall(r'--python-version (\S+)', text):
-            newer = max(self.least, python, key=version_key)
+            newer = max(self.least, python, key=release)
             text = text.replace('--python-version ' + python, '--python-version ' + newer)
         if self.renewed:
             return text
@@ -278,7 +278,7 @@ class Change:
         print("Read its comments and description, which are still those of %s." % self.old)
         text = self.renamed(self.text)
         pythons = re.search(r'^python_versions = (\[[^]]*\])', text, re.M).group(1)
-        fitting = [name for name in ast.literal_eval(pythons) if version_key(name) >= version_key(self.least)]
+        fitting = [name for name in ast.literal_eval(pythons) if release(name) >= release(self.least)]
         text = text.replace(pythons, str(fitting))
         if has_sources(text):
             text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
