@@ -120,10 +120,12 @@ def profile_path(options):
     place = os.path.realpath(build_directory(options.command))
     home = os.path.realpath(os.path.expanduser('~'))
     beside = os.path.dirname(place)
+    if place == home:
+        if options.profile:
+            raise Problem('--profile auto keeps nothing in your home directory: build in another one, or name a file')
+        return None
     within = beside in ('/', home) or not os.access(beside, os.W_OK)
     path = os.path.join(place, 'ramgate.json') if within else place + '.ramgate.json'
-    if os.path.dirname(path) == home and options.profile:
-        raise Problem('--profile auto keeps nothing in your home directory: build in another one, or name a file')
     return path if options.profile or os.path.exists(path) else None
 
 
@@ -143,7 +145,7 @@ class Build:
 
     def run(self):
         """Returns the exit status as a shell gives it."""
-        if not shutil.which(self.command[0]):
+        if self.command[0] != WRAPPER and not shutil.which(self.command[0]):
             known = os.path.exists(self.command[0])
             self.say('%s: %s' % (self.command[0], 'not executable' if known else 'not found'))
             return NOT_RUNNABLE if known else NOT_FOUND

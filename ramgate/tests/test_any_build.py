@@ -50,7 +50,8 @@ class Builds:
 
     def environment(self, **more):
         path = os.pathsep.join([str(self.tools), self.build.environment()['PATH']])
-        return self.build.environment(**dict({'PATH': path, 'CCACHE_DIR': str(self.directory / 'ccache')}, **more))
+        return self.build.environment(**dict({'PATH': path, 'CCACHE_DIR': str(self.directory / 'ccache'),
+                                            'CCACHE_RECACHE': '1'}, **more))
 
     def plain(self, *command, **more):
         subprocess.run([str(word) for word in command], cwd=self.directory, env=self.environment(**more), check=True,
@@ -245,9 +246,10 @@ def test_jobs_and_memory_hold(builds, way):
     """All compilers run, two at a time, and then so many that 130 MB hold them; it says how they came."""
     command, came = way(builds)
     output, ran, at_once, _ = builds.run(command, '--jobs', '2')
-    assert (ran, at_once) == (FILES, 2), output
+    # ccache lets the compiler preprocess first
+    assert ran in (FILES, 2 * FILES) and at_once == 2, output
     assert re.search(r'compilers in .*\b[1-9]\d* %s' % came, output.splitlines()[-1]), output
     builds.again()
     output, ran, _, memory = builds.run(command, '--jobs', '8', '--memory', '130M')
-    assert ran == FILES and MB * 0.9 < memory <= 130 * LATE, output
+    assert ran in (FILES, 2 * FILES) and MB * 0.9 < memory <= 130 * LATE, output
     assert '130.0 MB (--memory)' in output
