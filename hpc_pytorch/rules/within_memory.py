@@ -2,8 +2,8 @@
 Keep what any easyblock compiles within the memory: ``ramgate = True`` in an easyconfig, or a site's hook that calls
 ``watch``.
 
-From configuring on, ramgate's stand-ins for compilers come first in $PATH, as with EasyBuild's own --use-ccache, and ask
-a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
+From configuring on, ramgate's stand-ins for compilers come first in $PATH, as with EasyBuild's own --use-ccache, and
+ask a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
 
 Python 3.6.
 """

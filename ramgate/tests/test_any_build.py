@@ -63,9 +63,9 @@ class Builds:
     def run(self, command, *options, **more):
         """Runs `ramgate run`; returns its output, the most compilers at once, and the most MB they occupied."""
         self.log.unlink(missing_ok=True)
-        process = subprocess.Popen([sys.executable, '-m', 'ramgate', 'run', '--report', 'report', *options, '--',
-                                    *[str(word) for word in command]], cwd=self.directory, env=self.environment(**more),
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        words = [sys.executable, '-m', 'ramgate', 'run', '--report', 'report', *options, '--', *map(str, command)]
+        process = subprocess.Popen(words, cwd=self.directory, env=self.environment(**more), stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         most = [0]
         watching = threading.Thread(target=self.watch, args=(process, most))
         watching.start()

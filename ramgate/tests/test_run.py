@@ -173,8 +173,8 @@ def test_a_profile_beside_the_build_directory(build):
     files = json.loads((build.directory / 'out.ramgate.json').read_text())['files']
     assert sorted(files) == ['out/one', 'out/two']
     (build.directory / 'home').mkdir()
-    output = build.run('--profile', 'auto', command=('make', '-C', 'home'), HOME=str(build.directory / 'home'), status=2)
-    assert 'home directory' in output
+    home = str(build.directory / 'home')
+    assert 'home directory' in build.run('--profile', 'auto', command=('make', '-C', home), HOME=home, status=2)
 
 
 def test_a_pipe_between_two_compilers_does_not_hang(build):
