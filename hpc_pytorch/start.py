@@ -38,6 +38,7 @@ PROGRAMS = {
     'renew': 'hpc_pytorch.packages.new_version',
     'survey': 'hpc_pytorch.machine.survey',
     'check': 'hpc_pytorch.jobs.check_modules',
+    'uninstall': 'hpc_pytorch.jobs.uninstall',
 }
 # Those that do not know their own option.
 WITHOUT_OPTION = ('job-status', 'job-cancel')
