@@ -32,16 +32,12 @@ ROOT = '--allow-use-as-root-and-accept-consequences'
 
 # -- files
 
-def read(path):
-    try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, error))
-
-
 def read_report(path):
     """A report, or the references that --update keeps, which are one."""
-    report = read(path)
+    try:
+        report = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, error))
     if not isinstance(report, dict) or not {'modules', 'margins'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
     return report
@@ -82,28 +78,29 @@ def check(system, given, reframes):
     os.makedirs(place, exist_ok=True)
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
     need_modules(given.check)
-    path, report = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
-    Path(path).write_text(settings(system))
+    path = Path(place, 'settings.py')
+    path.write_text(settings(system))
+    report = Path(place, 'report-%d.json' % os.getpid())
     references = '' if given.update else given.references
-    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('reframe'), '-r',
-               '--system', system.name, '--prefix', place, '--report-file', report,
+    command = [locked_program('reframe', 'checks'), '-C', str(path), '-c', collection_path('reframe'), '-r',
+               '--system', system.name, '--prefix', place, '--report-file', str(report),
                '-S', 'SpeedCheck.references=' + references]
     if given.check:
         command += ['-E', 'module in %r' % given.check]
     if not sys.stdout.isatty():
         command.append('--nocolor')
     wait_for_reframe(command + reframes, place)
-    if not os.path.exists(report):
+    if not report.exists():
         raise UsersProblem("nothing was checked; see above")
-    modules = summarize(read(report)['runs'][0]['testcases'])
-    os.remove(report)
+    session = json.loads(report.read_text())
+    report.unlink()
     return {
         'system': system.name,
         'collection': VERSION,
         'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
         'date': time.strftime('%Y-%m-%d', time.gmtime()),
         'margins': MARGINS,
-        'modules': modules,
+        'modules': summarize(session['runs'][0]['testcases']),
     }
 
 

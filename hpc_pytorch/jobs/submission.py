@@ -22,7 +22,7 @@ from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
 
 
-class Job(object):
+class Job:
     """One job, as EasyBuild's parallelbuild wants it; it sets `module` afterwards."""
 
     def __init__(self, name, command, hours):
@@ -40,7 +40,7 @@ class Job(object):
         return process_easyconfig(path)[0]['ec']
 
 
-class SystemJobs(object):
+class SystemJobs:
     """
     A JobBackend's methods for a system that is described in systems/. Nothing is submitted before all sources are
     there, and all jobs or none are. No job is held in the meantime: a submission that is killed leaves the first jobs
@@ -147,11 +147,12 @@ class SystemJobs(object):
             raise
         self.lock.close()
         for job in self.jobs:
+            text = "is installed by now"
             if job.jobid:
-                print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job in already else "",
-                          ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else "", log=self.log)
-            else:
-                print_msg("%s is installed by now", job.module, log=self.log)
+                text = "is job %s" % job.jobid
+                text += " already" if job in already else ""
+                text += ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else ""
+            print_msg("%s %s", job.module, text, log=self.log)
         print_msg("To see their state: %s", command_for('status'), log=self.log)
 
     def submitted_before(self, job):
