@@ -2,6 +2,7 @@
 ``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
 share is here.
 """
+import contextlib
 import fcntl
 import os
 import shlex
@@ -127,9 +128,10 @@ class SystemJobs:
         except Refused as problem:
             self.take_back()
             remedies = [found['remedy'] for found in explanations('refused', str(problem))]
-            remedy = (remedies + ["No advice is known for this message."])[0]
-            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem, remedy.format(
-                variable=self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'))
+            remedies.append("No advice is known for this message.")
+            variable = self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'
+            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
+                                 remedies[0].format(variable=variable))
         except Uncertain as problem:
             others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
             raise EasyBuildError("Could not determine whether %s was queued: %s\nNo further jobs were submitted; none "
@@ -233,7 +235,9 @@ class SystemJobs:
         record = self.make_record(job)
         mark = '%s_%s' % (mark_of(job.name), record['token'])
         # where the batch system opens no log, the script writes it, and what the batch system has to say goes elsewhere
-        log, own_log = (record['log'], '') if self.scheduler.opens_log else (files_of(record) + '.out', record['log'])
+        log, own_log = record['log'], ''
+        if not self.scheduler.opens_log:
+            log, own_log = files_of(record) + '.out', record['log']
         command = self.scheduler.command(self.request(job), job.name, mark, log, job.ids_before())
         try:
             script = write_script(record, job.command, own_log)
@@ -251,11 +255,10 @@ class SystemJobs:
 
     def find_submitted(self, name, mark):
         """The id of a job that was submitted without an answer; None if it is not in the queue, or nobody knows."""
-        try:
-            living = self.scheduler.find(name, mark)
-        except NoAnswer:
-            return None
-        return living[0][0] if living else None
+        with contextlib.suppress(NoAnswer):
+            for jobid, _ in self.scheduler.find(name, mark):
+                return jobid
+        return None
 
     def take_back(self):
         """Cancel what was submitted: all jobs or none."""
