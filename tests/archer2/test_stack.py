@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from common import CACHE, CHECKOUT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 TREE = Path(__file__).parent / 'debian_torch'
 # what Debian built, where it differs from what ARCHER2 wants

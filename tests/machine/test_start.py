@@ -35,7 +35,7 @@ def test_order_of_choice(eb, arguments, env, reason):
 
 @pytest.mark.parametrize('arguments, words', [
     (['--system', 'archer', WORKSTATION], ["'archer'", 'did you mean archer2?']),
-    (['--system'], ['--system requires a name']),
+    (['--system'], ['(from --system)', 'workstation']),
     # EasyBuild's own words
     (['PyTorch-2.13.0-workstaton.eb'], ['files not found', 'PyTorch-2.13.0-workstaton.eb', 'easyconfigs']),
     (['PyTorch-2.13.0-workstation', '--robot'], ['files not found', 'PyTorch-2.13.0-workstation']),
