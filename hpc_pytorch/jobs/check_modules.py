@@ -32,12 +32,16 @@ ROOT = '--allow-use-as-root-and-accept-consequences'
 
 # -- files
 
-def read_report(path):
-    """A report, or the references that --update keeps, which are one."""
+def read(path):
     try:
-        report = json.loads(Path(path).read_text())
+        return json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise UsersProblem("%s cannot be read: %s" % (path, error))
+
+
+def read_report(path):
+    """A report, or the references that --update keeps, which are one."""
+    report = read(path)
     if not isinstance(report, dict) or not {'modules', 'margins'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
     return report
@@ -78,29 +82,28 @@ def check(system, given, reframes):
     os.makedirs(place, exist_ok=True)
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
     need_modules(given.check)
-    path = Path(place, 'settings.py')
-    path.write_text(settings(system))
-    report = Path(place, 'report-%d.json' % os.getpid())
+    path, report = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
+    Path(path).write_text(settings(system))
     references = '' if given.update else given.references
-    command = [locked_program('reframe', 'checks'), '-C', str(path), '-c', collection_path('reframe'), '-r',
-               '--system', system.name, '--prefix', place, '--report-file', str(report),
+    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('reframe'), '-r',
+               '--system', system.name, '--prefix', place, '--report-file', report,
                '-S', 'SpeedCheck.references=' + references]
     if given.check:
         command += ['-E', 'module in %r' % given.check]
     if not sys.stdout.isatty():
         command.append('--nocolor')
     wait_for_reframe(command + reframes, place)
-    if not report.exists():
+    if not os.path.exists(report):
         raise UsersProblem("nothing was checked; see above")
-    session = json.loads(report.read_text())
-    report.unlink()
+    modules = summarize(read(report)['runs'][0]['testcases'])
+    os.remove(report)
     return {
         'system': system.name,
         'collection': VERSION,
         'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
         'date': time.strftime('%Y-%m-%d', time.gmtime()),
         'margins': MARGINS,
-        'modules': summarize(session['runs'][0]['testcases']),
+        'modules': modules,
     }
 
 

@@ -2,7 +2,6 @@
 ``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
 share is here.
 """
-import contextlib
 import fcntl
 import os
 import shlex
@@ -23,7 +22,7 @@ from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
 
 
-class Job:
+class Job(object):
     """One job, as EasyBuild's parallelbuild wants it; it sets `module` afterwards."""
 
     def __init__(self, name, command, hours):
@@ -41,7 +40,7 @@ class Job:
         return process_easyconfig(path)[0]['ec']
 
 
-class SystemJobs:
+class SystemJobs(object):
     """
     A JobBackend's methods for a system that is described in systems/. Nothing is submitted before all sources are
     there, and all jobs or none are. No job is held in the meantime: a submission that is killed leaves the first jobs
@@ -128,10 +127,9 @@ class SystemJobs:
         except Refused as problem:
             self.take_back()
             remedies = [found['remedy'] for found in explanations('refused', str(problem))]
-            remedies.append("No advice is known for this message.")
-            variable = self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'
-            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
-                                 remedies[0].format(variable=variable))
+            remedy = (remedies + ["No advice is known for this message."])[0]
+            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem, remedy.format(
+                variable=self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'))
         except Uncertain as problem:
             others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
             raise EasyBuildError("Could not determine whether %s was queued: %s\nNo further jobs were submitted; none "
@@ -149,12 +147,11 @@ class SystemJobs:
             raise
         self.lock.close()
         for job in self.jobs:
-            text = "is installed by now"
             if job.jobid:
-                text = "is job %s" % job.jobid
-                text += " already" if job in already else ""
-                text += ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else ""
-            print_msg("%s %s", job.module, text, log=self.log)
+                print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job in already else "",
+                          ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else "", log=self.log)
+            else:
+                print_msg("%s is installed by now", job.module, log=self.log)
         print_msg("To see their state: %s", command_for('status'), log=self.log)
 
     def submitted_before(self, job):
@@ -235,9 +232,7 @@ class SystemJobs:
         record = self.make_record(job)
         mark = '%s_%s' % (mark_of(job.name), record['token'])
         # where the batch system opens no log, the script writes it, and what the batch system has to say goes elsewhere
-        log, own_log = record['log'], ''
-        if not self.scheduler.opens_log:
-            log, own_log = files_of(record) + '.out', record['log']
+        log, own_log = (record['log'], '') if self.scheduler.opens_log else (files_of(record) + '.out', record['log'])
         command = self.scheduler.command(self.request(job), job.name, mark, log, job.ids_before())
         try:
             script = write_script(record, job.command, own_log)
@@ -255,10 +250,11 @@ class SystemJobs:
 
     def find_submitted(self, name, mark):
         """The id of a job that was submitted without an answer; None if it is not in the queue, or nobody knows."""
-        with contextlib.suppress(NoAnswer):
-            for jobid, _ in self.scheduler.find(name, mark):
-                return jobid
-        return None
+        try:
+            living = self.scheduler.find(name, mark)
+        except NoAnswer:
+            return None
+        return living[0][0] if living else None
 
     def take_back(self):
         """Cancel what was submitted: all jobs or none."""

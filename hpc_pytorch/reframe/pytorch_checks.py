@@ -184,8 +184,8 @@ class WorksCheck(ModuleCheck):
             for word in values.get(name, []):
                 path = root / place / os.path.basename(word)
                 kept = root / 'easybuild/provenance' / path.name
-                if not path.exists() or kept.exists() and not filecmp.cmp(path, kept, shallow=False):
-                    changed.append("%s is not as it was installed" % path)
+                same = path.exists() and (not kept.exists() or filecmp.cmp(path, kept, shallow=False))
+                changed += [] if same else ["%s is not as it was installed" % path]
         return changed
 
     def other_build(self):
@@ -317,10 +317,8 @@ class SpeedCheck(ModuleCheck):
         name = re.sub(' %module=[^ ]+', '', self.display_name)
         limits = {}
         checks = known['modules'].get(self.module, {})
-        references = checks.get(name, {'values': {}})['values']
-        for key in sorted(set(references) & set(values)):
-            reference, unit = references[key]
+        for key, (reference, unit) in checks.get(name, {'values': {}})['values'].items():
             margin = known['margins'][unit]
-            lower, upper = (None, margin) if unit == 's' else (-margin, None)
-            limits[key] = (reference, lower, upper, unit)
+            if key in values:
+                limits[key] = (reference, None, margin, unit) if unit == 's' else (reference, -margin, None, unit)
         self.reference = {'*': limits}
