@@ -245,7 +245,9 @@ def check_gpu_cores(path, node):
         raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores for %s GPUs" % (
             path, len(lists), node['gpus']))
     cores = sum(lists, [])
-    if len(set(cores)) < len(cores) or max(cores, default=-1) >= (node['cores'] or 0):
+    twice = len(set(cores)) < len(cores)
+    beyond = max(cores, default=-1) >= (node['cores'] or 0)
+    if twice or beyond:
         raise UsersProblem("%s: gpu_cores in [node] names a core twice, or one beyond the node's %s cores" % (
             path, node['cores']))
 

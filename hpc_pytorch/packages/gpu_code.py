@@ -1,8 +1,4 @@
-"""
-Whether what was compiled for GPUs runs on a GPU: NVIDIA's rules, and AMD's only one, that it is the same.
-
-Standard library only, Python 3.6.
-"""
+"""Whether what was compiled for GPUs runs on a GPU: NVIDIA's rules, and AMD's only one, that it is the same."""
 import re
 
 from hpc_pytorch.machine.versions import release, satisfies
@@ -25,7 +21,8 @@ def runs_on(code, gpu):
     if not made_for or not there:
         return code.split(':')[0] == gpu
     kind, major, minor, letter = made_for.groups()
-    least, there = (int(major), int(minor)), tuple(map(int, there.groups()))
+    least = int(major), int(minor)
+    there = tuple(map(int, there.groups()))
     if letter == 'a':
         return there == least
     # machine code is for one generation, from the GPU on that it was made for; the driver translates PTX for newer ones
