@@ -52,7 +52,7 @@ class SingularityContainer(EasyBlock):
             'bind_paths': [[], "What the container must see of the host besides the system's own bind_paths", CUSTOM],
             'copy_image': [True, "Copy the image into the prefix, so that it stays when the site removes its own",
                            CUSTOM],
-            'image_software': [{}, "Versions of software in the image that versionsuffix does not name: {'rocm': '7.0'}; "
+            'image_software': [{}, "Versions of software in the image that versionsuffix lacks: {'rocm': '7.0'}; "
                                "they decide which settings of the system apply", CUSTOM],
             'import_name': [None, "Python package that the sanity check imports in the container", CUSTOM],
             'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
