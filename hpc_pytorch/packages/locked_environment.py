@@ -450,7 +450,7 @@ class LockedEnvironment(EasyBlock):
         """Where the packages are of the modules like this one that it is loaded on top of."""
         paths = []
         for dep in self.cfg.dependencies():
-            root = get_software_root(dep['name'])
+            root = None if dep['external_module'] else get_software_root(dep['name'])
             if root and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
                 paths += site_packages_of(root)
         return paths
