@@ -54,7 +54,8 @@ def install(names):
     if not names:
         return
     manager, command = command_for(names)
-    by_hand = 'sudo ' + ' '.join([manager] + command[command.index('install'):])
+    words = command[command.index('install'):]
+    by_hand = ' '.join(['sudo', manager] + words)
     sudo = []
     if os.geteuid() != 0:
         sudo = ['sudo', '-n']
