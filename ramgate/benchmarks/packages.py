@@ -38,7 +38,7 @@ def fetch(package, directory):
     """The directory of the unpacked source."""
     place = directory / re.sub('=.*', '', package.name)
     if place.exists():
-        return next(path for path in place.iterdir() if path.is_dir())
+        return unpacked(place)
     place.mkdir(parents=True)
     if '==' in package.name:
         pip = [sys.executable, '-m', 'pip', 'download', '-q', '--no-deps', '--no-binary', place.name]
@@ -55,7 +55,11 @@ def fetch(package, directory):
         subprocess.run(get + ['source', '--download-only', package.name], cwd=place)
     archive = next(path for path in place.iterdir() if '.tar.' in path.name and 'debian' not in path.name)
     shutil.unpack_archive(archive, place)
-    return next(path for path in place.iterdir() if path.is_dir())
+    return unpacked(place)
+
+
+def unpacked(place):
+    return next(path for path in place.iterdir() if path.is_dir() and not path.name.startswith('build-'))
 
 
 class Try:
