@@ -31,9 +31,6 @@ OTHER_GUESS = (300, 10)
 # a first guess weighs as much as so many compilations, whose peaks differ by so much of their mean
 GUESS_WEIGHT = 1.5
 GUESS_SPREAD = 0.45
-# of the spread of a kind so much is kept free for a file that is only known by its kind: what comes out larger is
-# frozen, which costs less than memory that lies idle. Chosen on simulate.py's heavy:1, reported on others.
-DOUBT = 0.5
 # a kind needs so many compilations to be believed
 ENOUGH = 4
 # the figures of an earlier build weigh as much as so many seconds, and MB, of compilations that ended
@@ -117,7 +114,7 @@ class Kind:
                 # none has come so far: as the oldest had last
                 beyond = curve[-1]
             curve.append((total + GUESS_WEIGHT * beyond) / (seen + GUESS_WEIGHT))
-        return Estimate(expected, curve, DOUBT * math.sqrt(variance), None, None)
+        return Estimate(expected, curve, math.sqrt(variance), None, None)
 
 
 class Ratio:
