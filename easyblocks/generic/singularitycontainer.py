@@ -24,7 +24,7 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
-from hpc_pytorch.packages import container_modules, images
+from hpc_pytorch.packages import container_modules, dry_run, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 
@@ -52,6 +52,8 @@ class SingularityContainer(EasyBlock):
             'bind_paths': [[], "What the container must see of the host besides the system's own bind_paths", CUSTOM],
             'copy_image': [True, "Copy the image into the prefix, so that it stays when the site removes its own",
                            CUSTOM],
+            'image_software': [{}, "Versions of software in the image that versionsuffix lacks: {'rocm': '7.0'}; "
+                               "they decide which settings of the system apply", CUSTOM],
             'import_name': [None, "Python package that the sanity check imports in the container", CUSTOM],
             'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
             'venv': [False, "Make a virtual environment on top of the container's, outside the image", CUSTOM],
@@ -78,7 +80,8 @@ class SingularityContainer(EasyBlock):
         self.module_load_environment.replace({'PATH': ['bin']})
         launcher = self.system.launcher['command']
         text = usage(self.variable, self.verb, launcher, self.scripts, self.cfg['wrappers'], self.venv)
-        self.cfg['usage'] = (self.cfg['usage'] or text) + explain(self.settings, self.system.advice)
+        advice = self.applying(self.system.advice)
+        self.cfg['usage'] = (self.cfg['usage'] or text) + explain(self.settings, advice)
         # nothing is compiled, and under -x upstream stumbles over compiler wrappers and a checksums.json that it misses
         self.toolchain.options['rpath'] = False
         self.json_checksums = {} if self.dry_run else None
@@ -187,7 +190,7 @@ class SingularityContainer(EasyBlock):
             return
         below = [os.path.join(path, self.name[0].lower()) for path in source_paths()]
         if not images.find_image(source_paths() + below + self.image_stores, self.image_name):
-            self.dry_run_msg("  * Installing would stop here: %s", self.nowhere())
+            dry_run.stop(self, self.nowhere())
 
     def configure_step(self):
         """Nothing to configure."""
@@ -260,7 +263,12 @@ class SingularityContainer(EasyBlock):
     def settings(self):
         """The settings of the system that apply; the easyconfig's own come before them."""
         own = self.cfg['modextravars']
-        return [setting for setting in self.system.settings_for(FEATURES) if setting.name not in own]
+        return [setting for setting in self.applying(self.system.settings) if setting.name not in own]
+
+    def applying(self, variables):
+        """Select what holds for the software in the image: rocm 7.0 of the versionsuffix -rocm-7.0-python-3.12."""
+        named = re.findall(r'-([a-z]+)-(\d[\d.]*)(?=-|$)', self.cfg['versionsuffix'])
+        return self.system.settings_for(FEATURES, dict(named, **self.cfg['image_software']), variables)
 
     def make_module_extra(self, *args, **kwargs):
         """What the module sets, and what it decides when it is loaded."""

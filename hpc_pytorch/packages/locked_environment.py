@@ -6,6 +6,7 @@ Everything is fetched in EasyBuild's fetch step; what comes after it works witho
 import glob
 import itertools
 import os
+import re
 import shutil
 import sys
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES, current
-from hpc_pytorch.packages import built_wheels, collection_packages, gpu_code, usage, wheel_mpi
+from hpc_pytorch.packages import built_wheels, collection_packages, dry_run, gpu_code, usage, wheel_mpi
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
@@ -190,6 +191,22 @@ class LockedEnvironment(EasyBlock):
                     raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
                                          "(the .in file beside it has the command) and name it in the easyconfig.",
                                          entry.version, self.version, self.version)
+        self.check_gpus_of_locks()
+
+    @property
+    def wants_gpus(self):
+        """True if PyTorch must have code for the GPUs of this system."""
+        node = self.system.node
+        return bool(node['gpus'] or node['gpu_architecture']) and gpu_code.CPU not in self.features()
+
+    def check_gpus_of_locks(self):
+        """Refuse wheels for processors alone where there are GPUs, before they are fetched."""
+        architecture = self.system.system['architecture'] or os.uname().machine
+        for entry in self.locked('lock_files') + self.locked('lock_files_instead'):
+            others = re.findall(r"platform_machine == '(\w+)'", entry.text)
+            applies = entry.name == 'torch' and (not others or architecture in others)
+            if applies and self.wants_gpus and gpu_code.for_processors(entry.version, architecture):
+                dry_run.stop(self, gpu_code.refused(entry.version, self.system))
 
     def wheel_may_run(self, entry):
         """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
@@ -240,6 +257,10 @@ class LockedEnvironment(EasyBlock):
         """Refuse what cannot be installed, before gigabytes are fetched."""
 
     def show_packages(self):
+        nodes, here = self.system.system['architecture'], os.uname().machine
+        if nodes and nodes != here:
+            self.dry_run_msg("  * not looked at: whether these have wheels for the nodes of %s (%s); this is %s",
+                             self.system.name, nodes, here)
         packages = {(entry.name, entry.version) for entry in self.locked('lock_files')}
         for name, version in sorted(packages):
             self.dry_run_msg("  * %s %s", name, version)
@@ -432,7 +453,7 @@ class LockedEnvironment(EasyBlock):
         """Where the packages are of the modules like this one that it is loaded on top of."""
         paths = []
         for dep in self.cfg.dependencies():
-            root = get_software_root(dep['name'])
+            root = None if dep['external_module'] else get_software_root(dep['name'])
             if root and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
                 paths += site_packages_of(root)
         return paths
@@ -493,8 +514,9 @@ class LockedEnvironment(EasyBlock):
     def check_gpu_code(self):
         """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
         named = self.cuda_architectures()
-        gpus = named or [self.system.node['gpu_architecture']]
-        if not all(gpus) or not glob.glob(glob.escape(self.site_packages()) + '/torch-*.dist-info'):
+        gpus = named or list(filter(None, [self.system.node['gpu_architecture']]))
+        has_torch = glob.glob(glob.escape(self.site_packages()) + '/torch-*.dist-info')
+        if not has_torch or not (named or self.wants_gpus):
             return None
         done = ask(self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE, split_stderr=True)
         if done.exit_code:
@@ -502,8 +524,7 @@ class LockedEnvironment(EasyBlock):
             return None
         version, *codes = done.output.split()
         if codes == [gpu_code.CPU] and not named:
-            # on a system with GPUs one may want a PyTorch without
-            return None
+            return gpu_code.refused(version, self.system)
         return gpu_code.why_not(version, codes, gpus)
 
     def check_packages(self):
