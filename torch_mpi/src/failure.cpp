@@ -271,17 +271,26 @@ void Runtime::stop(bool failed) {
   {
     std::lock_guard<std::mutex> lock(mutex);
     stopping_ = true;
-    say_goodbye();
+    keep_communicators();
     wake();
   }
   thread_.join();
 }
 
-// Under the lock: this rank has made its last call in every group.
-void Runtime::say_goodbye() {
+// Under the lock: this rank has made its last call in every group. Python destroys these while it ends.
+void Runtime::keep_communicators() {
+  std::set<Communicator*> kept;
   for (auto* communicator : communicators)
-    retired_.emplace_back(communicator->handle, communicator->say_goodbye());
-  communicators.clear();
+    if (!communicator->failed())
+      kept.insert(communicator->twin().release());
+  communicators.swap(kept);
+}
+
+void Runtime::say_goodbyes() {
+  for (auto* communicator : communicators) {
+    communicator->say_goodbye();
+    retired_.emplace_back(communicator->handle, std::move(communicator->comparisons_));
+  }
 }
 
 void Runtime::answer_askers() {
@@ -341,6 +350,8 @@ void Runtime::end_process(int status) {
   stop(false);
   if (!clean_)
     end_all(world_rank, "ends with operations that never became complete");
+  if (status == 0)  // with another one it ends all
+    say_goodbyes();
   if (!others_end(status))
     end_all(world_rank, c10::str("ends with status ", status), status);
   // Receive messages to ranks that had given up: some MPIs warn of those left over.

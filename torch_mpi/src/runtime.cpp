@@ -233,21 +233,26 @@ Communicator::~Communicator() {
   }
   std::lock_guard<std::mutex> lock(runtime.mutex);
   runtime.communicators.erase(this);
-  auto comparisons = say_goodbye();
+  say_goodbye();
   // A failed one has requests that will never be complete: MPI keeps it.
   if (failed() || leftovers_)
-    release(comparisons);
+    release(comparisons_);
   else
-    runtime.retire(handle, std::move(comparisons));
+    runtime.retire(handle, std::move(comparisons_));
 }
 
-Comparisons Communicator::say_goodbye() {
-  if (!failed() && size > 1 && Runtime::get().compares) {
-    auto goodbye = std::make_unique<Comparison>(Call{}, Call{});
-    goodbye->post(handle, rank, size, Runtime::get().call_tag());
-    keep(std::move(goodbye));
-  }
-  return std::move(comparisons_);
+std::unique_ptr<Communicator> Communicator::twin() {
+  auto made = std::unique_ptr<Communicator>(new Communicator(handle, rank, size));
+  made->comparisons_.swap(comparisons_);
+  return made;
+}
+
+void Communicator::say_goodbye() {
+  if (failed() || size == 1 || !Runtime::get().compares)
+    return;
+  auto goodbye = std::make_unique<Comparison>(Call{}, Call{});
+  goodbye->post(handle, rank, size, Runtime::get().call_tag());
+  keep(std::move(goodbye));
 }
 
 void Communicator::compare_earlier() {

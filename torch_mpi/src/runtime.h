@@ -61,6 +61,8 @@ using WorkPointer = c10::intrusive_ptr<MPIWork>;
 class Communicator {
  public:
   explicit Communicator(MPI_Comm comm);
+  // The end of Python destroys the other one.
+  std::unique_ptr<Communicator> twin();
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -84,8 +86,8 @@ class Communicator {
   void keep(std::unique_ptr<Comparison> comparison) {
     comparisons_.push_back(std::move(comparison));
   }
-  // This rank makes no more calls here; returns what MPI may still write to.
-  Comparisons say_goodbye();
+  // This rank makes no more calls here.
+  void say_goodbye();
   // The process of MPI_COMM_WORLD that is this rank of the group.
   int world_rank(int of) const;
 
@@ -96,9 +98,11 @@ class Communicator {
 
  private:
   void mark_failed(const std::string& reason);
+  Communicator(MPI_Comm comm, int rank, int size) : handle(comm), rank(rank), size(size) {}
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> leftovers_{false};
+  friend class Runtime;
   Comparisons comparisons_;
   std::mutex reason_mutex_;
   std::string reason_;
@@ -263,7 +267,7 @@ class Runtime {
   void abandon(const WorkPointer& work);
   // Nobody uses this communicator any more; under the lock.
   void retire(MPI_Comm comm, Comparisons comparisons);
-  // Those that are in use; under the lock.
+  // Those that are in use, from stop() on copies of them that nobody destroys; under the lock.
   std::set<Communicator*> communicators;
   // Has this process of MPI_COMM_WORLD come to its end? The first call asks it, which answers when it has.
   bool has_ended(int world_rank);
@@ -309,7 +313,8 @@ class Runtime {
   void nudge_mpi();
   void hear_of_ends();
   void answer_askers();
-  void say_goodbye();
+  void keep_communicators();
+  void say_goodbyes();
   void cancel_comparisons();
   bool doze(Milliseconds time);
   bool drain();

@@ -96,7 +96,7 @@ def lightning(backend):
     start(backend)
     module = Module()
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=1, num_nodes=SIZE, max_epochs=1, logger=False, enable_checkpointing=False,
+        accelerator="cpu", devices=SIZE, max_epochs=1, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, strategy=DDPStrategy(process_group_backend=backend))
     trainer.fit(module, torch.utils.data.DataLoader(Data(), batch_size=None))
     assert trainer.world_size == SIZE
