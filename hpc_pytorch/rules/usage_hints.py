@@ -1,4 +1,5 @@
 """Usage hints after installation: how to get the `module` command, and what to load and run."""
+import glob
 import os
 import shlex
 import sys
@@ -8,6 +9,7 @@ from easybuild.tools.build_log import print_msg
 from easybuild.tools.config import build_option, install_path
 from easybuild.tools.modules import modules_tool
 
+from hpc_pytorch import collection_path
 from hpc_pytorch.machine.systems import current
 
 # The easyconfigs named on the command line, and the user's own module path.
@@ -26,14 +28,16 @@ MODULE_COMMAND = {
 
 def module_command(tool):
     """Return the line that gives the user's shell this modules tool; None if it has it, or the tool is another one."""
-    home, theirs = os.path.dirname(os.path.dirname(tool.cmd)), os.environ.get('MODULESHOME')
+    home = os.path.dirname(os.path.dirname(tool.cmd))
+    theirs = os.environ.get('MODULESHOME')
     if theirs and (tool.NAME != 'Lmod' or os.path.realpath(theirs) == os.path.realpath(home)):
         return None
     lines = MODULE_COMMAND.get(tool.NAME)
     if not lines:
         return None
     shell = os.path.basename(os.environ.get('SHELL', ''))
-    shell = shell if shell in lines else 'bash'
+    if shell not in lines:
+        shell = 'bash'
     return lines[shell].format(program=shlex.quote(tool.cmd), home=shlex.quote(home), shell=shell)
 
 
@@ -46,17 +50,28 @@ def usage(ec):
     lines.append("module load %s" % ec.full_mod_name)
     place = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec), 'bin')
     commands = os.listdir(place) if os.path.isdir(place) else []
+    container = 'run-in-container' in commands
     system = current(ec.path)
-    if 'run-in-container' in commands and 'pytorch-srun' not in commands:
+    if container and 'pytorch-srun' not in commands:
         # it may have no Python
         lines.append("run-in-container COMMAND ARGUMENT ...")
     elif system.scheduler['kind'] != 'none':
-        program = 'pytorch-srun' if 'run-in-container' in commands else 'python'
-        lines.append("%s %s your_script.py" % (' '.join(system.launcher['two_processes']), program))
+        launcher = ' '.join(system.launcher['two_processes'])
+        program = 'pytorch-srun' if container else 'python'
+        lines.append("%s %s your_script.py" % (launcher, program))
     if 'pytorch-check' in commands:
         # no comment behind it: zsh and tcsh, typed to, would take that for arguments
         lines.append("pytorch-check")
     return list(filter(None, lines))
+
+
+def mpi_on_top(ec):
+    """Find the easyconfig of the MPI backend for a PyTorch without one; None if there is none, or it is installed."""
+    suffix = '-%s-%s%s' % (ec.name, ec.version, ec['versionsuffix'])
+    found = glob.glob(os.path.join(collection_path('easyconfigs'), 't', 'torch_mpi', 'torch_mpi-*%s.eb' % suffix))
+    if not found or modules_tool().exist([os.path.basename(found[0])[:-len('.eb')].replace('-', '/', 1)])[0]:
+        return None
+    return os.path.basename(found[0])
 
 
 def remember(ec):
@@ -72,3 +87,6 @@ def show():
         if modules_tool().exist([ec.full_mod_name])[0]:
             lines = '\n    '.join(usage(ec))
             print_msg("\nTo use it, now and in job scripts:\n\n    %s\n" % lines, prefix=False)
+            on_top = mpi_on_top(ec)
+            if on_top:
+                print_msg("For MPI:\n\n    ./eb %s --robot\n" % on_top, prefix=False)
