@@ -22,8 +22,8 @@ def pytorch():
     try:
         import torch
     except ImportError as error:
-        sys.exit(expected + "no PyTorch (%s); install it there if it is missing, then, as pip hides it otherwise, run: %s"
-                 % (error, COMMAND))
+        sys.exit(expected + "no PyTorch (%s); install it there if it is missing, then, as pip hides it "
+                 "otherwise, run: %s" % (error, COMMAND))
     if release(torch.__version__) < release(OLDEST_TORCH):
         sys.exit(expected + "%s; install a newer one, for example: pip install 'torch>=%s'" % (
             torch.__version__, OLDEST_TORCH))

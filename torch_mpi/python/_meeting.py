@@ -35,7 +35,8 @@ def forwarded(name):
     """Return a method that has the TCPStore do it."""
     def method(self, *arguments):
         if self.store is None:
-            raise RuntimeError("torch_mpi: a default group of mpi has no store before a group of another backend is made")
+            raise RuntimeError(
+                "torch_mpi: a default group of mpi has no store before a group of another backend is made")
         return getattr(self.store, name)(*arguments)
     return method
 

@@ -150,7 +150,11 @@ Call call_of(OpType what, const Tensors& tensors, const ReduceOp& op) {
 
 // Where each pair of ranks exchanges another amount: what neighbours exchange. MPI itself notices too short a receive.
 Agreement agreement_of(
-    OpType what, const at::Tensor& model, int rank, const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
+    OpType what,
+    const at::Tensor& model,
+    int rank,
+    const std::vector<Piece>& sends,
+    const std::vector<Piece>& receives) {
   const size_t size = sends.size(), left = (rank + size - 1) % size, right = (rank + 1) % size;
   auto mine = call_of(what, model), expected = mine;
   const auto width = static_cast<int64_t>(model.element_size());

@@ -3,15 +3,7 @@
 import concurrent.futures
 
 import pytest
-from mpi_installation import MPIS, Installed, build, mpi_program, python_with_torch
-
-# What the compiler is told beyond what everyone's is.
-VARIANTS = {
-    "mpich": "",
-    "openmpi": "",
-    "mpich-memory": "-O0 -g1 -fsanitize=address,undefined",
-    "mpich-threads": "-O0 -g1 -fsanitize=thread",
-}
+from mpi_installation import MPIS, VARIANTS, Installed, build, mpi_program, python_with_torch
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,8 @@ def run(*command, cwd=None, **variables):
 
 def load(source, place):
     """Do what pip does first, in a Python that has nothing but what lies in this place."""
-    return run(sys.executable, "-S", "-c", "import sys; sys.path[:0] = sys.argv[1:]; import torch_mpi_build", source, place)
+    code = "import sys; sys.path[:0] = sys.argv[1:]; import torch_mpi_build"
+    return run(sys.executable, "-S", "-c", code, source, place)
 
 
 @pytest.mark.parametrize("modules, message", [

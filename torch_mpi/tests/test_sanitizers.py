@@ -4,8 +4,7 @@ import shlex
 import subprocess
 
 import pytest
-from conftest import VARIANTS
-from mpi_installation import HERE, Installed
+from mpi_installation import HERE, VARIANTS, Installed
 
 # Variant → libraries to be loaded before Python, and settings. Python and PyTorch are not compiled like this and keep
 # what they want: leaks cannot be told apart. UCX, which MPICH uses, replaces functions that end threads, in which the
@@ -44,7 +43,8 @@ def test_the_sanitizer_finds_what_is_planted(variant, tmp_path):
     """The check of every day: compiler, libraries and settings of the nightly tests do what these rely on."""
     libraries, settings = SANITIZERS[variant]
     program = tmp_path / "planted"
-    subprocess.run(["gcc", *VARIANTS[variant].split(), HERE / "planted_faults.c", "-o", program, "-pthread"], check=True)
+    flags = VARIANTS[variant].split()
+    subprocess.run(["gcc", *flags, HERE / "planted_faults.c", "-o", program, "-pthread"], check=True)
     preload = " ".join(map(library, libraries))
     done = subprocess.run(["setarch", "-R", "env", "LD_PRELOAD=" + preload, program, variant.split("-")[1]], stderr=-1,
                           env=dict(settings, PATH="/usr/bin:/bin"), text=True)

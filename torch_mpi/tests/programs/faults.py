@@ -204,7 +204,7 @@ def disagreeing():
     for what, call in calls_that_differ(rank == 1).items():
         group = dist.new_group()
         begin, text = time.monotonic(), "no error"
-        while text == "no error" and time.monotonic() < begin + 20:  # who needs nothing of rank 1 hears at its next call
+        while text == "no error" and time.monotonic() < begin + 20:  # who needs nothing of rank 1 goes on
             text, _ = outcome(call, group)
         named = "the ranks disagree: rank 0 calls" in text or "the ranks disagree: rank 1 calls" in text
         report("%s: %s" % (what, "told" if named else text), time.monotonic() - begin)

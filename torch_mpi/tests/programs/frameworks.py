@@ -115,7 +115,8 @@ def transformers(backend):
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(model, TrainingArguments(
             folder, use_cpu=True, num_train_epochs=2, learning_rate=0.01, report_to=[], save_strategy="no",
-            logging_steps=1, disable_tqdm=True, ddp_find_unused_parameters=False, ddp_backend=backend), train_dataset=data)
+            logging_steps=1, disable_tqdm=True, ddp_find_unused_parameters=False, ddp_backend=backend),
+            train_dataset=data)
         trainer.train()
     assert trainer.args.world_size == SIZE
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
