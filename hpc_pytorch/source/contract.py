@@ -6,16 +6,12 @@ exist after a minute; what comes out of it is asked again when it is installed (
 
 Standard library only, Python 3.6.
 """
-import fnmatch
 import glob
-import json
 import os
 import re
-import subprocess
 from collections import namedtuple
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages.known_errors import excerpt
 
 # A switch that can be asked for: the cache variables that tell where CMake looked, and why it usually fails.
 Term = namedtuple('Term', 'option places reason')
@@ -57,28 +53,9 @@ DIRECTORIES = (
     ('CUDNN_ROOT', 'CUDNN_LIBRARY_PATH', "the module's is not where CMake looks, and the CUDA toolkit has another"),
 )
 
-# How the installed PyTorch calls, among its build settings, what can be asked for.
-SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
 # What CMake's summary and BLAS_INFO call what can be asked for (cmake/Dependencies.cmake)
 BLAS_NAMES = {'open': 'OpenBLAS', 'flexi': 'FlexiBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
-# Backends of torch.distributed: the switch of each, and the library without which it is none.
-BACKENDS = (('mpi', 'USE_MPI', 'libmpi'), ('gloo', 'USE_GLOO', None), ('nccl', 'USE_NCCL', None))
-# What the installed PyTorch is asked, by its own Python.
-PROBE = """
-import json, os, torch, torch.distributed as dist
-names = %r
-print(json.dumps({
-    'show': torch.__config__.show(),
-    'directory': os.path.dirname(torch.__file__),
-    'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
-""" % ([backend for backend, _, _ in BACKENDS],)
-
-# The libraries of PyTorch with its own device code; others have what static libraries bring along.
-DEVICE_LIBRARIES = 'libtorch_cuda*.so'
-
 Difference = namedtuple('Difference', 'option asked found places reason')
-ANOTHER_WHEEL = "it was built without, or this is another wheel than the one built here"
-
 TRUE = ('1', 'ON', 'TRUE', 'YES', 'Y')
 FALSE = ('', '0', 'OFF', 'FALSE', 'NO', 'N', 'IGNORE', 'NOTFOUND')
 
@@ -241,83 +218,3 @@ def table(differences):
                   "    looked at:     %s" % ('; '.join(item.places) or 'CMake does not say'),
                   "    likely reason: %s" % item.reason]
     return '\n'.join(lines)
-
-
-# --- what is installed, compared with it ----------------------------------------------------------------------------
-
-def run(command, directory):
-    """Run a command in a directory, where Python finds nothing besides what is installed."""
-    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
-
-
-def ask_installed(python, options, architectures_of=None):
-    """
-    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
-    `architectures_of` returns those of a library's device code ('8.0'), where there is a program that tells.
-    """
-    directory = os.path.dirname(python)
-    probe = run([python, '-c', PROBE], directory)
-    if probe.returncode:
-        raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
-    found = json.loads(probe.stdout.splitlines()[-1])
-    libraries = []
-    for pattern in ('*.so', 'lib/*.so'):
-        libraries += glob.glob(os.path.join(glob.escape(found['directory']), pattern))
-    ldd = run(['ldd'] + libraries, directory).stdout
-    differences = compare_installed(options, found['show'], found['backends'], ldd)
-    if architectures_of and options.get('TORCH_CUDA_ARCH_LIST'):
-        paths = fnmatch.filter(libraries, os.path.join('*', DEVICE_LIBRARIES)) or libraries
-        code = set()
-        for path in paths:
-            code.update(architectures_of(path) or ())
-        differences += compare_device_code(options['TORCH_CUDA_ARCH_LIST'], code, paths)
-    return differences, ldd
-
-
-def compare_installed(options, show, backends, ldd):
-    """All differences between what was asked for and what is installed; nothing is said of what it does not tell."""
-    settings = read_settings(show)
-    known = {name: value for name, value in options.items() if name in settings and name not in ('CC', 'CXX')}
-    if settings['CMAKE_CXX_COMPILER'] and 'CXX' in options:
-        known['CXX'] = options['CXX']
-    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
-    for backend, option, library in BACKENDS:
-        if plain(options.get(option, '')) == 'ON':
-            differences += compare_backend(backend, option, library, backends, ldd)
-    return differences
-
-
-def compare_backend(backend, option, library, backends, ldd):
-    if not backends.get(backend):
-        return [Difference(option, 'ON', 'no %s backend in torch.distributed' % backend,
-                           ['torch.distributed.is_%s_available()' % backend], ANOTHER_WHEEL)]
-    if library and set(resolved(ldd, library)) <= {'not found'}:
-        return [Difference(option, 'ON', 'a %s backend without its library' % backend, ['ldd'],
-                           "the module does not load the MPI that it was built with")]
-    return []
-
-
-def compare_device_code(asked, found, paths):
-    """Check that the libraries have machine code for each architecture; static libraries may bring more along."""
-    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
-    if asked <= found:
-        return []
-    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)), ';'.join(sorted(found)) or 'no device code',
-                       ['cuobjdump ' + path for path in paths], ANOTHER_WHEEL)]
-
-
-def read_settings(text):
-    """The build settings that torch.__config__.show() prints, under the names by which they are asked for."""
-    line = re.search(r'Build settings: *(.*)', text)
-    printed = re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ') if line else []
-    found = {SETTINGS.get(name, name): value for name, value in printed}
-    if found.get('CUDA_FLAGS'):
-        found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
-    found['CMAKE_CXX_COMPILER'] = found.get('CXX_COMPILER', '')
-    return found
-
-
-def resolved(ldd, name):
-    """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
-    return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]
