@@ -2,7 +2,7 @@
 The configuration contract: what CMake decided, compared with what was asked for.
 
 PyTorch builds silently without what CMake did not find. CMake's decisions are in its summary and in its cache, which
-exist after a minute; what comes out of it is asked again when it is installed (PROBE, compare_installed).
+exist after a minute; libraries.py looks at what was built, and installed.py asks again once it is installed.
 
 Standard library only, Python 3.6.
 """
@@ -16,23 +16,40 @@ from hpc_pytorch import UsersProblem
 # A switch that can be asked for: the cache variables that tell where CMake looked, and why it usually fails.
 Term = namedtuple('Term', 'option places reason')
 TERMS = (
-    Term('USE_MPI', ('MPI_CXX_COMPILER', 'MPI_C_COMPILER', 'MPI_CXX_HEADER_DIR', 'MPI_mpi_LIBRARY'),
+    Term('USE_MPI',
+         ('MPI_CXX_COMPILER', 'MPI_C_COMPILER', 'MPI_CXX_HEADER_DIR', 'MPI_mpi_LIBRARY'),
          "the MPI's module is not loaded, or the compiler does not find mpi.h by itself (cc and CC do)"),
     Term('USE_DISTRIBUTED', (), "this platform has no support for it"),
-    Term('USE_GLOO', ('Gloo_INCLUDE_DIR', 'Gloo_LIBRARY'), "third_party/gloo is missing"),
-    Term('USE_CUDA', ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
+    Term('USE_GLOO',
+         ('Gloo_INCLUDE_DIR', 'Gloo_LIBRARY'),
+         "third_party/gloo is missing"),
+    Term('USE_CUDA',
+         ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
          "the CUDA module is not loaded, or its nvcc does not support this host compiler"),
-    Term('USE_CUDNN', ('CUDNN_INCLUDE_DIR', 'CUDNN_LIBRARY'), "cuDNN's module is not loaded, or for another CUDA"),
-    Term('TORCH_CUDA_ARCH_LIST', ('CMAKE_CUDA_FLAGS',), "this CUDA does not know the architecture"),
-    Term('USE_NCCL', ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'), "NCCL's module is not loaded, or no third_party/nccl"),
-    Term('USE_SYSTEM_NCCL', ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'), "NCCL's module is not loaded"),
-    Term('USE_ROCM', ('ROCM_PATH', 'HIP_PATH'), "ROCm's module is not loaded"),
-    Term('USE_NUMPY', ('NUMPY_INCLUDE_DIR',), "NumPy is not installed for the Python that builds"),
-    Term('USE_FBGEMM', (), "the processor has no AVX2, or third_party/fbgemm is missing"),
+    Term('USE_CUDNN',
+         ('CUDNN_INCLUDE_DIR', 'CUDNN_LIBRARY'),
+         "cuDNN's module is not loaded, or for another CUDA"),
+    Term('TORCH_CUDA_ARCH_LIST', ('CMAKE_CUDA_FLAGS',),
+         "this CUDA does not know the architecture"),
+    Term('USE_NCCL',
+         ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'),
+         "NCCL's module is not loaded, or no third_party/nccl"),
+    Term('USE_SYSTEM_NCCL',
+         ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'),
+         "NCCL's module is not loaded"),
+    Term('USE_ROCM',
+         ('ROCM_PATH', 'HIP_PATH'),
+         "ROCm's module is not loaded"),
+    Term('USE_NUMPY', ('NUMPY_INCLUDE_DIR',),
+         "NumPy is not installed for the Python that builds"),
+    Term('USE_FBGEMM', (),
+         "the processor has no AVX2, or third_party/fbgemm is missing"),
     Term('USE_MKLDNN', ('MKLDNN_INCLUDE_DIR',), "third_party/ideep is missing"),
-    Term('BLAS', ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
+    Term('BLAS',
+         ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
          "the BLAS's module is not loaded, or its directory has another layout than FindMKL.cmake expects"),
-    Term('MKL_THREADING', ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
+    Term('MKL_THREADING',
+         ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
          "MKL's library for this kind of threading was not found"),
     Term('CMAKE_BUILD_TYPE', (), "something else set it"),
 )
@@ -40,12 +57,15 @@ KNOWN = {term.option for term in TERMS}
 # What PyTorch's setup.py asks for by itself: without Python's headers CMake goes on, and hours later there is no wheel.
 BY_ITSELF = {'BUILD_PYTHON': '1'}
 # Why other switches usually fail.
-REASONS = {'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
-           'USE_MKL': "MKL's module is not loaded",
-           'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)"}
+REASONS = {
+    'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
+    'USE_MKL': "MKL's module is not loaded",
+    'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)",
+}
 OTHERWISE = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
 # Compilers are asked for by command and found as paths.
 COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
+OTHER_COMPILER = "the compilers' module is not loaded, or the build was configured before"
 # Directories that are asked for, and what must have been found in them: another one works, and not as it should.
 DIRECTORIES = (
     ('NCCL_INCLUDE_DIR', 'NCCL_INCLUDE_DIRS', "another NCCL's headers come first: CPATH, or a CMake package of it"),
@@ -93,7 +113,9 @@ def read_cache(path):
 def read_summary(text):
     """The decisions that CMake prints, `--   USE_MPI   : OFF`."""
     start = text.rfind('******** Summary ********')
-    found = dict(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M)) if start >= 0 else {}
+    found = {}
+    if start >= 0:
+        found.update(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M))
     flags = re.findall(r'Added CUDA NVCC flags for: *(.*)', text)
     if flags:
         found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(flags[-1])
@@ -104,7 +126,8 @@ def architectures_of_flags(flags):
     """'-gencode;arch=compute_80,code=sm_80' as TORCH_CUDA_ARCH_LIST says it: 8.0."""
     found = set()
     for kind, major, minor, letter in re.findall(r'code=\[?(sm|compute)_(\d+)(\d)(\w?)', flags):
-        found.add('%s.%s%s%s' % (major, minor, letter, '+PTX' if kind == 'compute' else ''))
+        suffix = '+PTX' if kind == 'compute' else ''
+        found.add('%s.%s%s%s' % (major, minor, letter, suffix))
     return ';'.join(sorted(found))
 
 
@@ -120,7 +143,9 @@ def decided(option, cache, summary):
     value = summary.get(option, cache.get(option))
     if value is None:
         return None
-    return plain(BLAS_NAMES.get(value, value) if option == 'BLAS' else value)
+    if option == 'BLAS':
+        value = BLAS_NAMES.get(value, value)
+    return plain(value)
 
 
 # --- what was asked for, compared with it ---------------------------------------------------------------------------
@@ -139,8 +164,11 @@ def compare(options, cache, summary, named=()):
 
 def other_switches(named):
     """A term for each switch that was asked for by name and is not in the table."""
-    names = [name for name in sorted(named) if is_switch(name) and name not in KNOWN]
-    return tuple(Term(name, (), REASONS.get(name, OTHERWISE)) for name in names if plain(named[name]) in ('ON', 'OFF'))
+    terms = []
+    for name in sorted(named):
+        if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'):
+            terms.append(Term(name, (), REASONS.get(name, OTHERWISE)))
+    return tuple(terms)
 
 
 def compare_switch(term, asked, cache, summary):
@@ -161,16 +189,19 @@ def compare_directories(options, cache):
     differences = []
     for option, variable, reason in DIRECTORIES:
         # what is not wanted is not looked for
-        wanted = option in options and plain(options.get('USE_' + option.split('_')[0], 'ON')) != 'OFF'
-        if wanted and not inside(cache.get(variable, ''), options[option]):
-            differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [], reason))
+        switch = 'USE_' + option.split('_')[0]
+        wanted = option in options and plain(options.get(switch, 'ON')) != 'OFF'
+        found = cache.get(variable, '')
+        if wanted and not inside(found, options[option]):
+            differences.append(Difference(option, options[option], found or 'nothing', [], reason))
     return differences
 
 
 def inside(path, directory):
     """True if a path is this directory or in it, whatever links lead there."""
-    for one, other in ((path, directory), (os.path.realpath(path), os.path.realpath(directory))):
-        if (one + os.sep).startswith(other.rstrip(os.sep) + os.sep):
+    for see in (str, os.path.realpath):
+        top = see(directory).rstrip(os.sep) + os.sep
+        if (see(path) + os.sep).startswith(top):
             return True
     return False
 
@@ -178,27 +209,31 @@ def inside(path, directory):
 def compare_compilers(options, cache):
     differences = []
     for option, variable in COMPILERS:
-        found = cache.get(variable, '')
-        if option in options and os.path.basename(found) != os.path.basename(options[option]):
-            differences.append(Difference(option, options[option], found or 'nothing', [],
-                                          "the compilers' module is not loaded, or the build was configured before"))
+        if option not in options:
+            continue
+        asked, found = options[option], cache.get(variable, '')
+        if os.path.basename(found) != os.path.basename(asked):
+            differences.append(Difference(option, asked, found or 'nothing', [], OTHER_COMPILER))
     return differences
 
 
 def check(tree, output, asked, named):
     """Stop unless CMake decided what was asked for; its cache is wherever this version puts it."""
-    found = glob.glob(os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt'), recursive=True)
+    caches = os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt')
+    found = glob.glob(caches, recursive=True)
     if not found:
         raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
     wanted = downloads(output)
     if wanted:
         raise UsersProblem("CMake downloads %s by itself; build stopped: name it in `sources` or build_lock_files, "
                            "which are fetched and compared before" % ', '.join(wanted))
-    differences = compare(dict(BY_ITSELF, **asked), read_cache(min(found, key=len)), read_summary(output),
-                          named=dict(BY_ITSELF, **named))
+    cache = read_cache(min(found, key=len))
+    asked, named = dict(BY_ITSELF, **asked), dict(BY_ITSELF, **named)
+    differences = compare(asked, cache, read_summary(output), named)
     if differences:
+        names = ', '.join(item.option for item in differences)
         raise UsersProblem("CMake did not enable the requested options (%s); build stopped:\n%s" % (
-            ', '.join(item.option for item in differences), table(differences)))
+            names, table(differences)))
 
 
 def downloads(text):
@@ -212,9 +247,10 @@ def table(differences):
     """The differences for people."""
     lines = []
     for item in differences:
-        lines += ["  %s" % item.option,
-                  "    asked for:     %s" % item.asked,
-                  "    found:         %s" % item.found,
-                  "    looked at:     %s" % ('; '.join(item.places) or 'CMake does not say'),
-                  "    likely reason: %s" % item.reason]
+        places = '; '.join(item.places) or 'CMake does not say'
+        lines.append("  %s" % item.option)
+        lines.append("    asked for:     %s" % item.asked)
+        lines.append("    found:         %s" % item.found)
+        lines.append("    looked at:     %s" % places)
+        lines.append("    likely reason: %s" % item.reason)
     return '\n'.join(lines)

@@ -88,8 +88,8 @@ def runtimes(printed):
     """The OpenMP runtimes that ldd shows: {path: compiler that it belongs to}."""
     found = {}
     for name, compiler in RUNTIMES:
-        for line in re.findall(r'^\s*%s.*' % (NAME % name), printed, re.M):
-            path = line.partition('=>')[2].split(' (')[0].strip()
+        # one that was linked by its path has no name before it
+        for path in re.findall(r'^\s+(?:%s\S* => )?(\S*/%s\S*)' % (NAME % name, NAME % name), printed, re.M):
             found[os.path.realpath(path)] = compiler
     return found
 

@@ -49,6 +49,7 @@ def test_openmp():
     assert not found(LDD) and not found(LDD, '') and not found('')
     second = LDD + '\tlibomp.so.5 => /usr/lib/llvm/libomp.so.5 (0x0)\n'
     assert found(second) == ['/usr/lib/libgomp.so.1, /usr/lib/llvm/libomp.so.5'] == found(second, '')
+    assert found('\t/opt/lib/libomp.so (0x0)\n') == ['/opt/lib/libomp.so'] and not found('/opt/lib/libomp.so:\n')
     assert found(LDD, 'clang') == ['/usr/lib/libgomp.so.1']
     assert found(LDD + '\tlibgomp-a34b3233.so.1 => /prefix/torch/lib/libgomp-a34b3233.so.1 (0x0)\n')
 
