@@ -185,12 +185,16 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             interrupted_builds.leave(self.builddir, note)
 
     def build_step(self):
-        """Build the wheel, unless one that was built earlier is installed."""
+        """Build the wheel, unless one that was built earlier is installed, and keep it for the next installation."""
         if self.wheel:
             return
         super().build_step()
         if self.wheel:
             self.check_tags(self.wheel)
+        if self.wheel and self.facts:
+            loaded = [module['mod_name'] for module in self.modules_tool.list()]
+            self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts,
+                                         {'asked': self.asked, 'loaded': loaded})
 
     def test_step(self):
         """Run PyTorch's own tests, which take a day, only where the easyconfig has a command for them (runtest)."""
@@ -208,11 +212,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         return [self.wheel]
 
     def install_step(self):
-        """Keep the wheel for the next installation, install it, and leave it beside for other environments."""
-        if self.src and self.facts and not self.dry_run:
-            loaded = [module['mod_name'] for module in self.modules_tool.list()]
-            self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts,
-                                         {'asked': self.asked, 'loaded': loaded})
+        """Install the wheel, and leave it beside for other environments."""
         super().install_step()
         if not self.dry_run:
             directory = self.path('wheels')

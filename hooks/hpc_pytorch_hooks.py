@@ -18,8 +18,8 @@ except ImportError:
     # EasyBuild comes from elsewhere, and this file lies in a checkout
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import UsersProblem, fsync  # noqa: E402
-from hpc_pytorch.rules import disk_space, early_checks, installation_locks, known_pairs, policy  # noqa: E402
-from hpc_pytorch.rules import provenance, usage_hints, within_memory  # noqa: E402
+from hpc_pytorch.rules import disk_space, early_checks, installation_locks, known_pairs, own_python  # noqa: E402
+from hpc_pytorch.rules import policy, provenance, usage_hints, within_memory  # noqa: E402
 
 
 def fsync_software(easyblock):
@@ -43,6 +43,7 @@ RULES = {
     # an easyconfig was read
     'parse_hook': [
         ("the system's modules are there", early_checks.check_external_modules),
+        ('a Python that fits', own_python.add),
         ('usage hints', usage_hints.remember),
     ],
     # it is known what is going to be installed
@@ -51,45 +52,27 @@ RULES = {
         ('incompatible versions', known_pairs.check),
     ],
     # one installation is about to begin
-    'pre_easyblock_hook': [
-        ('stale locks', installation_locks.take),
-    ],
+    'pre_easyblock_hook': [('stale locks', installation_locks.take)],
     # nothing was fetched yet: the least that everything needs, so that a quota that is used up costs no time
-    'pre_fetch_hook': [
-        ('some room on disks', disk_space.check_room),
-    ],
+    'pre_fetch_hook': [('some room on disks', disk_space.check_room)],
     # all sources are there
-    'post_fetch_hook': [
-        ('room on disks', disk_space.check_room),
-    ],
+    'post_fetch_hook': [('room on disks', disk_space.check_room)],
     # all modules are loaded, and nothing is compiled yet
-    'pre_configure_hook': [
-        ('builds within the memory', within_memory.begin),
-    ],
+    'pre_configure_hook': [('builds within the memory', within_memory.begin)],
     # everything is compiled
-    'pre_postproc_hook': [
-        ('builds within the memory', within_memory.end),
-    ],
+    'pre_postproc_hook': [('builds within the memory', within_memory.end)],
     # everything is installed, and not yet write-protected
-    'post_postproc_hook': [
-        ('provenance', provenance.write),
-    ],
+    'post_postproc_hook': [('provenance', provenance.write)],
     # what has a module must be complete, also after a loss of power
-    'pre_module_hook': [
-        ('the software is on its disk', fsync_software),
-    ],
-    'post_module_hook': [
-        ('its module is on its disk', fsync_module),
-    ],
+    'pre_module_hook': [('the software is on its disk', fsync_software)],
+    'post_module_hook': [('its module is on its disk', fsync_module)],
     # one installation is over
     'post_easyblock_hook': [
         ('builds within the memory', within_memory.end),
         ('stale locks', installation_locks.release),
     ],
     # everything that was asked for is there
-    'end_hook': [
-        ('usage hints', usage_hints.show),
-    ],
+    'end_hook': [('usage hints', usage_hints.show)],
 }
 
 

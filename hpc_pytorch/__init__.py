@@ -4,6 +4,7 @@ What all rooms share: where the collection lies, its version, the error for user
 All modules but start.py and stand_ins/ keep to Python 3.6, with which some clusters run EasyBuild; without an import
 from EasyBuild they need the standard library only.
 """
+import configparser
 import ctypes
 import glob
 import os
@@ -25,8 +26,11 @@ class UsersProblem(Exception):
 def collection_path(name):
     """Return the path of a directory of the collection, in a checkout or where pip has installed it."""
     top = os.path.dirname(HERE)
-    places = [os.path.join(place, name) for place in (HERE, top, os.path.join(top, 'easybuild'))]
-    return next((place for place in places if os.path.isdir(place)), places[0])
+    for place in (HERE, top, os.path.join(top, 'easybuild')):
+        path = os.path.join(place, name)
+        if os.path.isdir(path):
+            return path
+    return os.path.join(HERE, name)
 
 
 # the collection's own ramgate, also where another one is installed
@@ -38,6 +42,21 @@ def say(text):
     print("eb: %s" % text, file=sys.stderr, flush=True)
 
 
+def parse(path):
+    """Parse one of the files of sections that the collection and sites have."""
+    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
+                                       default_section='', empty_lines_in_values=False)
+    parser.optionxform = str
+    try:
+        with open(path, encoding='utf-8') as handle:
+            parser.read_file(handle)
+    except OSError as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
+    return parser
+
+
 def fsync(path):
     """Flush a file, or the file system that a directory is on, to disk: it survives a loss of power."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -46,7 +65,8 @@ def fsync(path):
     failed = flush(descriptor)
     os.close(descriptor)
     if failed:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
 
 
 def write_atomically(path, text):
@@ -65,13 +85,15 @@ def write_atomically(path, text):
 
 def part_directory(place):
     """Make a temporary directory for partial downloads, for `with`; removes those that killed processes left."""
-    for left in glob.glob(os.path.join(glob.escape(place), 'part-*=*=*')):
+    this_host = socket.gethostname()
+    for left in glob.glob(glob.escape(place) + '/part-*=*=*'):
         host, pid = re.search(r'part-([^/]*)=([^/=]*)=[^/=]*$', left).groups()
-        if host == socket.gethostname():
+        if host == this_host:
             abandoned = not os.path.exists('/proc/' + pid)
         else:
             # processes of other hosts are not visible here
             abandoned = time.time() - os.path.getmtime(left) > 86400
         if abandoned:
             shutil.rmtree(left, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix='part-%s=%d=' % (socket.gethostname(), os.getpid()), dir=place)
+    prefix = 'part-%s=%d=' % (this_host, os.getpid())
+    return tempfile.TemporaryDirectory(prefix=prefix, dir=place)

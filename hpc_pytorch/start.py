@@ -26,26 +26,8 @@ COLLECTION = Path(__file__).resolve().parent.parent
 # EasyBuild's own, in the environment of ./eb
 EB = os.path.join(sys.prefix, 'bin', 'eb')
 
-USAGE = """usage: ./eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...
-
-  --system NAME  one of: %s; else $HPC_SYSTEM, the host name, the easyconfig's name or 'workstation' decides
-  --rehearse     try another system's easyconfig here, on its stand-in instead of its real modules
-  --job-status   show the jobs that --job submitted for this prefix or easyconfig; with --follow: until they end
-  --job-cancel   cancel them
-  --new-version X EASYCONFIG
-                 create an easyconfig and lock files for version X (or: latest)
-  --renew EASYCONFIG
-                 make the lock files of an easyconfig again, with what the package indexes have today
-  --survey [FILE] [--job]
-                 compare this machine with its description; with FILE, write a JSON report
-  --survey --new-system NAME
-                 write drafts of systems/NAME and its first easyconfig
-  --check [MODULE ...] [--update] [--report FILE]
-                 check and measure what is installed, and compare with what --update kept; --check --help has more
-
-What follows is EasyBuild's own help.
-"""
-
+# what --help shows before EasyBuild's own
+USAGE = Path(__file__).with_name('usage.txt').read_text(encoding='utf-8')
 # Options with which easyconfigs are only read, so that they may be for several systems.
 ONLY_READ = ('--check-contrib', '--check-style')
 # What runs instead of EasyBuild, by our option: modules with a function main(arguments).
@@ -56,6 +38,7 @@ PROGRAMS = {
     'renew': 'hpc_pytorch.packages.new_version',
     'survey': 'hpc_pytorch.machine.survey',
     'check': 'hpc_pytorch.jobs.check_modules',
+    'uninstall': 'hpc_pytorch.jobs.uninstall',
 }
 # Those that do not know their own option.
 WITHOUT_OPTION = ('job-status', 'job-cancel')
@@ -82,8 +65,6 @@ def own_options(arguments):
     parser.add_argument('--hooks')
     parser.add_argument('--try-software-version', dest='version')
     ours, others = parser.parse_known_args(arguments)
-    if ours.system == '':
-        raise UsersProblem("--system requires a name, for example: --system workstation")
     names = [word.split('=')[0] for word in others]
     ours.program = next((name for name in PROGRAMS if '--' + name in names), None)
     if ours.program in WITHOUT_OPTION:
@@ -124,19 +105,14 @@ def with_other_version(version, arguments):
 
 # -- EasyBuild's configuration
 
-def set_default(name, value):
-    """Set an option of EasyBuild's unless the user has."""
-    os.environ.setdefault('EASYBUILD_' + name, value)
-
-
 def configure_modules_tool(arguments):
     """Tell EasyBuild which modules tool to use, unless the user does."""
     chosen = any(word.startswith('--modules-tool') for word in arguments)
     if not chosen and 'EASYBUILD_MODULES_TOOL' not in os.environ:
         tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program
-        set_default('MODULES_TOOL', tool.name)
-        set_default('MODULE_SYNTAX', tool.syntax)
+        os.environ.setdefault('EASYBUILD_MODULES_TOOL', tool.name)
+        os.environ.setdefault('EASYBUILD_MODULE_SYNTAX', tool.syntax)
 
 
 def configure_files(system):
@@ -171,7 +147,7 @@ def configure_jobs(system, rehearse):
     """Tell jobs how to call ./eb as it was called here."""
     words = [str(COLLECTION / 'eb'), '--system', system] + ['--rehearse'] * rehearse
     command = ' '.join(map(shlex.quote, words))
-    set_default('JOB_EB_CMD', command.replace('%', '%%'))
+    os.environ.setdefault('EASYBUILD_JOB_EB_CMD', command.replace('%', '%%'))
     os.environ['HPC_PYTORCH_COMMAND'] = command
 
 
@@ -183,7 +159,7 @@ def configure_rehearsal(system, easyconfigs):
     # the system's metadata, then the stand-in's for what has a fixed place on the real system
     files = [COLLECTION / 'systems' / system / 'external_modules.cfg', place / 'external_modules.cfg']
     os.environ['EASYBUILD_EXTERNAL_MODULES_METADATA'] = ','.join(str(path) for path in files if path.exists())
-    set_default('PREFIX', str(COLLECTION / '.local/rehearsal' / system))
+    os.environ.setdefault('EASYBUILD_PREFIX', str(COLLECTION / '.local/rehearsal' / system))
     say("rehearsing on the stand-in of %s: %s/modules" % (system, place))
 
 
@@ -216,11 +192,11 @@ def prepare(arguments):
     ours, arguments = own_options(arguments)
     if ours.program in (None, *WITHOUT_OPTION) and (not arguments or {'--help', '-h'} & set(arguments)):
         print(USAGE % ', '.join(systems.names()))
-    if '--version' in arguments:
-        print("This is hpc-pytorch %s" % VERSION)
     easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
     system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
+    if '--version' in arguments:
+        print("This is hpc-pytorch %s" % VERSION)
     for name in NOT_THE_USERS:
         os.environ.pop(name, None)
     os.environ.update(HPC_SYSTEM=system, PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
@@ -243,6 +219,8 @@ def prepare(arguments):
 
 
 def main():
+    # a log that is being followed has what was printed
+    sys.stdout.reconfigure(line_buffering=True)
     try:
         program, arguments = prepare(sys.argv[1:])
         sys.argv = [EB] + arguments

@@ -59,7 +59,8 @@ def lmod():
 
 # Side by side (pytest-xdist) every process makes its own fixtures, so tests that share one which takes long run in the
 # same process. What a fixture listed here makes takes no time, or is kept behind a lock for all processes.
-ANYWHERE = {'builds', 'stand_ins', 'apptainer', 'small_image', 'on_arm', 'check', 'script', 'python', 'archive'}
+ANYWHERE = {'builds', 'with_mpi', 'stand_ins', 'apptainer', 'small_image', 'on_arm', 'check', 'script', 'python',
+            'archive'}
 # What takes minutes is begun first, and what takes no time fills the gaps in the end.
 FIRST = ('archer2/test_stack.py', 'frontier/test_frontier.py', 'workstation/', 'lumi/', 'torch_mpi/',
          'bede/test_bede_wheel.py', 'archer2/', 'easyblocks/test_pytorchhpc.py', 'derecho/',

@@ -1,7 +1,7 @@
 """
 Slurm and PBS Pro behind the same methods: command, submit, find, look, cancel.
 
-What is asked for is data (Request); each batch system is a class.
+What is asked for is data (Request); each batch system is a class, and has its words in batch_systems.cfg.
 """
 import os
 import re
@@ -9,7 +9,9 @@ import subprocess
 import time
 from collections import namedtuple
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, parse
+from hpc_pytorch.machine.commands import run
+from hpc_pytorch.machine.systems import HERE
 
 MIB = 2 ** 20
 # a batch system that has not answered by then is busy or gone
@@ -24,6 +26,7 @@ Look = namedtuple('Look', 'state word about')
 WAITING, RUNNING, DONE, FAILED, CANCELLED = 'waiting', 'running', 'done', 'failed', 'cancelled'
 UNKNOWN = 'unknown'
 ALIVE = (WAITING, RUNNING)
+WORDS = parse(os.path.join(HERE, 'batch_systems.cfg'))
 
 
 class Refused(UsersProblem):
@@ -38,43 +41,50 @@ class Uncertain(NoAnswer):
     """A submission without an answer: the job may be in the queue or not."""
 
 
-# How batch systems write a time (sbatch(1), --time): the seconds that each part of it counts for.
-TIMES = ((r'(\d+)$', (60,)), (r'(\d+):(\d+)$', (60, 1)), (r'(\d+):(\d+):(\d+)$', (3600, 60, 1)),
-         (r'(\d+)-(\d+)$', (86400, 3600)), (r'(\d+)-(\d+):(\d+)$', (86400, 3600, 60)),
-         (r'(\d+)-(\d+):(\d+):(\d+)$', (86400, 3600, 60, 1)))
-
-
-def seconds_of(text):
-    """1-02:00:00 -> seconds; None for words such as infinite."""
-    for pattern, weights in TIMES:
-        found = re.match(pattern, text)
-        if found:
-            return sum(int(part) * weight for part, weight in zip(found.groups(), weights))
-    return None
-
-
 class BatchSystem(object):
-    # the user's environment would change what the commands do or print: variables that are removed, those of these that
-    # are kept, and those that are added
-    cleared, kept, added = None, (), {}
+    # variables that its commands are given
+    added = {}
     # for so many seconds it may not know a new job yet
     forgets_after = 0
-    # nothing was submitted, as the server was not reached; the connection broke, so it is unknown
-    not_reached = uncertain = None
+
+    def __init__(self):
+        words = WORDS[self.kind]
+        self.job_variable = words['job_variable']
+        self.job_id = re.compile(words['job_id'])
+        self.cleared = re.compile(words['cleared'])
+        self.kept = words['kept'].split()
+        self.not_reached = re.compile(words['not_reached'], re.I)
+        self.uncertain = re.compile(words['uncertain'], re.I)
+        self.states = {}
+        for state in (WAITING, RUNNING, DONE, CANCELLED, UNKNOWN):
+            for word in words[state].split():
+                self.states[word] = state
+
+    def environment(self):
+        """Return the user's environment without what would change what the commands do or print."""
+        environment = dict(os.environ)
+        for name in os.environ:
+            if self.cleared.match(name) and name not in self.kept:
+                del environment[name]
+        environment.update(self.added)
+        return environment
 
     def ask(self, command, seconds=PATIENCE):
         """Run one of the batch system's commands; returns its exit status and what it printed."""
-        environment = {name: value for name, value in os.environ.items()
-                       if name in self.kept or not self.cleared.match(name)}
-        environment.update(self.added)
         try:
-            done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  stdin=subprocess.DEVNULL, universal_newlines=True, timeout=seconds, env=environment)
+            done = run(command, timeout=seconds, env=self.environment())
         except OSError as error:
             raise NoAnswer("%s could not be run (%s): is this a host of the cluster?" % (command[0], error.strerror))
         except subprocess.TimeoutExpired:
             raise NoAnswer("%s has not answered for %d seconds" % (command[0], seconds))
         return done.returncode, done.stdout.strip()
+
+    def demand(self, command):
+        """Return what a command printed that must succeed."""
+        status, output = self.ask(command)
+        if status:
+            raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
+        return output
 
     def submit(self, command, script):
         """Submit a script; returns the job's id."""
@@ -91,10 +101,6 @@ class BatchSystem(object):
             if delay is None or not self.not_reached.search(output):
                 raise Refused(output or "%s ended with exit status %d" % (command[0], status))
             time.sleep(delay)
-
-    def state_of(self, word):
-        """Translate the batch system's word for a job's state; None for another word."""
-        return next((state for state, words in self.states.items() if word in words.split()), None)
 
     def end(self, command):
         """Run a command that ends jobs; others' jobs are theirs."""
@@ -115,48 +121,40 @@ class BatchSystem(object):
 
 
 class Slurm(BatchSystem):
-    kind, tool = 'slurm', 'scontrol'
+    kind = 'slurm'
+    tool = 'scontrol'
     # Slurm opens a job's log itself, and writes into it why it killed something
     opens_log = True
-    job_variable = 'SLURM_JOB_ID'
-    job_id = re.compile(r'\d+(;\S+)?$')
-    # the input variables in the manual pages of sbatch, squeue, scontrol, scancel and sacct (22.05): SBATCH_ARRAY_INX
-    # would make several jobs of one, SBATCH_WAIT would wait for its end, SCANCEL_INTERACTIVE would ask, SQUEUE_FORMAT
-    # would print something else; of the others most ask for what the job has been given already
-    cleared = re.compile('(SBATCH|SLURM|SQUEUE|SCANCEL|SCONTROL|SACCT|SINFO)_')
-    kept = (
-        # where Slurm is, and who asks
-        'SLURM_CONF', 'SLURM_CONF_SERVER', 'SLURM_JWT', 'SLURM_CLUSTERS', 'SBATCH_CLUSTERS',
-        # what users may have to say at their site, and is not given otherwise
-        'SBATCH_RESERVATION', 'SBATCH_CONSTRAINT', 'SBATCH_WCKEY', 'SBATCH_NETWORK')
-    not_reached = re.compile('connect failure|Unable to contact|Connection refused|temporarily unable to accept', re.I)
-    uncertain = re.compile('timed out|Zero Bytes|Unexpected message|Communication|Transport endpoint', re.I)
-    # other states mean that it failed; REVOKED: a federation has given it to another cluster
-    states = {WAITING: 'PENDING CONFIGURING REQUEUED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT',
-              RUNNING: 'RUNNING SUSPENDED COMPLETING STOPPED SIGNALING STAGE_OUT RESIZING',
-              DONE: 'COMPLETED', CANCELLED: 'CANCELLED', UNKNOWN: 'REVOKED'}
 
     def command(self, request, name, mark, log, after):
         """Return sbatch with everything but the script."""
+        log = log.replace('%', '%%').replace('{job}', '%j')
+        # --mem=0: all that the node has
+        memory = request.memory or 0
         command = ['sbatch', '--parsable', '--export=NONE', '--propagate=NONE', '--requeue', '--open-mode=truncate',
-                   '--job-name=%s' % name, '--comment=%s' % mark,
-                   '--output=%s' % log.replace('%', '%%').replace('{job}', '%j'), '--input=/dev/null',
-                   '--nodes=1', '--ntasks=1', '--cpus-per-task=%d' % request.cores, '--time=%d' % request.minutes,
-                   '--mem=%d' % (request.memory / MIB if request.memory else 0)]
-        command += ['--%s=%s' % (option, value) for option, value in (
-            ('account', request.account), ('partition', request.partition), ('qos', request.qos)) if value]
-        if request.gpus:
-            command.append('%s%d' % (request.gpus_option or '--gpus-per-node=', request.gpus))
+                   '--job-name=' + name, '--comment=' + mark, '--output=' + log, '--input=/dev/null',
+                   '--nodes=1', '--ntasks=1', '--cpus-per-task=%d' % request.cores,
+                   '--time=%d' % request.minutes, '--mem=%d' % (memory // MIB)]
+        for option in ('account', 'partition', 'qos'):
+            value = getattr(request, option)
+            if value:
+                command.append('--%s=%s' % (option, value))
         if after:
             numbers = [job.split(';')[0] for job in after]
-            command += ['--dependency=afterok:%s' % ':'.join(numbers), '--kill-on-invalid-dep=yes']
+            command += ['--dependency=afterok:' + ':'.join(numbers), '--kill-on-invalid-dep=yes']
+        if request.gpus:
+            option = request.gpus_option or '--gpus-per-node='
+            command.append(option + str(request.gpus))
         return command + [word for word in request.options if not word.startswith(('--export', '--mem'))]
 
     @staticmethod
     def of_cluster(tool, job):
         """Return a command for a job, which may be another cluster's (as id;cluster), and its number."""
         number, _, cluster = job.partition(';')
-        return [tool] + (['--clusters=%s' % cluster] if cluster else []), number
+        command = [tool]
+        if cluster:
+            command.append('--clusters=' + cluster)
+        return command, number
 
     def cancel(self, jobs):
         for job in jobs:
@@ -165,73 +163,76 @@ class Slurm(BatchSystem):
 
     def find(self, name, mark):
         """Return the living jobs of this name that carry this mark: [(id, the mark with its token)]."""
-        status, output = self.ask(['squeue', '--noheader', '--name=%s' % name, '--format=%A|%k'])
-        if status:
-            raise NoAnswer("squeue: %s" % output.replace('\n', ' '))
-        found = [line.strip().split('|', 1) for line in output.splitlines() if '|' in line]
-        return [(job, comment) for job, comment in found if comment.startswith(mark)]
+        output = self.demand(['squeue', '--noheader', '--name=' + name, '--format=%A|%k'])
+        return re.findall(r'^ *(\d+)\|(%s.*?) *$' % re.escape(mark), output, re.M)
 
     def look(self, job):
         """Return what Slurm says of a job; None if it has forgotten it."""
         command, number = self.of_cluster('scontrol', job)
         status, output = self.ask(command + ['--oneliner', 'show', 'job', number])
-        facts = dict(re.findall(r'(\w+)=(\S*)', output)) if status == 0 else self.accounted(job)
-        if not facts and not re.search('invalid job id', output, re.I):
-            raise NoAnswer("scontrol: %s" % output.replace('\n', ' '))
+        if status:
+            facts = self.accounted(job)
+            if not facts and re.search('invalid job id', output, re.I):
+                return None
+        else:
+            facts = dict(re.findall(r'(\w+)=(\S*)', output))
         if not facts:
-            return None
+            raise NoAnswer("scontrol: %s" % output.replace('\n', ' '))
         word = facts['JobState']
-        state = self.state_of(word) or FAILED
-        reason = facts.get('Reason', 'None')
-        about = []
-        if state in (WAITING, FAILED) and reason not in (word.title(), 'NonZeroExitCode'):
-            about.append(reason)
+        # other words mean that it failed
+        state = self.states.get(word, FAILED)
+        return Look(state, word, self.about(facts, state))
+
+    @staticmethod
+    def about(facts, state):
+        """Say why a job waits or has failed, and where it ran."""
+        found = []
+        reason = facts.get('Reason')
+        if state in (WAITING, FAILED) and reason not in (facts['JobState'].title(), 'NonZeroExitCode'):
+            found.append(reason)
         if state != WAITING:
-            about.append(facts.get('NodeList', ''))
-        if int(facts.get('Restarts') or 0):
-            about.append("requeued %s time(s)" % facts['Restarts'])
-        return Look(state, word, ', '.join(part for part in about if part not in ('', 'None', '(null)')))
+            found.append(facts.get('NodeList'))
+        restarts = facts.get('Restarts') or '0'
+        if restarts != '0':
+            found.append("requeued %s time(s)" % restarts)
+        return ', '.join(part for part in found if part not in (None, '', 'None', '(null)'))
 
     def accounted(self, job):
         """Ask the accounting database, where there is one."""
         command, number = self.of_cluster('sacct', job)
+        command += ['--noheader', '--parsable2', '--allocations', '--format=State', '--jobs=' + number]
         try:
-            status, output = self.ask(command + ['--noheader', '--parsable2', '--allocations', '--format=State',
-                                                 '--jobs=%s' % number])
+            status, output = self.ask(command)
         except NoAnswer:
             return {}
-        return {'JobState': output.split()[0].rstrip('+')} if status == 0 and re.match('[A-Z_]+', output) else {}
+        word = re.match('[A-Z_]+', output)
+        if status or not word:
+            return {}
+        return {'JobState': word.group()}
 
 
 class Pbs(BatchSystem):
     """PBS Pro's commands (also OpenPBS)."""
 
-    kind, tool = 'pbs', 'qstat'
+    kind = 'pbs'
+    tool = 'qstat'
     # PBS brings the output at the end: the script writes the log, and PBS's own words go elsewhere
     opens_log = False
-    job_variable = 'PBS_JOBID'
-    job_id = re.compile(r'\d+[\w.\[\]-]*$')
-    # of the variables in qsub(1B) and qstat(1B) only those that change what is submitted or shown
-    cleared = re.compile('PBS_(DPREFIX|QSTAT_EXECONLY|O_)')
     # qstat may be NCAR's qstat-cache, which knows nothing of what is younger than a minute unless it is asked this
     # way; an older one, or another site's, may not listen
     added = {'QSCACHE_BYPASS': 'true'}
     forgets_after = 300
-    # of jobs that have not ended; M: it was moved to another server, which is asked elsewhere
-    states = {WAITING: 'Q H W T', RUNNING: 'R E S U B', UNKNOWN: 'M'}
-    not_reached = re.compile(r'cannot connect to server|connection (refused|timed out)|no permission to connect|'
-                             r'server.*not.*(up|running)|try again', re.I)
-    uncertain = re.compile(r'premature end of message|end of file|protocol|connection reset|broken pipe', re.I)
 
     def command(self, request, name, mark, log, after):
         """Return qsub with everything but the script."""
         chunk = 'select=1:ncpus=%d' % request.cores
         if request.memory:
-            chunk += ':mem=%dmb' % (request.memory / MIB)
+            chunk += ':mem=%dmb' % (request.memory // MIB)
         if request.gpus:
             chunk += ':ngpus=%d' % request.gpus
-        command = ['qsub', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', log, '-v',
-                   'HPC_JOB_MARK=%s' % mark, '-l', chunk, '-l', 'walltime=%d:%02d:00' % divmod(request.minutes, 60)]
+        time_limit = 'walltime=%d:%02d:00' % divmod(request.minutes, 60)
+        command = ['qsub', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', log,
+                   '-v', 'HPC_JOB_MARK=' + mark, '-l', chunk, '-l', time_limit]
         if request.account:
             command += ['-A', request.account]
         # a reservation is a queue, too
@@ -240,7 +241,7 @@ class Pbs(BatchSystem):
         if request.exclusive:
             command += ['-l', 'place=excl']
         if after:
-            command += ['-W', 'depend=afterok:%s' % ':'.join(after)]
+            command += ['-W', 'depend=afterok:' + ':'.join(after)]
         return command + list(request.options)
 
     def cancel(self, jobs):
@@ -248,21 +249,20 @@ class Pbs(BatchSystem):
         self.end(['qdel'] + list(jobs)[::-1])
 
     def find(self, name, mark):
-        status, output = self.ask(['qselect', '-N', name])
-        if status:
-            raise NoAnswer("qselect: %s" % output.replace('\n', ' '))
         found = []
-        for job in output.split():
+        for job in self.demand(['qselect', '-N', name]).split():
             facts = self.facts(job)
-            carried = re.search(r'HPC_JOB_MARK=(%s\w*)' % mark, (facts or {}).get('Variable_List', ''))
-            if carried and facts['job_state'] not in 'FX':
+            if facts is None or facts['job_state'] in 'FX':
+                continue
+            carried = re.search(r'HPC_JOB_MARK=(%s\w*)' % mark, facts.get('Variable_List', ''))
+            if carried:
                 found.append((job, carried.group(1)))
         return found
 
     def facts(self, job):
         """Return all that PBS says of a job; None if it does not know it."""
         for history in ([], ['-x']):
-            status, output = self.ask(['qstat'] + history + ['-f', job])
+            output = self.ask(['qstat'] + history + ['-f', job])[1]
             # long values go on in lines that begin with a tab
             facts = dict(re.findall(r'^    ([\w.]+) = (.*)$', output.replace('\n\t', ''), re.M))
             if 'job_state' in facts:
@@ -276,14 +276,15 @@ class Pbs(BatchSystem):
         facts = self.facts(job)
         if facts is None:
             return None
-        word, exit_status = facts['job_state'], facts.get('Exit_status')
+        word = facts['job_state']
         about = facts.get('comment', '')
         if word == 'R':
             about = facts.get('exec_host', '').split('/')[0]
         if word == 'M':
             about = "moved to another server, and not known here"
-        if self.state_of(word):
-            return Look(self.state_of(word), word, about)
+        if word in self.states:
+            return Look(self.states[word], word, about)
+        exit_status = facts.get('Exit_status')
         # a running job that was deleted has one that says nothing (0 in OpenPBS 23.06)
         if exit_status is None or exit_status == '0' and 'terminated by' in about:
             return Look(CANCELLED, word, about)

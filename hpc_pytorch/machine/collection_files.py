@@ -12,15 +12,18 @@ from hpc_pytorch import UsersProblem, collection_path
 def rooms():
     """Return the directories of files that easyconfigs name; no name is in two of them."""
     scripts = collection_path('scripts')
-    locks = os.path.join(glob.escape(collection_path('easyconfigs')), '?', '*', 'locks')
-    return glob.glob(locks) + [scripts, os.path.join(scripts, 'examples')]
+    locks = glob.glob(glob.escape(collection_path('easyconfigs')) + '/?/*/locks')
+    return locks + [scripts, os.path.join(scripts, 'examples')]
 
 
 def named_file(easyconfig, name):
     """Find a file that an easyconfig names, beside it or in the collection; None where neither has it."""
     beside = os.path.dirname(os.path.abspath(easyconfig))
-    paths = [os.path.join(place, name) for place in [beside, os.path.join(beside, 'locks')] + rooms()]
-    return next(filter(os.path.isfile, paths), None)
+    for place in [beside, os.path.join(beside, 'locks')] + rooms():
+        path = os.path.join(place, name)
+        if os.path.isfile(path):
+            return path
+    return None
 
 
 def plain_values(text):

@@ -6,28 +6,16 @@ Packages of the operating system: installs them where that is allowed, else says
 """
 import os
 import shutil
-import subprocess
 import sys
 
+HERE = os.path.dirname(os.path.realpath(__file__))
 if __name__ == '__main__':
     # run as a program, with -I: Python does not find the collection
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
-from hpc_pytorch import UsersProblem  # noqa: E402
+    sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
+from hpc_pytorch import UsersProblem, parse  # noqa: E402
+from hpc_pytorch.machine import commands  # noqa: E402
 
-APT = ['apt-get', '-qq', '-o', 'DPkg::Lock::Timeout=600']
-DNF = ['dnf', '-q', '-y', 'install']
-# Package managers: the command that installs; names that differ from Debian's; what is tried once when that fails. The
-# first that is found is used.
-MANAGERS = {
-    # a new machine has no package lists, an old one stale ones; after dpkg was killed it must be told to continue
-    'apt-get': (APT + ['-y', '--no-install-recommends', 'install'], {},
-                [['dpkg', '--configure', '-a'], APT + ['update']]),
-    # Lmod is in EPEL, and what it needs in the repository crb (powertools in version 8)
-    'dnf': (DNF, {'lmod': 'Lmod', 'python3-venv': 'python3-pip', 'g++': 'gcc-c++'},
-            [DNF + ['epel-release'], ['crb', 'enable']]),
-    'zypper': (['zypper', '-n', '-q', 'install'],
-               {'lmod': 'lua-lmod', 'python3-venv': 'python3-pip', 'g++': 'gcc-c++'}, []),
-}
+MANAGERS = parse(os.path.join(HERE, 'package_managers.cfg'))
 # Debian's services must not start because a test installs them.
 ENVIRONMENT = {'DEBIAN_FRONTEND': 'noninteractive', 'LC_ALL': 'C.UTF-8'}
 
@@ -38,18 +26,25 @@ class WouldRemove(UsersProblem):
 
 def command_for(names):
     """Return the package manager, and the command that installs these packages with it."""
-    for manager, (command, others, _) in MANAGERS.items():
+    for manager in MANAGERS.sections():
         if shutil.which(manager):
+            others = dict(map(str.split, lines_of(manager, 'names')))
+            command = MANAGERS[manager]['install'].split()
             return manager, command + [others.get(name, name) for name in names]
     raise UsersProblem("found none of the package managers %s. Install by hand: %s" % (
-        ', '.join(MANAGERS), ' '.join(names)))
+        ', '.join(MANAGERS.sections()), ' '.join(names)))
+
+
+def lines_of(manager, key):
+    return MANAGERS[manager].get(key, '').strip().splitlines()
 
 
 def missing(names):
     """Return those that are not installed; all but on Debian, whose dpkg alone answers fast enough."""
     if not shutil.which('dpkg-query'):
-        return list(names)
-    installed = run(['dpkg-query', '-W', '-f', '${Package} ${db:Status-Status}\\n'] + list(names)).stdout.splitlines()
+        return names
+    answer = run(['dpkg-query', '-W', '-f', '${Package} ${db:Status-Status}\\n', *names]).stdout
+    installed = answer.splitlines()
     return [name for name in names if name + ' installed' not in installed]
 
 
@@ -59,16 +54,18 @@ def install(names):
     if not names:
         return
     manager, command = command_for(names)
-    by_hand = 'sudo ' + ' '.join(word for word in command if not word.startswith(('-q', '-o', 'DPkg')))
+    words = command[command.index('install'):]
+    by_hand = ' '.join(['sudo', manager] + words)
     sudo = []
     if os.geteuid() != 0:
-        if not shutil.which('sudo') or subprocess.run(['sudo', '-n', 'true'], stderr=subprocess.DEVNULL).returncode:
-            raise UsersProblem("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
         sudo = ['sudo', '-n']
+        if not shutil.which('sudo') or run(['sudo', '-n', 'true']).returncode:
+            raise UsersProblem("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
     print("Installing with %s: %s" % (manager, ' '.join(names)), file=sys.stderr, flush=True)
     done = run_unless_it_removes(manager, sudo + command)
     if done.returncode:
-        for repair in MANAGERS[manager][2]:
+        for line in lines_of(manager, 'repairs'):
+            repair = line.split()
             if shutil.which(repair[0]):
                 run(sudo + repair)
         done = run_unless_it_removes(manager, sudo + command)
@@ -90,8 +87,7 @@ def run_unless_it_removes(manager, command):
 
 def run(command, cwd=None):
     """Run a command of the package manager."""
-    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True, env=dict(os.environ, **ENVIRONMENT), cwd=cwd)
+    return commands.run(command, env=dict(os.environ, **ENVIRONMENT), cwd=cwd)
 
 
 def last_line(text):

@@ -2,6 +2,7 @@
 What ./eb --survey asks the machine that it runs on. Each question returns an answer or raises NotAsked; together they
 take less than a minute and change nothing.
 """
+import contextlib
 import glob
 import operator
 import os
@@ -9,17 +10,20 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.machine import batch_systems
+from hpc_pytorch.machine.batch_systems import own_job
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_tool
 from hpc_pytorch.machine.systems import core_list, host_matches, is_for
 
-SINFO = ('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h')
-QSTAT = ('qstat', '-Q', '-f')
+# what shows the partitions or queues of a batch system
+PARTITIONS = {
+    'slurm': ('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h'),
+    'pbs': ('qstat', '-Q', '-f'),
+}
 # where something can be asked
 LOGIN, JOB, BOTH = 'login', 'job', 'both'
 # a question; a function of the system for what is expected (None and [] are not compared); how that is compared with
@@ -39,7 +43,8 @@ def probe(where, expected, same=operator.eq):
         return probe(where, lambda system: getattr(system, section)[key], same)
 
     def add(question):
-        PROBES.append(Probe(question.__name__.replace('_', ' '), where, question, expected, same))
+        name = question.__name__.replace('_', ' ')
+        PROBES.append(Probe(name, where, question, expected, same))
         return question
     return add
 
@@ -57,23 +62,37 @@ def about(found, expected):
 
 def within(found, expected):
     """Compare core lists: each GPU's cores are among those next to it."""
-    return len(found) == len(expected) and all(set(ours) <= set(near) for ours, near in zip(expected, found))
+    same_number = len(found) == len(expected)
+    return same_number and all(set(ours) <= set(near) for ours, near in zip(expected, found))
 
 
 def long_enough(found, expected):
-    return (batch_systems.seconds_of(found) or float('inf')) >= batch_systems.seconds_of(expected)
+    return seconds_of(found) >= seconds_of(expected)
+
+
+def seconds_of(text):
+    """Read a time as batch systems print it, 1-02:00:00 or 30:00; words such as infinite are no limit."""
+    if not re.match(r'(\d+-)?\d+(:\d+)*$', text):
+        return float('inf')
+    days, _, clock = text.rpartition('-')
+    seconds = 0
+    for part in clock.split(':'):
+        seconds = 60 * seconds + int(part)
+    return 86400 * int(days or 0) + seconds
 
 
 # -- expectations that are more than one key
 
 def paths_of_jobs(system):
-    node = system.node
-    return list(filter(None, [node['local_storage'], node['temporary_directory']])) + system.container['bind_paths']
+    directories = [system.node['local_storage'], system.node['temporary_directory']]
+    directories += system.container['bind_paths']
+    return list(filter(None, directories))
 
 
 def commands_of(system):
     """Return the system's compilers and its launcher."""
-    return sorted({command for command in system.compilers.values() if command} | {system.launcher['command']})
+    commands = {system.launcher['command'], *system.compilers.values()}
+    return sorted(filter(None, commands))
 
 
 def partitions_of(system):
@@ -82,7 +101,8 @@ def partitions_of(system):
 
 
 def easyconfigs_of(system):
-    paths = glob.glob(os.path.join(glob.escape(collection_path('easyconfigs')), '*', '*', '*.eb'))
+    top = glob.escape(collection_path('easyconfigs'))
+    paths = glob.glob(top + '/*/*/*.eb')
     return sorted(path for path in paths if is_for(path, system))
 
 
@@ -103,8 +123,8 @@ class Machine(object):
     def __init__(self, system, root='/', environ=None):
         self.system = system
         self.root = root
-        self.environ = dict(os.environ if environ is None else environ)
-        self.job = batch_systems.own_job(self.environ)
+        self.environ = dict(os.environ) if environ is None else environ
+        self.job = own_job(self.environ)
         self.outputs = {}
 
     def which(self, command):
@@ -113,26 +133,32 @@ class Machine(object):
     def output(self, *command):
         """Return what a command prints; it runs once."""
         if command not in self.outputs:
-            if not self.which(command[0]):
-                raise NotAsked("there is no %s" % command[0])
-            try:
-                done = subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                      stderr=subprocess.STDOUT, universal_newlines=True, timeout=20)
-            except subprocess.TimeoutExpired:
-                raise NotAsked("%s has not answered for 20 seconds" % command[0])
-            if done.returncode:
-                raise NotAsked("%s: %s" % (command[0], done.stdout.strip().split('\n')[-1]))
-            self.outputs[command] = done.stdout
+            self.outputs[command] = self.asked(command)
         return self.outputs[command]
 
+    def asked(self, command):
+        name = command[0]
+        if not self.which(name):
+            raise NotAsked("there is no %s" % name)
+        try:
+            done = run(command, env=self.environ, timeout=20)
+        except subprocess.TimeoutExpired:
+            raise NotAsked("%s has not answered for 20 seconds" % name)
+        if done.returncode:
+            last_line = done.stdout.strip().split('\n')[-1]
+            raise NotAsked("%s: %s" % (name, last_line))
+        return done.stdout
+
     def path(self, path):
-        return os.path.join(self.root, os.path.expandvars(path).lstrip('/'))
+        path = os.path.expandvars(path)
+        return os.path.join(self.root, path.lstrip('/'))
 
     def existing(self, paths):
         return [path for path in paths if os.path.exists(self.path(path))]
 
     def names(self, pattern):
-        return sorted(os.path.basename(path) for path in glob.glob(self.path(pattern)))
+        paths = glob.glob(self.path(pattern))
+        return sorted(map(os.path.basename, paths))
 
     def read(self, path):
         try:
@@ -148,13 +174,14 @@ class Machine(object):
 
     def with_modules(self, commands):
         """Return those of these commands that are there with the modules of the system's first easyconfig."""
-        environ = self.environ
-        for names in filter(None, map(external_modules, easyconfigs_of(self.system))):
+        path = self.environ.get('PATH')
+        lists = map(external_modules, easyconfigs_of(self.system))
+        names = next(filter(None, lists), None)
+        if names:
             shell = self.modules_shell()
             if first_that_fails(shell, names) is None:
-                environ = shell.environ
-            break
-        return [command for command in commands if shutil.which(command, path=environ.get('PATH'))]
+                path = shell.environ.get('PATH')
+        return [command for command in commands if shutil.which(command, path=path)]
 
     @probe(BOTH, 'system architecture')
     def architecture(self):
@@ -167,13 +194,6 @@ class Machine(object):
     @probe(LOGIN, 'system login_hosts', host_matches)
     def login_host(self):
         return socket.gethostname()
-
-    @probe(LOGIN, lambda system: 'reached')
-    def package_index(self):
-        command = [sys.executable, '-m', 'pip', 'index', 'versions', 'pip', '--retries=0', '--timeout=10']
-        done = subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL)
-        return 'not reached' if done.returncode else 'reached'
 
     @probe(JOB, paths_of_jobs, all_there)
     def paths_in_jobs(self):
@@ -196,46 +216,48 @@ class Machine(object):
         """Return the batch system of this job, or the one that answers, or the one whose commands are there."""
         if self.job:
             return self.job.partition(':')[0]
-        there = [(kind, command) for kind, command in (('slurm', SINFO), ('pbs', QSTAT)) if self.which(command[0])]
-        for kind, command in there:
-            try:
-                self.output(*command)
+        there = [kind for kind, command in PARTITIONS.items() if self.which(command[0])]
+        for kind in there:
+            with contextlib.suppress(NotAsked):
+                self.output(*PARTITIONS[kind])
                 return kind
-            except NotAsked:
-                continue
-        return there[0][0] if there else 'none'
+        return there[0] if there else 'none'
 
     @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
         """Return Slurm's partitions or PBS's queues: {name: {limit, cores, memory, gpus, exclusive}}."""
-        return self.pbs_queues() if self.system.scheduler['kind'] == 'pbs' else self.slurm_partitions()
+        if self.system.scheduler['kind'] == 'pbs':
+            return self.pbs_queues()
+        return self.slurm_partitions()
 
     def pbs_queues(self):
         found = {}
-        for name, text in re.findall(r'^Queue: (\S+)\n((?:[ \t].*\n?)*)', self.output(*QSTAT), re.M):
-            limit = re.search(r'^\s+resources_max\.walltime = (.*)$', text, re.M)
-            found[name] = {'limit': limit and limit.group(1)}
+        text = self.output(*PARTITIONS['pbs'])
+        for name, facts in re.findall(r'^Queue: (\S+)\n((?:[ \t].*\n?)*)', text, re.M):
+            limit = re.search(r'^\s+resources_max\.walltime = (.*)$', facts, re.M)
+            found[name] = {'limit': limit.group(1)} if limit else {}
         return found
 
     def slurm_partitions(self):
         found = {}
-        for line in self.output(*SINFO).splitlines():
+        for line in self.output(*PARTITIONS['slurm']).splitlines():
             name, limit, cpus, megabytes, gres, share = line.strip().split('|')
-            numbers = re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres)
+            gpus = re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres)
             found[name] = {
                 'limit': limit,
                 'cores': int(cpus.rstrip('+')),
                 'memory': int(megabytes.rstrip('+')) << 20,
-                'gpus': sum(map(int, numbers)),
+                'gpus': sum(map(int, gpus)),
                 'exclusive': share == 'EXCLUSIVE',
             }
         return found
 
     def partition_fact(self, key):
-        found = self.partitions().get(self.system.scheduler['partition'], {}).get(key)
-        if found is None:
+        partition = self.system.scheduler['partition']
+        facts = self.partitions().get(partition, {})
+        if key not in facts:
             raise NotAsked("the batch system does not say")
-        return found
+        return facts[key]
 
     @probe(LOGIN, 'scheduler walltime', long_enough)
     def time_limit(self):
@@ -258,7 +280,9 @@ class Machine(object):
         found = []
         for name in self.names('/sys/devices/system/cpu/cpu[0-9]*'):
             place = '/sys/devices/system/cpu/%s/topology/' % name
-            found.append((self.read(place + 'physical_package_id'), self.read(place + 'core_id')))
+            package = self.read(place + 'physical_package_id')
+            core = self.read(place + 'core_id')
+            found.append((package, core))
         if not found:
             raise NotAsked("there is no /sys/devices/system/cpu")
         return found
@@ -273,21 +297,32 @@ class Machine(object):
 
     @probe(JOB, 'node memory', about)
     def memory(self):
-        return int(re.search(r'MemTotal:\s+(\d+) kB', self.read('/proc/meminfo')).group(1)) * 1024
+        total = re.search(r'MemTotal:\s+(\d+) kB', self.read('/proc/meminfo'))
+        return int(total.group(1)) * 1024
 
     @probe(JOB, 'node gpu_cores', within)
     def cores_next_to_GPUs(self):
         """Return for each GPU the cores next to it, as the driver says."""
-        if not self.which('nvidia-smi'):
-            nodes = re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (\d+)',
-                               self.output('rocm-smi', '--showtoponuma'), re.M)
-            return [core_list(self.read('/sys/devices/system/node/node%s/cpulist' % node)) for node in nodes]
-        rows = [line.split('\t') for line in self.output('nvidia-smi', 'topo', '-m').splitlines()]
-        titles = [row for row in rows if 'CPU Affinity' in row]
-        if not titles:
+        if self.which('nvidia-smi'):
+            return self.cores_by_nvidia()
+        found = []
+        answer = self.output('rocm-smi', '--showtoponuma')
+        for node in re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (\d+)', answer, re.M):
+            cores = self.read('/sys/devices/system/node/node%s/cpulist' % node)
+            found.append(core_list(cores))
+        return found
+
+    def cores_by_nvidia(self):
+        column, found = None, []
+        for line in self.output('nvidia-smi', 'topo', '-m').splitlines():
+            cells = line.split('\t')
+            if 'CPU Affinity' in cells:
+                column = cells.index('CPU Affinity')
+            elif line.startswith('GPU') and column:
+                found.append(core_list(cells[column]))
+        if column is None:
             raise NotAsked("nvidia-smi topo -m names no CPU affinity")
-        column = titles[0].index('CPU Affinity')
-        return [core_list(row[column]) for row in rows if row[0].startswith('GPU')]
+        return found
 
     @probe(JOB, 'node gpus')
     def GPUs(self):
@@ -307,4 +342,6 @@ class Machine(object):
     @probe(JOB, lambda system: ['cxi'] if 'slingshot' in system.words else None, all_there)
     def libfabric(self):
         """List libfabric's providers."""
-        return sorted(set(re.findall(r'^(\S+):$', self.output('fi_info', '-l'), re.M)))
+        answer = self.output('fi_info', '-l')
+        providers = re.findall(r'^(\S+):$', answer, re.M)
+        return sorted(set(providers))

@@ -3,49 +3,22 @@ import glob
 import os
 import re
 
-# Whether a variable is not set by the user. What this module has set itself counts as not set, so that it is unset
-# again when the module is unloaded.
-NOT_THE_USERS = {
-    'Lua': '(os.getenv("%(name)s") or "%(value)s") == "%(value)s"',
-    'Tcl': 'expr { ![info exists ::env(%(name)s)] || $::env(%(name)s) eq "%(value)s" }',
-}
-# What a module file asks while it is loaded, and says.
-ASKS = {
-    'Lua': {
-        'loading': 'mode() == "load"',
-        'unloading': 'mode() == "unload"',
-        'file': 'isFile("%s")',
-        'exists': '(isFile("%s") or isDir("%s"))',
-        'set': 'os.getenv("%s")',
-        'not set': 'not os.getenv("%s")',
-        'fail': 'LmodError("%s")',
-        'family': 'family("%s")\n',
-        'conflict': 'conflict("%s")\n',
-    },
-    'Tcl': {
-        'loading': 'module-info mode load',
-        'unloading': 'module-info mode remove',
-        'file': 'file isfile "%s"',
-        'exists': 'file exists "%s"',
-        'set': 'info exists ::env(%s)',
-        'not set': 'expr { ![info exists ::env(%s)] }',
-        'fail': 'error "%s"',
-        'family': 'family %s\n',
-        'conflict': 'conflict %s\n',
-    },
-}
+from hpc_pytorch import parse
+from hpc_pytorch.machine.systems import HERE
+
+SYNTAX = parse(os.path.join(HERE, 'module_syntax.cfg'))
 
 
 def set_by_default(generator, setting):
     """Set an environment variable unless the user has; `setting` has a name, a value and the reason for it."""
-    condition = NOT_THE_USERS[generator.SYNTAX] % {'name': setting.name, 'value': setting.value}
-    return generator.comment(setting.reason) + generator.conditional_statement(
-        [condition], generator.set_environment(setting.name, setting.value).rstrip())
+    condition = SYNTAX[generator.SYNTAX]['not by the user'] % {'name': setting.name, 'value': setting.value}
+    statement = generator.set_environment(setting.name, setting.value).rstrip()
+    return generator.comment(setting.reason) + generator.conditional_statement([condition], statement)
 
 
 def ask(generator, name, argument=''):
-    """Return one of ASKS in the language of the module file."""
-    text = ASKS[generator.SYNTAX][name]
+    """Return what module_syntax.cfg has of this name for the language of the module file."""
+    text = SYNTAX[generator.SYNTAX][name]
     return text % ((argument,) * text.count('%s'))
 
 
@@ -139,13 +112,16 @@ def override(generator, owner, name, value):
 
 
 def installed(modulepath):
-    """Find the modules of PyTorch that this collection has installed: {module: its installation}."""
+    """Find what this collection has installed of PyTorch and its MPI backend: {module: its installation}."""
     found = {}
     for directory in filter(None, modulepath.split(':')):
-        for path in sorted(glob.glob(os.path.join(glob.escape(directory), 'PyTorch', '*'))):
+        files = []
+        for software in ('PyTorch', 'torch_mpi'):
+            files += sorted(glob.glob(os.path.join(glob.escape(directory), software, '*')))
+        for path in files:
             with open(path, encoding='utf-8', errors='replace') as handle:
                 root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
             if root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json')):
-                name = re.sub(r'\.lua$', '', os.path.basename(path))
-                found.setdefault('PyTorch/' + name, root.group(1))
+                name = re.sub(r'\.lua$', '', os.path.relpath(path, directory))
+                found.setdefault(name, root.group(1))
     return found

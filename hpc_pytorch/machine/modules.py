@@ -7,6 +7,8 @@ import re
 import subprocess
 from collections import namedtuple
 
+from hpc_pytorch.machine.commands import run
+
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 # where ./eb unpacks a newer Lmod than the distribution's
 OWN_LMOD = os.path.join(COLLECTION, '.local', 'lmod')
@@ -16,6 +18,8 @@ MODULECMD_PLACES = ('/usr/lib/x86_64-linux-gnu/modulecmd.tcl', '/usr/lib/aarch64
                     '/usr/share/Modules/libexec/modulecmd.tcl', '/usr/lib64/Modules/modulecmd.tcl')
 # EasyBuild's name, syntax of module files, variable that names the program, and where it is
 Tool = namedtuple('Tool', 'name syntax variable program')
+LMOD = Tool('Lmod', 'Lua', 'LMOD_CMD', None)
+ENVIRONMENT_MODULES = Tool('EnvironmentModules', 'Tcl', 'MODULES_CMD', None)
 # How a tool prints its version, and the oldest that will do: EasyBuild requires Lmod 8, and our module files use
 # pushenv, which Environment Modules before 5.1 lack.
 OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)),
@@ -24,27 +28,31 @@ OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)),
 
 def candidates():
     """List the modules tools that may be here; those that a variable of the user's shell names come first."""
-    named, found = [], []
-    for name, syntax, variable, places in (('Lmod', 'Lua', 'LMOD_CMD', LMOD_PLACES),
-                                           ('EnvironmentModules', 'Tcl', 'MODULES_CMD', MODULECMD_PLACES)):
-        named.append(Tool(name, syntax, variable, os.environ.get(variable, '')))
-        found += [Tool(name, syntax, variable, program) for program in places]
+    found = []
+    for tool in (LMOD, ENVIRONMENT_MODULES):
+        program = os.environ.get(tool.variable, '')
+        found.append(tool._replace(program=program))
     # a shell may have both: `module` is a function of the one that came last
     function = os.environ.get('BASH_FUNC_module%%', 'LMOD')
-    named.sort(key=lambda tool: (tool.name == 'Lmod') != ('LMOD' in function))
-    return [tool for tool in named + found if os.access(tool.program, os.X_OK)]
+    if 'LMOD' not in function:
+        found.reverse()
+    found += [LMOD._replace(program=place) for place in LMOD_PLACES]
+    found += [ENVIRONMENT_MODULES._replace(program=place) for place in MODULECMD_PLACES]
+    return [tool for tool in found if os.access(tool.program, os.X_OK)]
 
 
 def modules_tool(any_version=False):
     """Return the modules tool of the user's shell, else the first here that is new enough; None if there is none."""
-    return next((tool for tool in candidates() if any_version or new_enough(tool)), None)
+    for tool in candidates():
+        if any_version or new_enough(tool):
+            return tool
+    return None
 
 
 def new_enough(tool):
     """True if our module files work with it; Debian 11 and Ubuntu 22.04 have older ones."""
     pattern, oldest = OLDEST[tool.name]
-    answer = subprocess.run([tool.program, 'bash', '--version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            stdin=subprocess.DEVNULL, universal_newlines=True).stdout
+    answer = run([tool.program, 'bash', '--version']).stdout
     version = re.search(pattern, answer)
     return bool(version) and tuple(map(int, version.groups())) >= oldest
 
@@ -62,8 +70,7 @@ class ModulesShell(object):
 
     def call(self, *words):
         """Run a `module` command; returns whether it succeeded, and what it printed for people."""
-        done = subprocess.run((self.program, 'python') + words, stdin=subprocess.DEVNULL, env=self.environ,
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        done = run([self.program, 'python', *words], env=self.environ, stderr=subprocess.PIPE)
         if words[0] == 'load':
             self.environ = changed(self.environ, done.stdout)
         failed = done.returncode or re.search(r'\bERROR\b|Lmod has detected the following error', done.stderr)
@@ -72,21 +79,34 @@ class ModulesShell(object):
     def load(self, names):
         """Load modules in this order; returns what went wrong, None if nothing did."""
         succeeded, said = self.call('load', *names)
-        return None if succeeded else said or "no reason was given"
+        if succeeded:
+            return None
+        return said or "no reason was given"
+
+    def load_if_possible(self, name):
+        """Load a module; returns whether that succeeded, and changes nothing otherwise."""
+        before = self.environ
+        failed = self.load([name])
+        if failed:
+            self.environ = before
+        return not failed
 
     @property
     def loaded(self):
-        return [name for name in self.environ.get('LOADEDMODULES', '').split(':') if name]
+        names = self.environ.get('LOADEDMODULES', '').split(':')
+        return list(filter(None, names))
 
     def versions(self, name):
         """List the versions of a module that can be loaded now: ['gcc/11.2.0', 'gcc/12.2.0']."""
         base = name.partition('/')[0]
-        return [one for one in self.available(base) if one.startswith(base + '/') or one == name]
+        return [one for one in self.available(base) if one == name or one.startswith(base + '/')]
 
     def available(self, *names):
         """List what can be loaded now and begins with one of these names; without names: everything."""
         said = self.call('--terse', 'avail', *names)[1]
-        return [re.sub(r'\(.*\)|<.*>', '', line.strip()).rstrip('/') for line in said.splitlines()]
+        # without marks of defaults and properties
+        lines = re.sub(r'\(.*\)|<.*>', '', said).splitlines()
+        return [line.strip().rstrip('/') for line in lines]
 
 
 def changed(environ, code):

@@ -7,19 +7,12 @@ reading, and what exists is never overwritten.
 import os
 import re
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
-from hpc_pytorch.machine.inspection import Machine, NotAsked
-from hpc_pytorch.machine.versions import version_key
+from hpc_pytorch.machine.inspection import NotAsked
+from hpc_pytorch.machine.versions import release
 
-# Modules that a PyTorch may need, compilers first: pattern; EasyBuild's name; the part that replaces it in stand-ins.
-SOFTWARE = (
-    (r'gcc(-native)?|gnu\d*', 'GCC', 'gcc'),
-    (r'cray-mpich', 'cray-mpich', 'cray-mpich'),
-    (r'open-?mpi', 'OpenMPI', 'openmpi'),
-    (r'cuda(toolkit)?', 'CUDA', 'cuda'),
-    (r'rocm', 'ROCm', 'rocm'),
-)
+DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
 EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
 EASYBUILD_CFG = """# EasyBuild's configuration for {name}; see systems/workstation/easybuild.cfg.
 [DEFAULT]
@@ -28,8 +21,7 @@ COLLECTION = .
 [override]
 external-modules-metadata = %(COLLECTION)s/systems/{name}/external_modules.cfg
 """
-BACKENDS = {'slurm': 'HPCSlurm', 'pbs': 'PbsPro'}
-README = "Stand-in of {name}\n{line}\n\nA draft: the modules have the machine's names, and are parts of this one.\n"
+README = "{title}\n{line}\n\nA draft: the modules have the machine's names, and are parts of this one.\n"
 
 
 def suffix_of(name):
@@ -63,49 +55,39 @@ def major(version):
     return version.split('.')[0]
 
 
-# 'section key'; the question; what is written of the answer; how it is asked
-ANSWERS = (
-    ('system host_names', Machine.host_name, pattern_of, 'hostname'),
-    ('system architecture', Machine.architecture, str, 'uname -m'),
-    ('scheduler kind', Machine.batch_system, str, 'sinfo; qstat -Q'),
-    ('scheduler partition', Machine.partitions, largest_partition, 'sinfo; qstat -Q'),
-    ('node cores', Machine.cores, str, '/sys/devices/system/cpu (of this host)'),
-    ('node threads_per_core', Machine.threads_of_a_core, str, '/sys/devices/system/cpu (of this host)'),
-    ('node memory', Machine.memory, gibibytes, '/proc/meminfo (of this host)'),
-    ('node gpus', Machine.GPUs, str, 'nvidia-smi topo -m; rocm-smi (of this host)'),
-    ('node cuda', Machine.CUDA_of_the_driver, major, 'nvidia-smi (of this host)'),
-    ('network interfaces', Machine.interfaces, fast_interfaces, '/sys/class/net'),
-)
-# what goes with a batch system
-SLURM = {'launcher command': 'srun', 'launcher two_processes': 'srun --nodes=1 --ntasks=2',
-         'scheduler account_variable': 'SBATCH_ACCOUNT'}
-OTHERS = {'launcher command': 'mpiexec', 'launcher two_processes': 'mpiexec -n 2'}
-PBS = dict(OTHERS, **{'scheduler account_variable': 'PBS_ACCOUNT'})
+# how answers are written that are not written as they are
+WRITTEN = {
+    'system host_names': pattern_of,
+    'scheduler partition': largest_partition,
+    'node memory': gibibytes,
+    'node cuda': major,
+    'network interfaces': fast_interfaces,
+}
 
 
 def describe(name, machine):
     """Ask what system.cfg can have: {'section key': (value or None, where it comes from or why there is none)}."""
-    values = {'system title': (name, 'to be filled in'), 'system easyconfig_suffix': (suffix_of(name), ''),
-              'node temporary_directory': ('/tmp', '')}
-    for key, question, convert, how in ANSWERS:
+    kind = machine.batch_system()
+    machine.system.scheduler['kind'] = kind
+    values = {}
+    cray = kind == 'slurm' and not machine.which('mpicc')
+    for section in ('every system', kind, 'cc' if cray else 'mpicc'):
+        for key, value in DATA[section].items():
+            value = value.format(name=name, suffix=suffix_of(name), kind=kind)
+            values[key] = value, 'to be checked'
+    for key, words in DATA['answers'].items():
+        question, source = words.split(': ', 1)
         try:
-            values[key] = convert(question(machine)), how
+            answer = getattr(machine, question)()
+            values[key] = WRITTEN.get(key, str)(answer), source
         except (NotAsked, OSError, ValueError) as problem:
             values[key] = None, "could not be asked: %s" % problem
-        if key == 'scheduler kind':
-            machine.system.scheduler['kind'] = values[key][0]
-    kind = values['scheduler kind'][0]
-    for key, value in {'slurm': SLURM, 'pbs': PBS}.get(kind, OTHERS).items():
-        values[key] = value, 'as of %s' % kind
-    cray = kind == 'slurm' and not machine.which('mpicc')
-    compilers = {'c': 'gcc', 'cxx': 'g++', 'mpi_c': 'cc' if cray else 'mpicc', 'mpi_cxx': 'CC' if cray else 'mpicxx'}
-    for key, command in compilers.items():
-        values['compilers ' + key] = command, 'to be checked'
     partition = values['scheduler partition'][0]
     facts = machine.partitions()[partition] if partition else {}
     if 'cores' in facts:
+        threads = int(values['node threads_per_core'][0] or 1)
         values['scheduler nodes_exclusive'] = 'yes' if facts['exclusive'] else 'no', 'sinfo'
-        values['node cores'] = facts['cores'] // int(values['node threads_per_core'][0] or 1), 'sinfo'
+        values['node cores'] = facts['cores'] // threads, 'sinfo'
         values['node memory'] = gibibytes(facts['memory']), 'sinfo'
         values['node gpus'] = facts['gpus'], 'sinfo'
     return values
@@ -118,11 +100,11 @@ def system_text(name, values):
     for section, keys in systems.SCHEMA.items():
         text += '\n[%s]\n' % section
         for key, (_, _, meaning) in keys.items():
-            value, how = values.get('%s %s' % (section, key), (None, ''))
+            value, how = values.get(section + ' ' + key, (None, 'not asked'))
             if value is None:
-                text += '# %s = (%s)%s\n' % (key, meaning, how and '; ' + how)
+                text += '# %s = (%s); %s\n' % (key, meaning, how)
             else:
-                text += ('# (%s)\n' % how if how else '') + '%s = %s\n' % (key, value)
+                text += '# (%s)\n%s = %s\n' % (how, key, value)
     return text
 
 
@@ -135,18 +117,21 @@ def modules_of(machine):
     except NotAsked:
         return []
     found = []
-    for pattern, software, part in SOFTWARE:
-        names = [name for name in shell.available() if re.match('(?:%s)/' % pattern, name, re.I)]
-        names.sort(key=lambda name: version_key(name.partition('/')[2]), reverse=True)
-        if software == 'OpenMPI' and any(one[1] == 'cray-mpich' for one in found):
+    for pattern, words in DATA['software'].items():
+        software, part = words.split()
+        if software == 'OpenMPI' and 'cray-mpich' in [one[1] for one in found]:
             continue
-        for name in names:
-            before = dict(shell.environ)
-            if shell.load([name]) is None:
-                found.append((name, software, part))
-                break
-            shell.environ = before
+        names = [name for name in shell.available() if re.match('(?:%s)/' % pattern, name, re.I)]
+        names.sort(key=version_of, reverse=True)
+        module = next(filter(shell.load_if_possible, names), None)
+        if module:
+            found.append((module, software, part))
     return found
+
+
+def version_of(module):
+    version = module.partition('/')[2]
+    return release(version), version
 
 
 def easyconfig_text(name, modules, kind):
@@ -157,33 +142,38 @@ def easyconfig_text(name, modules, kind):
     text = text.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % suffix_of(name))
     text = re.sub(r'this machine\'s MPI\..*?"""', 'the MPI of %s."""' % name, text, flags=re.S)
     if modules:
-        lines = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
-        text = text.replace("toolchain = SYSTEM\n", "toolchain = SYSTEM\n\ndependencies = [\n%s]\n" % lines, 1)
-    if kind in BACKENDS:
+        dependencies = "\ndependencies = [\n"
+        for module, _, _ in modules:
+            dependencies += "    ('%s', EXTERNAL_MODULE),\n" % module
+        text = text.replace("toolchain = SYSTEM\n", "toolchain = SYSTEM\n%s]\n" % dependencies, 1)
+    if kind in DATA['backends']:
         text = text.replace("'pytorch-srun', ", "'pytorch-jobscript', 'pytorch-run', 'pytorch-srun', ", 1)
     return text
 
 
 def drafts(name, machine):
     """Return all drafts: {path in the collection: text}."""
-    values, modules = describe(name, machine), modules_of(machine)
-    kind = values['scheduler kind'][0]
+    values = describe(name, machine)
+    modules = modules_of(machine)
+    kind = machine.system.scheduler['kind']
     metadata = "# (module avail) Which software each module stands for; `prefix` is to be added.\n"
     stand_in = "# Draft: the modules that the easyconfig loads.\n\n[login]\npython3 = yes\n"
     for module, software, part in modules:
-        metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, module.partition('/')[2])
+        version = module.partition('/')[2]
+        metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, version)
         stand_in += '\n[module %s]\npart = %s\n' % (module, part)
     configuration = EASYBUILD_CFG.format(name=name)
-    if kind in BACKENDS:
-        configuration += '\n[config]\njob-backend = %s\n' % BACKENDS[kind]
+    if kind in DATA['backends']:
+        configuration += '\n[config]\njob-backend = %s\n' % DATA['backends'][kind]
     easyconfig = EASYCONFIG.replace('workstation', suffix_of(name))
     place = 'systems/%s/' % name
+    title = 'Stand-in of ' + name
     return {
         place + 'system.cfg': system_text(name, values),
         place + 'external_modules.cfg': metadata,
         place + 'easybuild.cfg': configuration,
         place + 'stand_in.cfg': stand_in,
-        place + 'stand_in.rst': README.format(name=name, line='=' * len('Stand-in of ' + name)),
+        place + 'stand_in.rst': README.format(title=title, line='=' * len(title)),
         place + 'easystack.yaml': 'easyconfigs:\n  - %s\n' % easyconfig,
         'easyconfigs/p/PyTorch/' + easyconfig: easyconfig_text(name, modules, kind),
     }
@@ -196,12 +186,10 @@ def write_drafts(name, machine):
                            "found: %r" % name)
     top = os.path.dirname(collection_path('systems'))
     texts = drafts(name, machine)
-    for path in texts:
-        if os.path.exists(os.path.join(top, path)):
+    paths = {path: os.path.join(top, path) for path in sorted(texts)}
+    for path, place in paths.items():
+        if os.path.exists(place):
             raise UsersProblem("%s already exists; not overwritten" % path)
-    for path, text in texts.items():
-        path = os.path.join(top, path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, 'w', encoding='utf-8') as handle:
-            handle.write(text)
-    return sorted(texts)
+    for path, place in paths.items():
+        write_atomically(place, texts[path])
+    return list(paths)

@@ -40,12 +40,7 @@ def installed_modules_tool():
 
 def codename():
     """Return the distribution's name for its release, such as bookworm."""
-    try:
-        lines = Path('/etc/os-release').read_text().splitlines()
-    except OSError:
-        return ''
-    words = dict(line.split('=', 1) for line in lines if '=' in line)
-    return words.get('VERSION_CODENAME', '').strip('"')
+    return run(['sh', '-c', '. /etc/os-release && echo "$VERSION_CODENAME"']).stdout.strip()
 
 
 def unpack_own_lmod():

@@ -7,12 +7,12 @@ make-environment runs this file before there is an environment, with the python3
 import os
 import shutil
 import socket
-import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 from hpc_pytorch import UsersProblem  # noqa: E402
 from hpc_pytorch.machine import systems  # noqa: E402
+from hpc_pytorch.machine.commands import run  # noqa: E402
 from hpc_pytorch.machine.modules import ModulesShell, modules_tool  # noqa: E402
 
 NAMES = ['python3'] + ['python3.%d' % minor for minor in range(14, 8, -1)]
@@ -39,11 +39,9 @@ def python_of(names):
         raise UsersProblem("this failed: %s" % ' '.join(problem.split()))
     for name in NAMES:
         path = shutil.which(name, path=shell.environ['PATH'])
-        if path:
-            answer = subprocess.run([path, '-I', '-c', PROBE], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                    universal_newlines=True).stdout.strip()
-            if answer:
-                return answer
+        answer = run([path, '-I', '-c', PROBE]).stdout.strip() if path else ''
+        if os.path.isfile(answer):
+            return answer
     raise UsersProblem("found no Python in it that works without the module")
 
 

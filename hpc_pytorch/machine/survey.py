@@ -5,7 +5,6 @@ Call it once on a login node and once in a job (``--job`` submits it). Besides w
 each easyconfig are loaded. The report has no user name and no path below $HOME, so it can be sent to somebody.
 """
 import argparse
-import configparser
 import contextlib
 import json
 import os
@@ -15,10 +14,10 @@ import tempfile
 from collections import namedtuple
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, VERSION
+from hpc_pytorch import UsersProblem, VERSION, parse
 from hpc_pytorch.machine import batch_systems, new_system, systems
 from hpc_pytorch.machine.modules import first_that_fails
-from hpc_pytorch.machine.inspection import BOTH, JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of, external_modules
+from hpc_pytorch.machine.inspection import JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of, external_modules
 from hpc_pytorch.machine.versions import in_words, known
 
 # result is one of the words below; TOLD: systems/ has nothing to compare with
@@ -30,33 +29,43 @@ def ask(probe, machine):
     """Ask one question and compare."""
     expected = probe.expected(machine.system)
     try:
-        if probe.where not in (BOTH, JOB if machine.job else LOGIN):
-            raise NotAsked("only in jobs: --job" if probe.where == JOB else "only on login nodes")
+        if machine.job and probe.where == LOGIN:
+            raise NotAsked("only on login nodes")
+        if not machine.job and probe.where == JOB:
+            raise NotAsked("only in jobs: --job")
         found = probe.ask(machine)
+        result = compare(probe, found, expected)
     except (NotAsked, OSError, ValueError) as reason:
         # one strange answer does not cost the others
-        return Finding(probe.name, NOT_ASKED, str(reason), in_a_line(expected))
-    if expected in (None, []):
-        result = TOLD
-    else:
-        result = SAME if probe.same(found, expected) else DIFFERS
+        found, result = str(reason), NOT_ASKED
     return Finding(probe.name, result, in_a_line(found), in_a_line(expected))
 
 
+def compare(probe, found, expected):
+    if expected in (None, []):
+        return TOLD
+    return SAME if probe.same(found, expected) else DIFFERS
+
+
 def in_a_line(answer):
-    return ' '.join(map(str, answer)) if isinstance(answer, (list, tuple, dict)) else str(answer)
+    if isinstance(answer, (list, dict)):
+        return ' '.join(map(str, answer))
+    return str(answer)
 
 
 # -- versions and modules of each easyconfig
 
 def versions_of(machine, path):
     """Return {software: version} that come together: what an easyconfig names, this machine's libfabric and driver."""
-    found = re.findall(r"^ *\('([\w-]+)(?:', '|/)(\d[\w.-]*)'", Path(path).read_text(encoding='utf-8'), re.M)
-    found += re.findall(r'(.+?)-(\d[\d.]*)', os.path.basename(path))[:1]
+    text = Path(path).read_text(encoding='utf-8')
+    found = re.findall(r"^ *\('([\w-]+)(?:', '|/)(\d[\w.-]*)'", text, re.M)
+    found += re.findall(r'^(.+?)-(\d[\d.]*)', os.path.basename(path))
     with contextlib.suppress(NotAsked):
-        found.append(('driver', machine.read('/sys/module/nvidia/version')))
+        driver = machine.read('/sys/module/nvidia/version')
+        found.append(('driver', driver))
     with contextlib.suppress(NotAsked):
-        found += re.findall(r'^(libfabric): (\S+)', machine.output('fi_info', '--version'), re.M)
+        answer = machine.output('fi_info', '--version')
+        found += re.findall(r'^(libfabric): (\S+)', answer, re.M)
     return {name.lower(): version for name, version in found}
 
 
@@ -80,49 +89,47 @@ def about_modules(machine, path):
         return
     problem = first_that_fails(shell, names)
     if problem:
-        found = "%s cannot be loaded; versions: %s" % (problem[0], ' '.join(shell.versions(problem[0])) or 'none')
+        name = problem[0]
+        versions = ' '.join(shell.versions(name)) or 'none'
+        found = "%s cannot be loaded; versions: %s" % (name, versions)
         yield Finding('modules of', DIFFERS, found, wanted)
         return
     yield Finding('modules of', SAME, wanted, wanted)
-    metadata = configparser.ConfigParser(interpolation=None)
-    metadata.read(os.path.join(machine.system.directory, 'external_modules.cfg'), encoding='utf-8')
+    metadata = parse(os.path.join(machine.system.directory, 'external_modules.cfg'))
     for name in names:
         if name in metadata:
-            for finding in about_metadata(shell, name, metadata[name].get('version'), metadata[name].get('prefix')):
-                yield finding
+            yield from about_metadata(shell, name, metadata[name])
 
 
-def about_metadata(shell, name, version, prefix):
+def about_metadata(shell, name, metadata):
     """Compare a loaded module with its version and prefix in external_modules.cfg."""
+    version = metadata.get('version')
     loaded = [one for one in shell.loaded if one == name or one.startswith(name + '/')]
-    if version and '/' not in name and loaded != ['%s/%s' % (name, version)]:
+    if version and '/' not in name and loaded != [name + '/' + version]:
         yield Finding('version of ' + name, DIFFERS, ' '.join(loaded), version)
-    if prefix:
-        variable = prefix.split('/')[0]
-        place = shell.environ.get(variable, '') if variable else prefix
-        if not os.path.isdir(place):
-            found = 'no directory ' + place if place else 'not set'
-            yield Finding('prefix of ' + name, DIFFERS, found, prefix)
+    # a directory, or a variable that names it and what lies below
+    prefix = metadata.get('prefix', '/')
+    variable = prefix.split('/')[0]
+    place = shell.environ.get(variable, '') if variable else prefix
+    if not os.path.isdir(place):
+        found = 'no directory ' + place if place else 'not set'
+        yield Finding('prefix of ' + name, DIFFERS, found, prefix)
 
 
 def about_easyconfigs(machine):
     """Report on all easyconfigs; what holds for several is one finding with all of their names."""
-    found = {}
+    files = {}
     for path in easyconfigs_of(machine.system):
-        for about in about_versions, about_modules:
-            for finding in about(machine, path):
-                found.setdefault(finding, []).append(os.path.basename(path))
-    for finding, files in found.items():
+        findings = [*about_versions(machine, path), *about_modules(machine, path)]
+        for finding in findings:
+            files.setdefault(finding, []).append(os.path.basename(path))
+    for finding, names in files.items():
         if finding.name.endswith(' of'):
-            finding = finding._replace(name='%s %s' % (finding.name, ', '.join(files)))
+            finding = finding._replace(name='%s %s' % (finding.name, ', '.join(names)))
         yield finding
 
 
 # -- the report
-
-def survey(machine):
-    return [ask(probe, machine) for probe in PROBES] + list(about_easyconfigs(machine))
-
 
 def without_names(finding, environ):
     """Replace the user's name and $HOME in what is given away."""
@@ -135,20 +142,22 @@ def without_names(finding, environ):
 
 def table(findings):
     """Write the findings for people; those that differ come last, where they are seen."""
+    order = [NOT_ASKED, TOLD, SAME, DIFFERS]
     text = ''
-    for result in (NOT_ASKED, TOLD, SAME, DIFFERS):
-        for finding in findings:
-            found = finding.found if len(finding.found) < 70 else finding.found[:66] + ' ...'
-            if result == DIFFERS:
-                found = "%s, expected: %s" % (finding.found, finding.expected)
-            if finding.result == result:
-                text += '%-9s  %-22s  %s\n' % (result, finding.name, found)
+    for finding in sorted(findings, key=lambda finding: order.index(finding.result)):
+        found = finding.found
+        if finding.result == DIFFERS:
+            found = "%s, expected: %s" % (found, finding.expected)
+        elif len(found) >= 70:
+            found = found[:66] + ' ...'
+        text += '%-9s  %-22s  %s\n' % (finding.result, finding.name, found)
     return text
 
 
 def job_script(path):
-    return "#!/bin/bash\nexec %s --survey=%s > %s 2>&1\n" % (
-        os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path), shlex.quote(path + '.txt'))
+    command = os.environ['HPC_PYTORCH_COMMAND']
+    file, log = shlex.quote(path), shlex.quote(path + '.txt')
+    return "#!/bin/bash\nexec %s --survey=%s > %s 2>&1\n" % (command, file, log)
 
 
 def submit(system, path):
@@ -158,13 +167,22 @@ def submit(system, path):
     if not scheduler:
         raise UsersProblem("--survey --job: %s has no batch system" % system.system['title'])
     request = batch_systems.Request(
-        account=os.environ.get(asked['account_variable'] or ''), partition=asked['partition'], qos=asked['qos'],
-        cores=1, memory=None, minutes=5, gpus=system.node['gpus'] or None, gpus_option=asked['gpus_option'],
-        exclusive=asked['nodes_exclusive'], options=system.node['local_storage_option'])
+        account=os.environ.get(asked['account_variable'] or ''),
+        partition=asked['partition'],
+        qos=asked['qos'],
+        cores=1,
+        memory=None,
+        minutes=5,
+        gpus=system.node['gpus'],
+        gpus_option=asked['gpus_option'],
+        exclusive=asked['nodes_exclusive'],
+        options=system.node['local_storage_option'],
+    )
+    command = scheduler.command(request, 'survey', 'survey', path + '.log', [])
     with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
         script.write(job_script(path))
         script.flush()
-        return scheduler.submit(scheduler.command(request, 'survey', 'survey', path + '.log', []), script.name)
+        return scheduler.submit(command, script.name)
 
 
 def main(arguments):
@@ -184,19 +202,30 @@ def main(arguments):
         paths = new_system.write_drafts(given.new_system, machine)
         print("Written; read and correct them:", *paths, sep='\n')
         return 0
-    where = JOB if machine.job else LOGIN
-    findings = [without_names(finding, machine.environ) for finding in survey(machine)]
+    findings = [ask(probe, machine) for probe in PROBES]
+    findings += about_easyconfigs(machine)
+    findings = [without_names(finding, machine.environ) for finding in findings]
     if given.survey:
-        write_report(path, system, where, findings)
-    print("%s, %s:\n" % (system.system['title'], 'in a job' if where == JOB else 'on a login node'))
+        write_report(path, machine, findings)
+    return show(machine, findings)
+
+
+def show(machine, findings):
+    where = 'in a job' if machine.job else 'on a login node'
+    print("%s, %s:\n" % (machine.system.system['title'], where))
     print(table(findings))
-    same = [finding.name for finding in findings if finding.result == SAME]
+    results = [finding.result for finding in findings]
     differ = [finding.name for finding in findings if finding.result == DIFFERS]
-    print("the same: %d; different: %d" % (len(same), len(differ)), *differ, sep=', ')
+    print("the same: %d; different: %d" % (results.count(SAME), len(differ)), *differ, sep=', ')
     return 1 if differ else 0
 
 
-def write_report(path, system, where, findings):
-    report = {'format': 1, 'collection': VERSION, 'system': system.name, 'where': where,
-              'findings': [finding._asdict() for finding in findings]}
+def write_report(path, machine, findings):
+    report = {
+        'format': 1,
+        'collection': VERSION,
+        'system': machine.system.name,
+        'where': JOB if machine.job else LOGIN,
+        'findings': [finding._asdict() for finding in findings],
+    }
     Path(path).write_text(json.dumps(report, indent=1))

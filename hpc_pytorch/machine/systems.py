@@ -4,23 +4,19 @@ Systems as data: what is known about a system lies in ``systems/<name>/system.cf
 ``system_schema.cfg``, beside this file, documents those files: every section and key, its type, and what it means. A
 new system needs a new directory, no Python.
 
-    >>> archer2 = load('archer2')
-    >>> archer2.compilers['c'], archer2.node['cores']
-    ('cc', 128)
-    >>> [(setting.name, setting.value) for setting in archer2.settings_for(['mpi'])]
+    >>> load('archer2').node['cores']
+    128
 
 Keys that a file leaves out are None, or an empty list where the type is a list.
 """
 import collections
-import configparser
 import difflib
 import fnmatch
-import glob
 import os
 import re
 import socket
 
-from hpc_pytorch import UsersProblem, collection_path
+from hpc_pytorch import UsersProblem, collection_path, parse
 from hpc_pytorch.machine.versions import CONDITION, holds
 
 DEFAULT = 'workstation'
@@ -32,37 +28,12 @@ VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(
 
 # -- types: each turns the text of a value into what Python code needs, or raises ValueError with what was expected
 
-def matching(pattern, expected, convert=str):
-    """Make a type of the values that match a pattern."""
-    def kind(value):
-        found = re.match(pattern + '$', value)
-        if not found:
-            raise ValueError("expected " + expected)
-        return convert(*found.groups())
-    kind.__doc__ = expected
-    return kind
-
-
-def bytes_of(number, unit):
-    return int(number) << 10 * (1 + 'KMGT'.index(unit))
-
-
-text = matching('(.+)', "one line of text")
-number = matching(r'(\d+)', "a whole number, such as 64", int)
-yes_or_no = matching('(yes|no)', "yes or no", lambda word: word == 'yes')
-size = matching(r'(\d+) ?([KMGT])iB', "an amount of memory with its unit, such as 256 GiB", bytes_of)
-duration = matching(r'(\d+:[0-5]\d:[0-5]\d)', "hours:minutes:seconds, such as 01:00:00")
-scheduler_kind = matching('(slurm|pbs|none)', "slurm, pbs or none")
-decision = matching('(refuse|warn|allow)', "refuse, warn or allow")
-
-
-def words(value):
-    """words separated by blanks"""
-    return value.split()
+def size(value):
+    number, unit = re.match(r'(\d+) ?(\w)', value).groups()
+    return int(number) << 10 * 'BKMGT'.index(unit)
 
 
 def core_lists(value):
-    """one list of cores for each GPU, such as 49-55 57-63: a list of lists of numbers"""
     return [core_list(word) for word in value.split()]
 
 
@@ -71,31 +42,39 @@ def core_list(word):
     cores = []
     for part in word.split(','):
         found = re.match(r'(\d+)(-(\d+))?$', part)
-        first, last = (int(found.group(1)), int(found.group(3) or found.group(1))) if found else (1, 0)
-        if last < first:
-            raise ValueError("expected one list of cores for each GPU, such as 49-55 57-63, and found %r" % part)
+        if found:
+            first = int(found.group(1))
+            last = int(found.group(3) or first)
+        if not found or last < first:
+            raise ValueError("expected cores such as 49-55, and found %r" % part)
         cores.extend(range(first, last + 1))
     return cores
 
 
 def conditions(value):
-    """features or versions of software (aws-ofi-nccl>=1.13), separated by blanks; all must hold"""
     found = []
     for word in value.split():
         match = CONDITION.match(word)
         if not match or (not match.group('relation') and word not in FEATURES):
             raise ValueError("%r is neither a feature (%s) nor a version such as aws-ofi-nccl>=1.13%s" % (
-                word, ', '.join(sorted(FEATURES)), nearest(word, FEATURES)))
-        found.append((match.group('name'), match.group('relation'), match.group('version')))
+                word, ', '.join(FEATURES), nearest(word, FEATURES)))
+        found.append(match.groups())
     return found
 
 
-LISTS = (words, core_lists, conditions)
-TYPES = {'text': text, 'number': number, 'yes_or_no': yes_or_no, 'size': size, 'duration': duration, 'words': words,
-         'scheduler_kind': scheduler_kind, 'decision': decision, 'core_lists': core_lists, 'conditions': conditions,
-         'prose': str}
+# what is made of values that are not text
+CONVERSIONS = {
+    'number': int,
+    'yes_or_no': lambda value: value == 'yes',
+    'size': size,
+    'words': str.split,
+    'core_lists': core_lists,
+    'conditions': conditions,
+}
+LISTS = ('words', 'core_lists', 'conditions')
 # of one key: its type, whether it must be there, and what it means
 Key = collections.namedtuple('Key', 'kind required meaning')
+Type = collections.namedtuple('Type', 'name pattern expected')
 
 
 # -- loading
@@ -106,35 +85,28 @@ def nearest(word, known):
     return "; did you mean %s?" % near[0] if near else ""
 
 
-def parse(path):
-    """Parse a file of sections."""
-    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
-                                       default_section='', empty_lines_in_values=False)
-    parser.optionxform = str
-    try:
-        with open(path, encoding='utf-8') as handle:
-            parser.read_file(handle)
-    except OSError as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, str(error).replace('\n', ' ')))
-    return parser
-
-
-def load_schema():
-    """Load system_schema.cfg: ({section: {key: Key}}, the same of [setting NAME], {feature: meaning})."""
-    parser = parse(os.path.join(HERE, 'system_schema.cfg'))
-    features = dict(parser['features'])
+def load_schema(parser):
+    """Load system_schema.cfg: ({section: {key: Key}}, {type: Type})."""
+    types = {}
+    for name, value in parser['types'].items():
+        pattern, expected = value.split(': ', 1)
+        types[name] = Type(name, pattern + '$', expected)
     schema = {}
-    for section in parser.sections()[:-1]:
+    for section in parser.sections():
+        if section in ('features', 'types'):
+            continue
         schema[section] = {}
         for key, value in parser[section].items():
             kind, required, meaning = re.match(r'(\w+)(, required)?: (.*)', value).groups()
-            schema[section][key] = Key(TYPES[kind], bool(required), meaning)
-    return schema, schema.pop('setting NAME'), features
+            schema[section][key] = Key(types[kind], bool(required), meaning)
+    return schema, types
 
 
-SCHEMA, VARIABLE_SCHEMA, FEATURES = load_schema()
+_parser = parse(os.path.join(HERE, 'system_schema.cfg'))
+FEATURES = dict(_parser['features'])
+SCHEMA, TYPES = load_schema(_parser)
+VARIABLE_SCHEMA = SCHEMA.pop('setting NAME')
+decision = TYPES['decision']
 
 
 def read_section(path, section, given, schema):
@@ -143,17 +115,26 @@ def read_section(path, section, given, schema):
     for key, (kind, required, _) in schema.items():
         if required and key not in given:
             raise UsersProblem("%s: %r is missing in [%s]" % (path, key, section))
-        values[key] = [] if kind in LISTS else None
+        values[key] = [] if kind.name in LISTS else None
     for key, value in given.items():
         if key not in schema:
             raise UsersProblem("%s: unknown key %r in [%s]; known keys: %s%s" % (
                 path, key, section, ', '.join(schema), nearest(key, schema)))
-        kind = schema[key].kind
         try:
-            values[key] = kind(value if kind is text else ' '.join(value.split()))
+            values[key] = typed(schema[key].kind, value)
         except ValueError as error:
             raise UsersProblem("%s: %s = %s in [%s]: %s" % (path, key, value, section, error))
     return values
+
+
+def typed(kind, value):
+    """Turn the text of a value into what Python code needs; ValueError says what was expected."""
+    if kind.name != 'text':
+        value = ' '.join(value.split())
+    if not re.match(kind.pattern, value):
+        raise ValueError("expected " + kind.expected)
+    convert = CONVERSIONS.get(kind.name, str)
+    return convert(value)
 
 
 # One environment variable: `name`, `value`, `reason` and `when`, a list of (feature or software, relation, version).
@@ -176,7 +157,7 @@ class System(object):
     def words(self):
         """What the system is, in the words of pairs.cfg."""
         found = {self.system['architecture'], self.node['gpu_architecture']}
-        if any(name.startswith('hsn') for name in self.network['interfaces']):
+        if 'hsn0' in self.network['interfaces']:
             found.add('slingshot')
         return found
 
@@ -197,20 +178,19 @@ class System(object):
 
             settings_for(['gpu', 'nccl'], {'aws-ofi-nccl': '1.6.0', 'rocm': '7.1.1'})
         """
-        variables = self.settings if variables is None else variables
+        if variables is None:
+            variables = self.settings
         return [one for one in variables if holds(one.when, features, versions or {})]
 
 
 def launcher_options(command):
     """What launchers.cfg has for a command that starts ranks, as a dict."""
-    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
-    parser.read(LAUNCHERS, encoding='utf-8')
-    return dict(parser[command])
+    return dict(parse(LAUNCHERS)[command])
 
 
 def names():
-    paths = glob.glob(os.path.join(glob.escape(collection_path('systems')), '*', 'system.cfg'))
-    return sorted(os.path.basename(os.path.dirname(path)) for path in paths)
+    top = collection_path('systems')
+    return sorted(name for name in os.listdir(top) if os.path.exists(os.path.join(top, name, 'system.cfg')))
 
 
 def check_name(name, where):
@@ -227,7 +207,8 @@ def load(name):
 def load_file(path):
     """Load the system that a file describes; its name is that of the directory."""
     parser = parse(path)
-    sections, variables = {}, {'setting': [], 'advice': []}
+    sections = {}
+    variables = {'setting': [], 'advice': []}
     for section in parser.sections():
         variable = VARIABLE_SECTION.match(section)
         if variable:
@@ -236,7 +217,7 @@ def load_file(path):
         elif section in SCHEMA:
             sections[section] = read_section(path, section, parser[section], SCHEMA[section])
         else:
-            known = list(SCHEMA) + ['setting NAME', 'advice NAME']
+            known = [*SCHEMA, 'setting NAME', 'advice NAME']
             raise UsersProblem("%s: unknown section [%s]; known sections: %s%s" % (
                 path, section, ', '.join(known), nearest(section, known)))
     for section, schema in SCHEMA.items():
@@ -253,7 +234,9 @@ def check_gpu_cores(path, node):
         raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores for %s GPUs" % (
             path, len(lists), node['gpus']))
     cores = sum(lists, [])
-    if len(set(cores)) < len(cores) or max(cores, default=-1) >= (node['cores'] or 0):
+    twice = len(set(cores)) < len(cores)
+    beyond = max(cores, default=-1) >= (node['cores'] or 0)
+    if twice or beyond:
         raise UsersProblem("%s: gpu_cores in [node] names a core twice, or one beyond the node's %s cores" % (
             path, node['cores']))
 
@@ -274,19 +257,19 @@ def choose(option, environ, host_name, easyconfigs):
         check_name(environ['HPC_SYSTEM'], "$HPC_SYSTEM")
         return environ['HPC_SYSTEM'], "chosen by $HPC_SYSTEM"
     systems = [load(name) for name in names()]
-    here = [system for system in systems if host_matches(host_name, system.system['host_names'])]
+    here = [system.name for system in systems if host_matches(host_name, system.system['host_names'])]
     # several systems call their nodes nid001234: a name that fits two of them decides nothing
     if len(here) == 1:
-        return here[0].name, "this host is called %s" % host_name
+        return here[0], "this host is called %s" % host_name
     named = {}
     for easyconfig in easyconfigs:
         for system in systems:
             if is_for(easyconfig, system):
                 named.setdefault(system.name, os.path.basename(easyconfig))
     if len(named) > 1:
-        pairs = ', '.join('%s (%s)' % (easyconfig, name) for name, easyconfig in named.items())
+        pairs = ['%s (%s)' % (easyconfig, name) for name, easyconfig in named.items()]
         raise UsersProblem("these easyconfigs are for different systems: %s. Install those of one system at a time, or "
-                           "add --system NAME" % pairs)
+                           "add --system NAME" % ', '.join(pairs))
     for name, easyconfig in named.items():
         return name, "chosen by the name of %s" % easyconfig
     return DEFAULT, "the default: neither --system, $HPC_SYSTEM, the host name nor the easyconfig names a system"
@@ -301,9 +284,8 @@ def host_matches(host_name, patterns):
 
 def is_for(easyconfig, system):
     """True if the name of an easyconfig has one of the system's suffixes between its dashes."""
-    stem = os.path.basename(easyconfig)
-    stem = stem[:-len('.eb')] if stem.endswith('.eb') else stem
-    return not set(stem.split('-')[1:]).isdisjoint(system.system['easyconfig_suffix'])
+    words = re.split('-|[.]eb$', os.path.basename(easyconfig))
+    return not set(words[1:]).isdisjoint(system.system['easyconfig_suffix'])
 
 
 def current(easyconfig=''):

@@ -12,20 +12,31 @@ from hpc_pytorch.packages.lock_files import sha256_of
 from hpc_pytorch.packages.programs import ask
 
 FLAGS = ('CFLAGS', 'CPPFLAGS', 'CXXFLAGS', 'LDFLAGS')
-TORCH = "import torch; print(torch._C._GLIBCXX_USE_CXX11_ABI, open(torch.version.__file__).read())"
+# PyTorch may be the module's below
+TORCH = """
+import sys
+sys.path += sys.argv[1:]
+import torch
+print(torch._C._GLIBCXX_USE_CXX11_ABI, open(torch.version.__file__).read())
+"""
 
 
 def facts(package, pip, variables, modules):
-    """What makes a package's wheel what it is: sources, PyTorch, Python, compiler, MPI and the modules loaded."""
+    """
+    What makes a package's wheel what it is: sources, PyTorch, Python, compiler, MPI and the modules loaded; `variables`
+    are those that it is built with.
+    """
+    below = filter(None, variables.get('PYTHONPATH', '').split(os.pathsep))
     sources = [str(path) for path in Path(collection_path(package)).rglob('*') if path.is_file()]
     variables = dict({name: os.environ[name] for name in FLAGS if name in os.environ}, **variables)
     del variables['PATH']
+    variables.pop('PYTHONPATH', None)
     # the macros of mpi.h have the compiler's version, too, and the processor that it compiles for
     macros = ask(variables['MPICXX'], '-x', 'c++', '-E', '-dM', '-', stdin='#include <mpi.h>\n').output
     return {
         'sources': sorted(map(sha256_of, sources)),
         'python': [pip.python.implementation, pip.python.version, pip.python.machine],
-        'torch': ask(pip.path, '-I', '-c', TORCH).output,
+        'torch': ask(pip.path, '-I', '-c', TORCH, *below).output,
         'variables': variables,
         'modules': sorted(modules),
         'mpi': ask(variables['MPICXX'], '-show').output,

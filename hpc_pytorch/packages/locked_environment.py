@@ -387,7 +387,7 @@ class LockedEnvironment(EasyBlock):
 
     def install_from_collection(self, package):
         """Install a package of the collection, built here unless a source path has the wheel built from the same."""
-        variables = self.build_variables()
+        variables = dict(self.build_variables(), PYTHONPATH=os.pathsep.join(self.packages_below()))
         facts = collection_packages.facts(package, self.pip(), variables, self.modules_tool.loaded_modules())
         stores = self.source_directories(package)
         wheel = built_wheels.find(stores, facts)

@@ -22,7 +22,7 @@ from pathlib import Path
 from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
-from hpc_pytorch.machine.versions import version_key
+from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
@@ -180,8 +180,8 @@ class Change:
 
     def resolved_for_a_python(self, requirements):
         """What uv makes of a few requirements for the oldest of the easyconfig's Pythons that they know."""
-        later = [name for name in self.pythons if version_key(name) > version_key(self.least)]
-        for newer in sorted(later, key=version_key) + [None]:
+        later = [name for name in self.pythons if release(name) > release(self.least)]
+        for newer in sorted(later, key=release) + [None]:
             try:
                 return self.resolved(requirements)
             except UsersProblem as problem:
@@ -211,7 +211,7 @@ class Change:
         """An .in file for the new version; companions are those that say that they are made for it."""
         text = self.renamed(text)
         for python in re.findall(r'--python-version (\S+)', text):
-            newer = max(self.least, python, key=version_key)
+            newer = max(self.least, python, key=release)
             text = text.replace('--python-version ' + python, '--python-version ' + newer)
         pinned = [name for name in COMPANIONS if re.search(r'^%s==' % name, text, re.M)]
         if self.version == self.old or not (pinned or BROUGHT.search(text)):
@@ -256,7 +256,7 @@ class Change:
         """Everything; a source whose checksum nobody knows has none yet."""
         made = self.make_locks()
         if self.version != self.old:
-            fitting = [name for name in self.pythons if version_key(name) >= version_key(self.least)]
+            fitting = [name for name in self.pythons if release(name) >= release(self.least)]
             text = re.sub(r'^(python_versions = )\[[^]]*\]', r'\g<1>%r' % fitting, self.renamed(self.text), flags=re.M)
             print("Read its comments and description, which are still those of %s." % self.old)
             if has_sources(text):

@@ -1,4 +1,4 @@
-"""Lines about long steps: what begins, and every half minute that it goes on."""
+"""Lines about long steps: what begins, and every ten seconds that it goes on."""
 import threading
 import time
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from easybuild.tools.build_log import print_msg
 
 # seconds between two lines about the same; a log of hours stays short
-INTERVAL = 30
+INTERVAL = 10
 
 
 @contextmanager

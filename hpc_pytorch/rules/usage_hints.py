@@ -1,4 +1,5 @@
 """Usage hints after installation: how to get the `module` command, and what to load and run."""
+import glob
 import os
 import shlex
 import sys
@@ -8,6 +9,7 @@ from easybuild.tools.build_log import print_msg
 from easybuild.tools.config import build_option, install_path
 from easybuild.tools.modules import modules_tool
 
+from hpc_pytorch import collection_path
 from hpc_pytorch.machine.systems import current
 
 # The easyconfigs named on the command line, and the user's own module path.
@@ -59,6 +61,15 @@ def usage(ec):
     return list(filter(None, lines))
 
 
+def mpi_on_top(ec):
+    """Find the easyconfig of the MPI backend for a PyTorch without one; None if there is none, or it is installed."""
+    suffix = '-%s-%s%s' % (ec.name, ec.version, ec['versionsuffix'])
+    found = glob.glob(os.path.join(collection_path('easyconfigs'), 't', 'torch_mpi', 'torch_mpi-*%s.eb' % suffix))
+    if not found or modules_tool().exist([os.path.basename(found[0])[:-len('.eb')].replace('-', '/', 1)])[0]:
+        return None
+    return os.path.basename(found[0])
+
+
 def remember(ec):
     """Remember an easyconfig that is on the command line."""
     if ec.path and os.path.basename(ec.path) in map(os.path.basename, sys.argv):
@@ -72,3 +83,6 @@ def show():
         if modules_tool().exist([ec.full_mod_name])[0]:
             lines = '\n    '.join(usage(ec))
             print_msg("\nTo use it, now and in job scripts:\n\n    %s\n" % lines, prefix=False)
+            on_top = mpi_on_top(ec)
+            if on_top:
+                print_msg("For MPI:\n\n    ./eb %s --robot\n" % on_top, prefix=False)

@@ -2,34 +2,23 @@
 Keep what any easyblock compiles within the memory: ``ramgate = True`` in an easyconfig, or a site's hook that calls
 ``watch``.
 
-From configuring on, programs with the names of the compilers come first in $PATH, as with EasyBuild's own --use-ccache,
-and ask a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
+From configuring on, ramgate's stand-ins for compilers come first in $PATH, as with EasyBuild's own --use-ccache, and
+ask a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
 
 Python 3.6.
 """
 import os
-import shutil
 import subprocess
 
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.filetools import read_file, write_file
+from easybuild.tools.filetools import read_file
 
 from hpc_pytorch.rules.resource_needs import profile_to_keep
 from hpc_pytorch.source.wheel_build import ramgate, say_what_was_watched
 
-COMPILERS = ('cc', 'c++', 'gcc', 'g++', 'gfortran', 'clang', 'clang++', 'flang', 'icx', 'icpx', 'ifx', 'nvc', 'nvc++',
-             'nvfortran', 'nvcc', 'hipcc', 'CC', 'ftn', 'mpicc', 'mpicxx', 'mpic++', 'mpifort', 'mpif90')
-# PyTorch's extensions take the directory above that of the first on $PATH for the toolkit's, unless this is set
-HOMES = {'nvcc': 'CUDA_HOME', 'hipcc': 'ROCM_HOME'}
-# prints where ramgate listens, and lasts until its input ends, as it does with EasyBuild's process
-BUILD = ['sh', '-c', 'echo "$RAMGATE_SOCKET"; exec cat']
-# stands for a compiler. It leaves $PATH, as what it runs (ccache, mpicc) looks for the compiler by the same name.
-WRAPPER = """#!/bin/sh
-here="{directory}" path=":$PATH:"
-path="${{path%%":$here:"*}}:${{path#*":$here:"}}" path="${{path#:}}" PATH="${{path%:}}"
-exec "$here/ramgate-cc" "{compiler}" "$@"
-"""
-# the ramgate of the installation that runs: (process, the directory of its compilers)
+# prints what ramgate sets for a build, and lasts until its input ends, as it does with EasyBuild's process
+BUILD = ['sh', '-c', 'env | grep -E "^(RAMGATE_SOCKET|CMAKE_[A-Z_]+_LAUNCHER|(CUDA|ROCM)_HOME)="; echo; exec cat']
+# the ramgate of the installation that runs: (process, the directory of its stand-ins, what was set before)
 _running = []
 
 
@@ -47,30 +36,30 @@ def watch(easyblock):
     command = ramgate(easyblock.cfg, report_directory(easyblock), profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-    socket = os.fsdecode(process.stdout.readline()).strip()
-    if not socket:
+    variables = {}
+    for line in iter(process.stdout.readline, b''):
+        name, _, value = os.fsdecode(line).rstrip('\n').partition('=')
+        if not name:
+            break
+        variables[name] = value
+    if 'RAMGATE_SOCKET' not in variables:
         raise EasyBuildError("ramgate could not start:\n%s", read_file(log.name))
-    directory = os.path.dirname(socket)
-    for name in COMPILERS:
-        compiler = shutil.which(name)
-        if compiler:
-            path = os.path.join(directory, name)
-            write_file(path, WRAPPER.format(directory=directory, compiler=compiler))
-            os.chmod(path, 0o700)
-            if name in HOMES and not os.environ.get(HOMES[name]):
-                os.environ[HOMES[name]] = os.path.dirname(os.path.dirname(compiler))
-    os.environ['RAMGATE_SOCKET'] = socket
+    directory = os.path.dirname(variables['RAMGATE_SOCKET'])
+    _running.append((process, directory, {name: os.environ.get(name) for name in variables}))
+    os.environ.update(variables)
     os.environ['PATH'] = directory + os.pathsep + os.environ['PATH']
-    _running.append((process, directory))
 
 
 def end(easyblock):
     """Stop ramgate: everything is compiled, or the installation has failed."""
     if not _running:
         return
-    process, directory = _running.pop()
+    process, directory, before = _running.pop()
     process.communicate()
-    os.environ.pop('RAMGATE_SOCKET', None)
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
     paths = os.environ['PATH'].split(os.pathsep)
     os.environ['PATH'] = os.pathsep.join(path for path in paths if path != directory)
     say_what_was_watched(report_directory(easyblock), easyblock.log)

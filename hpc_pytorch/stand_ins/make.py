@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,8 +26,8 @@ SYSTEMS = COLLECTION / 'systems'
 if __name__ == '__main__':
     # run as a program, with -I: Python does not find the collection
     sys.path.insert(0, str(COLLECTION))
-from hpc_pytorch import UsersProblem, part_directory, write_atomically  # noqa: E402
-from hpc_pytorch.machine import distribution_packages  # noqa: E402
+from hpc_pytorch import UsersProblem, parse, part_directory, write_atomically  # noqa: E402
+from hpc_pytorch.machine import commands, distribution_packages  # noqa: E402
 
 # What a part is made from: after a change it is made again.
 MADE_FROM = ('debian', 'pypi', 'inside', 'links', 'scripts')
@@ -67,17 +66,17 @@ fi
 def descriptions(system='*'):
     """Find the descriptions of a system as it is and as it was, or of all systems: {name: path}, today's first."""
     found = {}
-    for path in sorted(SYSTEMS.glob(system + '/stand_in*.cfg'), key=lambda path: (path.parent, path.stem)):
-        found[path.parent.name + path.stem[len('stand_in'):]] = path
+    paths = SYSTEMS.glob(system + '/stand_in*.cfg')
+    for path in sorted(paths, key=lambda path: (path.parent, path.stem)):
+        year = path.stem[len('stand_in'):]
+        found[path.parent.name + year] = path
     return found
 
 
 def read_sections(path):
     """Read a file of descriptions: {kind: {name: {key: value}}}."""
-    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None)
-    parser.optionxform = str
-    parser.read(path, encoding='utf-8')
-    found = {'part': {}, 'module': {}, 'login': {}}
+    parser = parse(path)
+    found = {kind: {} for kind in KEYS}
     for section in parser.sections():
         kind, _, name = section.partition(' ')
         unknown = set(parser[section]).difference(KEYS.get(kind, ()))
@@ -94,16 +93,14 @@ def read_description(name):
         raise UsersProblem("there is no stand-in of %r; there are: %s" % (name, ', '.join(sorted(known))))
     parts = read_sections(HERE / 'parts.cfg')['part']
     described = read_sections(known[name])
-    modules, used = described['module'], {}
-    for module, keys in modules.items():
-        if 'part' in keys:
-            if keys['part'] not in parts:
-                raise UsersProblem("[module %s]: parts.cfg has no part %r" % (module, keys['part']))
-            used[keys['part']] = parts[keys['part']]
-        for opener in openers(keys):
-            if opener not in modules:
-                raise UsersProblem("[module %s] is opened by %s, which is not described" % (module, opener))
-    return used, modules, described['login'].get('', {})
+    used = {}
+    for module, keys in described['module'].items():
+        part = keys.get('part')
+        if part and part not in parts:
+            raise UsersProblem("[module %s]: parts.cfg has no part %r" % (module, part))
+        if part:
+            used[part] = parts[part]
+    return used, described['module'], described['login'].get('', {})
 
 
 def openers(module):
@@ -117,7 +114,8 @@ def pairs(text):
 
 def modules_of(easyconfigs):
     """Return the system's modules that easyconfigs, and those that they depend on, load."""
-    found, queue = set(), [Path(name) for name in easyconfigs]
+    found = set()
+    queue = [Path(name) for name in easyconfigs]
     beside = {path.parent for path in queue}
     for path in queue:
         places = [directory / path.name for directory in beside]
@@ -125,22 +123,20 @@ def modules_of(easyconfigs):
         for place in filter(Path.is_file, places):
             text = place.read_text(encoding='utf-8', errors='replace')
             found.update(re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", text))
-            for words in re.findall(r"\('([^']+)', '([^']+)'(?:, '([^']+)')?\)", text):
-                dependency = Path('%s-%s%s.eb' % words)
-                if dependency not in queue:
-                    queue.append(dependency)
+            dependencies = re.findall(r"\('([^']+)', '([^']+)'(?:, '([^']+)')?\)", text)
+            others = [Path('%s-%s%s.eb' % words) for words in dependencies]
+            queue += [other for other in others if other not in queue]
     return found
 
 
 def choose(system, easyconfigs):
     """Choose the state of a system that has most of the modules that easyconfigs load, today's if several do."""
     wanted = modules_of(easyconfigs)
-    if not wanted:
-        return system
 
     def matches(name):
         there = ' '.join(read_description(name)[1]) + ' '
-        return len([one for one in wanted if re.search(r'(^| )%s[/ ]' % re.escape(one), there)])
+        found = [module for module in wanted if re.search(r'(^| )%s[/ ]' % re.escape(module), there)]
+        return len(found)
     return max(descriptions(system), key=matches, default=system)
 
 
@@ -148,14 +144,14 @@ def choose(system, easyconfigs):
 
 def fingerprint(part):
     """Hash what a part depends on: its description and the files that it names."""
-    digest = hashlib.sha256()
-    for key in MADE_FROM:
-        digest.update(('%s=%s\n' % (key, part.get(key))).encode())
+    description = ['%s=%s\n' % (key, part.get(key)) for key in MADE_FROM]
+    digest = hashlib.sha256(''.join(description).encode())
     files = [source for _, source in pairs(part.get('scripts'))]
     if 'pypi' in part:
         files.append(part['pypi'])
     for name in files:
-        digest.update((HERE / name).read_bytes())
+        content = (HERE / name).read_bytes()
+        digest.update(content)
     return digest.hexdigest()
 
 
@@ -187,7 +183,7 @@ def install_wheels(prefix, part):
     """Install what a lock file pins into an environment of the machine's Python; keep what is `inside` of it."""
     with part_directory(prefix.parent) as temporary:
         environment = Path(temporary, 'environment') if 'inside' in part else prefix
-        run(['/usr/bin/python3', '-m', 'venv', environment], temporary)
+        run(['/usr/bin/python3', '-I', '-m', 'venv', environment], temporary)
         run([environment / 'bin/python', *PIP_INSTALL, HERE / part['pypi']], temporary)
         if 'inside' in part:
             inside, = environment.glob('lib/python3*/site-packages/' + part['inside'])
@@ -196,26 +192,26 @@ def install_wheels(prefix, part):
 
 def link(prefix, name, target):
     """Make a link to a path of the machine or, where the target is relative, to a path in the part."""
-    found = next(Path('/').glob(target[1:]) if target.startswith('/') else prefix.glob(target), None)
+    top = Path('/') if target.startswith('/') else prefix
+    found = next(top.glob(target.lstrip('/')), None)
     if found is None:
         raise UsersProblem("%s is not there, and %s should be a link to it" % (target, name))
     path = prefix / name
     path.parent.mkdir(parents=True, exist_ok=True)
     remove(path)
-    path.symlink_to(found if target.startswith('/') else os.path.relpath(found, path.parent))
+    if top == prefix:
+        found = os.path.relpath(found, path.parent)
+    path.symlink_to(found)
 
 
 def run(command, temporary):
-    """Run a command, quietly unless it fails."""
-    # without the user's PYTHONPATH; pip's own settings (mirrors, proxies) stay
-    environment = {name: value for name, value in os.environ.items() if not name.startswith('PYTHON')}
-    environment['TMPDIR'] = temporary
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, env=environment)
+    """Run Python without the user's settings of it, quietly unless it fails; pip's (mirrors, proxies) stay."""
+    done = commands.run(command, env=dict(os.environ, TMPDIR=temporary))
     if done.returncode:
         lines = done.stdout.splitlines()
         errors = [line for line in lines if line.startswith('ERROR')] or lines[-1:]
-        raise UsersProblem("%s failed: %s" % (' '.join(map(str, command)), ' '.join(errors)))
+        command = ' '.join(map(str, command))
+        raise UsersProblem("%s failed: %s" % (command, ' '.join(errors)))
 
 
 def remove(path):
@@ -231,7 +227,6 @@ def remove(path):
 def module_text(name, module, part, prefix, opened):
     """Write a module file; `opened` is the directory of modules that it makes visible, if it does."""
     base, _, version = name.partition('/')
-    values = {'prefix': prefix, 'version': version, 'python': python_version(prefix)}
     text = MODULE.format(about=module.get('about') or part['about'], base=base)
     if 'family' in module:
         text += 'family %s\n' % module['family']
@@ -241,16 +236,20 @@ def module_text(name, module, part, prefix, opened):
         text += 'module use {%s}\n' % opened
     for loaded in module.get('loads', '').split():
         text += 'module load %s\n' % loaded
+    python = python_version(prefix)
     for key, command in (('set', 'setenv'), ('prepend', 'prepend-path')):
         for variable, value in pairs(part.get(key)) + pairs(module.get(key)):
-            text += '%s %s {%s}\n' % (command, variable, value.format(**values))
+            value = value.format(prefix=prefix, version=version, python=python)
+            text += '%s %s {%s}\n' % (command, variable, value)
     return text
 
 
 def python_version(prefix):
     """Read the version of the Python in a virtual environment; empty for other parts."""
     path = prefix / 'pyvenv.cfg'
-    return re.search(r'^version\w* = (\S+)', path.read_text(), re.MULTILINE).group(1) if path.exists() else ''
+    if not path.exists():
+        return ''
+    return re.search(r'^version\w* = (\S+)', path.read_text(), re.MULTILINE).group(1)
 
 
 def module_files(target, parts, modules):
@@ -261,9 +260,10 @@ def module_files(target, parts, modules):
         opened.update(openers(module))
     for name, module in modules.items():
         part = module.get('part', '')
-        text = module_text(name, module, parts.get(part, {}), target / 'parts' / part,
-                           target / 'opened' / name if name in opened else None)
-        for place in ['opened/' + opener for opener in openers(module)] or ['modules']:
+        opens = target / 'opened' / name if name in opened else None
+        text = module_text(name, module, parts.get(part, {}), target / 'parts' / part, opens)
+        places = ['opened/' + opener for opener in openers(module)] or ['modules']
+        for place in places:
             texts[target / place / name] = text
     return texts
 
@@ -295,7 +295,8 @@ def make(name, target=None):
         for old in [*target.glob('modules/**/*'), *target.glob('opened/**/*')]:
             if old.is_file() and old not in texts:
                 old.unlink()
-        texts[target / 'external_modules.cfg'] = metadata_text(re.sub(r'-\d{4}$', '', name), modules, target / 'parts')
+        system = re.sub(r'-\d{4}$', '', name)
+        texts[target / 'external_modules.cfg'] = metadata_text(system, modules, target / 'parts')
         texts[target / 'login'] = LOGIN.format(target=target, loaded=login.get('modules', ''))
         for path, text in texts.items():
             write_atomically(path, text)
@@ -309,11 +310,8 @@ def make(name, target=None):
 def make_parts(directory, parts):
     """Make the parts that are missing or have changed; remove those that no module uses any more."""
     missing = [name for name, part in parts.items() if not is_complete(directory / name, part)]
-    packages = set()
-    for name in missing:
-        packages.update(parts[name].get('debian', '').split())
-    if packages:
-        distribution_packages.install(sorted(packages))
+    packages = [parts[name].get('debian', '') for name in missing]
+    distribution_packages.install(sorted(set(' '.join(packages).split())))
     for name in missing:
         make_part(directory / name, parts[name])
     for path in directory.iterdir():
@@ -326,8 +324,9 @@ def main(arguments):
     parser.add_argument('name', help="a system, or its state in a year: frontier-2024")
     parser.add_argument('--into', metavar='DIR', help="default: .local/stand_ins/NAME of this checkout")
     options = parser.parse_args(arguments)
+    target = Path(options.into).absolute() if options.into else None
     try:
-        print(make(options.name, options.into and Path(options.into).absolute()) / 'modules')
+        print(make(options.name, target) / 'modules')
     except (UsersProblem, OSError) as problem:
         print("ERROR: stand-in of %s: %s" % (options.name, problem), file=sys.stderr)
         return 1

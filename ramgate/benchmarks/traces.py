@@ -9,7 +9,9 @@ A trace is a CSV file with the columns user_s, sys_s, peak_mb, file, and perhaps
 """
 import csv
 import json
+import math
 import os
+import random
 import sys
 from collections import namedtuple
 
@@ -26,6 +28,8 @@ Work = namedtuple('Work', 'name language seconds course')
 # compilations without a curve of their own run like g++ was measured to: share of time, share of peak
 GCC = ((0.03, 0.2), (0.1, 0.4), (0.25, 0.63), (0.4, 0.75), (0.7, 0.9), (1.0, 1.0))
 POINTS = 40
+# of a made-up build
+FILES, DIRECTORIES = 900, 30
 DATA = os.path.join(HERE, 'data')
 
 
@@ -64,12 +68,32 @@ def read_trace(path):
     return found
 
 
+def heavy_tailed(seed):
+    """
+    The compilations of a made-up build of C and C++, each about three times as large or as long as another by chance;
+    files of a directory are alike, and what takes long takes more memory.
+    """
+    chance = random.Random(seed)
+    found = []
+    for directory in range(DIRECTORIES):
+        scale = chance.gauss(0, 0.6)
+        for file in range(FILES // DIRECTORIES):
+            common = scale + chance.gauss(0, 0.6)
+            language, ending = ('C', 'c') if chance.random() < 0.15 else ('CXX', 'cpp')
+            seconds = 15 * math.exp(common + chance.gauss(0, 0.7))
+            megabytes = 300 * math.exp(common + chance.gauss(0, 0.5))
+            name = 'src/part%02d/file%02d_%s.%s.o' % (directory, file, chance.choice('abcdefgh'), ending)
+            found.append(Work(name, language, seconds, [(at, share * megabytes) for at, share in GCC]))
+    chance.shuffle(found)
+    return found
+
+
 def read_traces(words):
-    """The compilations of several traces; `PATH:12` is every twelfth of one."""
+    """The compilations of several traces; `PATH:12` is every twelfth of one, `heavy:3` is made up with seed 3."""
     found = []
     for word in words:
-        path, _, every = word.partition(':')
-        found += read_trace(path)[::int(every or 1)]
+        path, _, number = word.partition(':')
+        found += heavy_tailed(int(number)) if path == 'heavy' else read_trace(path)[::int(number or 1)]
     return found
 
 

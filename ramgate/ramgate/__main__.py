@@ -7,6 +7,18 @@ from ramgate.build import Build
 from ramgate.limits import Problem, size
 
 
+HELP = """usage: ramgate run [options] -- COMMAND ...
+Run any build within the memory: compilers wait, stop for a while, or start again where it is short.
+  --jobs N        compilers at a time (default: the number of cores)
+  --memory SIZE   for the build, such as 48G (default: what cgroups, Slurm, PBS and the host allow)
+  --profile FILE  what earlier builds needed, read and updated; auto: beside the build directory, from now on
+  --like FILE     a profile of another version or machine, for what --profile does not know
+  --report DIR    write report.json, report.html and profile.json to this directory
+example: ramgate run --profile auto -- cmake --build build
+exit status: the command's (128 + N: ended by signal N); 127: no such command; 126: it cannot run; 2: ramgate cannot
+"""
+
+
 def amount(text):
     try:
         return size(text)
@@ -29,23 +41,18 @@ def run(options):
 
 
 def arguments():
-    parser = argparse.ArgumentParser(prog='ramgate', description='Run a build as fast as memory allows.')
+    parser = argparse.ArgumentParser(prog='ramgate', description='Run any build within the memory.')
     parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
     commands = parser.add_subparsers(dest='what', metavar='run')
     commands.required = True
-    command = commands.add_parser('run', help='run a build', usage='ramgate run [options] -- COMMAND ...')
-    command.add_argument('--jobs', type=count, metavar='N',
-                         help='compilations at a time (default: the number of cores)')
-    command.add_argument('--memory', type=amount, metavar='SIZE',
-                         help='memory for the build, such as 48G '
-                              '(default: what cgroups, Slurm, PBS and the host allow)')
-    command.add_argument('--profile', metavar='FILE',
-                         help='what earlier builds needed: read before the build, updated after it')
-    command.add_argument('--like', metavar='FILE', action='append', default=[],
-                         help='a profile of another version or machine, for what --profile does not know')
-    command.add_argument('--report', metavar='DIR',
-                         help='write report.json, report.html and the profile to this directory')
-    command.add_argument('command', nargs=argparse.REMAINDER, metavar='COMMAND', help=argparse.SUPPRESS)
+    command = commands.add_parser('run', help='run a build: ramgate run --help')
+    command.format_help = lambda: HELP
+    command.add_argument('--jobs', type=count)
+    command.add_argument('--memory', type=amount)
+    command.add_argument('--profile')
+    command.add_argument('--like', action='append', default=[])
+    command.add_argument('--report')
+    command.add_argument('command', nargs=argparse.REMAINDER)
     command.set_defaults(function=run)
     return parser
 

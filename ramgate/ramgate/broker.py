@@ -1,4 +1,7 @@
-"""Listens to compiler wrappers, measures compilations, and carries out what the schedule decides; one thread."""
+"""
+Listens to compiler wrappers, watches for compilers that came without one, measures them all, and carries out what the
+schedule decides; one thread.
+"""
 import contextlib
 import os
 import selectors
@@ -8,8 +11,10 @@ import struct
 import time
 
 from ramgate.command_lines import Command, ran_out_of_memory
-from ramgate.processes import memory_of_groups
-from ramgate.schedule import DONE, ENDED, FREEZE, KILL, REFUSE, RETRY, START, THAW
+from ramgate.processes import (asked_to_end, command_line, cpu_seconds, end_all, in_groups, link, own_memory, read,
+                               send, stat)
+from ramgate.schedule import (DONE, ENDED, FREEZE, FROZEN, KILL, LAUNCHER, REFUSE, RETRY, RUNNING, STAND_IN, START,
+                              THAW, WAITING, WATCHED)
 
 # seconds between two measurements: (while less than this share of the limit is free, seconds)
 TICKS = ((0.3, 0.05), (0.6, 0.2))
@@ -18,19 +23,17 @@ AMPLE = 0.25
 COST = 0.1
 # after a plan, so many times as long as it took pass before the next
 PLAN_PAUSE = 3
-# seconds without a question after which nothing is left of a build whose `ramgate run` was killed
-ORPHANED = 3
+# seconds between two looks for compilers that did not ask, at least
+WATCH = 0.02
+# after so many seconds without work (CPU seconds) compilers may wait for one that is held
+STALLED = 20
+WORK = 0.05
 # what carries out a decision: a signal to the compiler's processes, or a message to its wrapper (compiler_wrapper.c)
 SIGNALS = {FREEZE: signal.SIGSTOP, THAW: signal.SIGCONT, KILL: signal.SIGKILL}
 MESSAGES = {START: b'g', RETRY: b'r', REFUSE: b'x', DONE: b'd'}
 HEADER = struct.Struct('=cI')
-
-
-def send_signal(compilation, *numbers):
-    for number in numbers:
-        with contextlib.suppress(ProcessLookupError):
-            if compilation.group:
-                os.killpg(compilation.group, number)
+# what a wrapper sends first
+WAYS = {b'c': LAUNCHER, b's': STAND_IN}
 
 
 def tell(connection, kind, text):
@@ -55,22 +58,26 @@ def receive(connection):
 class Broker:
     """
     `control`: a pipe from `ramgate run`, which writes k to kill the build and f when it has ended; `top`: the directory
-    where the build began; `watchers` are called with (event, compilation, schedule).
+    where the build began; `watchers` are called with (event, compilation, schedule); `tree`: the build's processes.
     """
 
-    def __init__(self, listener, control, limits, schedule, top, watchers=()):
+    def __init__(self, listener, control, limits, schedule, top, watchers=(), tree=None):
         self.listener = listener
         self.control = control
         self.limits = limits
         self.schedule = schedule
         self.top = top
         self.watchers = watchers
+        self.tree = tree
         self.selector = selectors.DefaultSelector()
         # {connection: compilation}
         self.asking = {}
-        self.next_look = self.next_plan = 0.0
+        # {process: compilation} of those that are only watched
+        self.watched = {}
+        self.next_look = self.next_plan = self.next_watch = 0.0
         self.changed = self.finished = False
-        self.orphaned = None
+        # (CPU seconds, compilations that have ended) when compilers last worked, and the time
+        self.work = ((0.0, 0), time.monotonic())
 
     def serve(self):
         self.listener.setblocking(False)
@@ -78,37 +85,103 @@ class Broker:
         self.selector.register(self.control, selectors.EVENT_READ, self.controlled)
         # what wrappers have said before the build ended is still to be heard
         while not self.finished or self.selector.select(0):
-            due = min(self.next_look, self.next_plan) if self.changed else self.next_look
-            wait = max(0.0, due - time.monotonic()) if self.schedule.compilations else 1.0
-            for key, _ in self.selector.select(wait):
+            for key, _ in self.selector.select(self.pause()):
                 key.data(key.fileobj)
-            now = time.monotonic()
-            if self.orphaned and self.schedule.compilations:
-                self.orphaned = now + ORPHANED
-            if self.orphaned and now > self.orphaned:
-                break
-            if now >= self.next_look:
+            if self.tree and time.monotonic() >= self.next_watch:
+                self.watch()
+            if time.monotonic() >= self.next_look:
                 self.look()
             if self.changed and time.monotonic() >= self.next_plan:
                 self.plan()
+        if self.tree:
+            self.watch()
         for compilation in self.schedule.alive():
-            send_signal(compilation, signal.SIGKILL)
+            self.signal(compilation, signal.SIGKILL)
         self.notify('finished', None)
+
+    def pause(self):
+        """Seconds until something is due."""
+        due = [time.monotonic() + 1.0]
+        due += [self.next_look] if self.schedule.compilations else []
+        due += [self.next_plan] if self.changed and self.schedule.compilations else []
+        due += [self.next_watch] if self.tree else []
+        return max(0.0, min(due) - time.monotonic())
+
+    def watch(self):
+        """Hold compilers that start without asking until it is their turn; notice the end of those that had it."""
+        now = time.monotonic()
+        spent = time.process_time()
+        for pid in self.tree.look():
+            send([pid], signal.SIGSTOP)
+            words = command_line(pid, os.fsdecode(read(pid, 'comm')).rstrip('\n'))
+            if words:
+                command = Command(link(pid, 'cwd'), words, self.top)
+                compilation = self.watched[pid] = self.schedule.asked(command, now, WATCHED)
+                compilation.pid = pid
+                self.notify('asked', compilation)
+        below = self.tree.below(self.watched)
+        for pid, compilation in list(self.watched.items()):
+            if not stat(pid):
+                self.has_gone(pid, compilation, now)
+            elif compilation.state in (WAITING, FROZEN):
+                # with what it has started since
+                send(below[pid], signal.SIGSTOP)
+        self.next_watch = now + max(WATCH, (time.process_time() - spent) / COST)
+
+    def has_gone(self, pid, compilation, now):
+        """A compiler that was only watched has ended; its status is its parent's to know."""
+        del self.watched[pid]
+        killed = compilation.started and self.limits.oom_kills() > compilation.kernel_kills
+        self.schedule.lost += bool(killed)
+        self.schedule.close(compilation, 137 if killed else 0, now)
+        self.notify(DONE, compilation)
+
+    def processes(self):
+        """{compilation: its processes} of those that were started."""
+        alive = self.schedule.alive()
+        groups = in_groups([compilation.group for compilation in alive if compilation.group])
+        trees = self.tree.below(self.watched) if self.tree else {}
+        return {compilation: trees.get(compilation.pid) or groups.get(compilation.group, []) for compilation in alive}
+
+    def signal(self, compilation, *numbers):
+        if compilation.pid:
+            send(self.tree.below([compilation.pid])[compilation.pid], *numbers)
+        elif compilation.group:
+            send([-compilation.group], *numbers)
 
     def look(self):
         now = time.monotonic()
         spent = time.process_time()
-        groups = {compilation.group: compilation for compilation in self.schedule.alive() if compilation.group}
-        memory = memory_of_groups(groups)
-        self.schedule.measured({groups[group]: amount for group, amount in memory.items()}, now)
+        groups = self.processes()
+        memory = {compilation: sum(map(own_memory, pids)) for compilation, pids in groups.items()}
+        self.schedule.measured(memory, now)
         constraint = self.limits.tightest(self.schedule.own)
         self.schedule.constraint = constraint
         free = constraint.free / constraint.limit
         tick = next((tick for below, tick in TICKS if groups and free < below), AMPLE)
         self.carry_out(self.schedule.relieve(tick, now))
+        self.look_at_held(groups, now)
         cost = (time.process_time() - spent) / COST
         self.next_look = now + max(tick, min(AMPLE, cost))
         self.notify('looked', None)
+
+    def look_at_held(self, groups, now):
+        """Let those go on that their parent wants to end, and one for which all others may wait."""
+        held = self.schedule.in_state(WAITING, FROZEN)
+        if not held:
+            self.work = (self.work[0], now)
+            return
+        for compilation in held:
+            if compilation.pid and asked_to_end(compilation.pid):
+                self.signal(compilation, signal.SIGCONT)
+        working = [compilation for compilation in groups if compilation.state == RUNNING]
+        work = (sum(cpu_seconds(pid) for compilation in working for pid in groups[compilation]), self.schedule.done)
+        (cpu, done), since = self.work
+        if abs(work[0] - cpu) > WORK or work[1] != done:
+            self.work = (work, now)
+        elif now - since > STALLED:
+            self.work = (work, now)
+            self.carry_out(self.schedule.release(now))
 
     def plan(self):
         begin = time.monotonic()
@@ -123,7 +196,9 @@ class Broker:
                 compilation.kernel_kills = self.limits.oom_kills()
                 self.next_look = min(self.next_look, time.monotonic() + TICKS[0][1])
             if what in SIGNALS:
-                send_signal(compilation, SIGNALS[what])
+                self.signal(compilation, SIGNALS[what])
+            elif compilation.pid:
+                self.signal(compilation, signal.SIGCONT)
             else:
                 tell(compilation.connection, MESSAGES[what], text)
             self.notify(DONE if what == REFUSE else what, compilation)
@@ -145,19 +220,21 @@ class Broker:
             self.finished = True
             self.selector.unregister(control)
             return
-        for compilation in self.schedule.alive():
-            send_signal(compilation, signal.SIGTERM, signal.SIGCONT)
+        for compilation in self.schedule.compilations:
+            self.signal(compilation, signal.SIGTERM, signal.SIGCONT)
             compilation.killed = True
         self.schedule.refused = self.schedule.refused or 'the build was stopped'
         if not word:
-            # `ramgate run` was killed: refuse what its remains still want to start
+            # `ramgate run` was killed: end what it has left
             self.selector.unregister(control)
-            self.orphaned = time.monotonic() + ORPHANED
+            self.finished = True
+            if self.tree:
+                end_all(self.tree.members)
 
     def heard(self, connection):
         kind, data = receive(connection) or (None, b'')
-        if kind == b'c':
-            self.asked(connection, data)
+        if kind in WAYS:
+            self.asked(connection, data, WAYS[kind])
         elif kind == b'p':
             self.asking[connection].group = int(data)
         elif kind == b'e':
@@ -167,9 +244,9 @@ class Broker:
             connection.close()
             self.disconnected(self.asking.pop(connection, None))
 
-    def asked(self, connection, data):
+    def asked(self, connection, data, way):
         directory, *arguments = [os.fsdecode(word) for word in data.split(b'\0')[:-1]]
-        compilation = self.schedule.asked(Command(directory, arguments, self.top), time.monotonic())
+        compilation = self.schedule.asked(Command(directory, arguments, self.top), time.monotonic(), way)
         compilation.connection = connection
         self.asking[connection] = compilation
         self.notify('asked', compilation)
@@ -185,7 +262,7 @@ class Broker:
     def disconnected(self, compilation):
         """A wrapper has gone before its compiler ended: kill the compiler, release its memory."""
         if compilation and compilation.state != ENDED:
-            send_signal(compilation, signal.SIGKILL)
+            self.signal(compilation, signal.SIGKILL)
             self.schedule.close(compilation, -1, time.monotonic())
             self.notify(DONE, compilation)
 

@@ -2,32 +2,39 @@
 import contextlib
 import ctypes
 import os
+import resource
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 from ramgate.broker import Broker, listen
+from ramgate.build_tools import BUILD_TOOLS, build_directory, with_slots
+from ramgate.command_lines import WRAPPER, has_stand_in
 from ramgate.estimates import SHIPPED, Knowledge
-from ramgate.limits import Limits, Problem, cores
-from ramgate.processes import descendants
-from ramgate.report import Progress, Report
+from ramgate.limits import Limits, Problem, cores, human
+from ramgate.processes import Tree, descendants, end_all, send
+from ramgate.report import Progress, Report, Summary
 from ramgate.schedule import Schedule
 
-WRAPPER_SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'compiler_wrapper.c')
+HERE = os.path.dirname(os.path.abspath(__file__))
+WRAPPER_SOURCE = os.path.join(HERE, 'compiler_wrapper.c')
+# what CMake keeps: it runs the compiler itself where no ramgate listens
+LAUNCHER = os.path.join(HERE, WRAPPER)
 C_COMPILERS = ('cc', 'gcc', 'clang')
 LANGUAGES = ('C', 'CXX', 'Fortran', 'CUDA', 'HIP')
+# PyTorch's extensions take the directory above that of the first on $PATH for the toolkit's, unless this is set
+HOMES = {'nvcc': 'CUDA_HOME', 'hipcc': 'ROCM_HOME'}
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-# more slots than cores, so that the broker has a choice
-SLOTS = 4
-# build tools that know no variable for the number of slots, only an option
-SLOTS_BY_OPTION = ('ninja', 'ninja-build', 'samu', 'make', 'gmake')
 # seconds for a stopped build to end by itself
 GRACE = 5
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+NOT_FOUND = 127
+NOT_RUNNABLE = 126
 
 
 def die_with_parent():
@@ -37,7 +44,7 @@ def die_with_parent():
 
 def make_wrapper(directory):
     """Compile ramgate-cc in a directory; static if possible, as it starts faster."""
-    command = ['-O1', '-w', '-o', os.path.join(directory, 'ramgate-cc'), WRAPPER_SOURCE]
+    command = ['-O1', '-w', '-o', os.path.join(directory, WRAPPER), WRAPPER_SOURCE]
     for static in (['-static'], []):
         for compiler in C_COMPILERS:
             if shutil.which(compiler) and not subprocess.call(
@@ -48,17 +55,41 @@ def make_wrapper(directory):
                   % (', '.join(C_COMPILERS), WRAPPER_SOURCE))
 
 
+def make_stand_ins(directory, slots, environ):
+    """Put a stand-in beside the wrapper for each compiler on $PATH, and for build tools; returns names."""
+    names = set()
+    for place in environ.get('PATH', os.defpath).split(os.pathsep):
+        with contextlib.suppress(OSError):
+            names.update(os.listdir(place))
+    names = sorted(name for name in names if has_stand_in(name) or name in BUILD_TOOLS)
+    found = [name for name in names if shutil.which(name, path=environ.get('PATH'))]
+    for name in found:
+        path = os.path.join(directory, name)
+        if name not in BUILD_TOOLS:
+            os.symlink(WRAPPER, path)
+            continue
+        words = [sys.executable, '-I', '-S', os.path.join(HERE, 'build_tools.py'), directory, str(slots),
+                 shutil.which(name, path=environ.get('PATH'))]
+        with open(path, 'w') as file:
+            file.write('#!/bin/sh\nexec %s "$@"\n' % ' '.join(map(shlex.quote, words)))
+        os.chmod(path, 0o700)
+    return found
+
+
 def environment(directory, slots, environ):
-    """The build's environment: wrappers for CMake, slots for the program that runs the compilers."""
+    """The build's environment: stand-ins on $PATH, a launcher for CMake, slots for what runs the compilers."""
     found = dict(environ)
+    for name in make_stand_ins(directory, slots, environ):
+        if name in HOMES:
+            found.setdefault(HOMES[name], os.path.dirname(os.path.dirname(shutil.which(name))))
     found['RAMGATE_SOCKET'] = os.path.join(directory, 'socket')
     found['MAX_JOBS'] = found['CMAKE_BUILD_PARALLEL_LEVEL'] = str(slots)
     found['PATH'] = directory + os.pathsep + environ.get('PATH', os.defpath)
     for language in LANGUAGES:
         for kind in ('COMPILER', 'LINKER'):
             name = 'CMAKE_%s_%s_LAUNCHER' % (language, kind)
-            # by name, as CMake keeps it, and the directory changes; ccache runs inside, as a hit costs no memory
-            found[name] = ';'.join(['ramgate-cc'] + list(filter(None, [environ.get(name)])))
+            # ccache runs inside, as a hit costs no memory
+            found[name] = ';'.join([LAUNCHER] + list(filter(None, [environ.get(name)])))
     flags = environ.get('MAKEFLAGS', '')
     if '-j' not in flags:
         found['MAKEFLAGS'] = ('%s -j%d' % (flags, slots)).strip()
@@ -66,48 +97,90 @@ def environment(directory, slots, environ):
     return found
 
 
-def with_slots(command, slots):
-    """The command with the option for the number of slots, if there is no other way and the user did not give it."""
-    given = any(word.startswith(('-j', '--jobs')) for word in command[1:])
-    if given or os.path.basename(command[0]) not in SLOTS_BY_OPTION:
-        return command
-    return command[:1] + ['-j%d' % slots] + command[1:]
+def inside():
+    """True if a ramgate manages this process already: two of them would hold each other's compilers."""
+    path = os.environ.get('RAMGATE_SOCKET', '')
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        place = os.open(os.path.dirname(path), os.O_PATH)
+        try:
+            connection.connect('/proc/self/fd/%d/socket' % place)
+        finally:
+            os.close(place)
+        return True
+    return False
+
+
+def profile_path(options):
+    """
+    The profile to read and keep. `--profile auto`: beside the build directory, within it where it may not be beside;
+    once it is there, it serves builds without the option, too.
+    """
+    if options.profile not in (None, 'auto'):
+        return options.profile
+    place = os.path.realpath(build_directory(options.command))
+    home = os.path.realpath(os.path.expanduser('~'))
+    beside = os.path.dirname(place)
+    if place == home:
+        if options.profile:
+            raise Problem('--profile auto keeps nothing in your home directory: build in another one, or name a file')
+        return None
+    within = beside in ('/', home) or not os.access(beside, os.W_OK)
+    path = os.path.join(place, 'ramgate.json') if within else place + '.ramgate.json'
+    return path if options.profile or os.path.exists(path) else None
 
 
 class Build:
     def __init__(self, options):
-        self.profile = options.profile
         self.command = options.command
         self.cores = options.jobs or cores()
         # mistakes in what the user gave are found before anything starts
         self.limits = Limits(options.memory)
-        self.knowledge = Knowledge(options.profile, options.like + [SHIPPED])
-        self.watchers = [Progress()]
+        self.profile = profile_path(options)
+        self.knowledge = Knowledge(self.profile, options.like + [SHIPPED])
+        summary = Summary()
+        self.watchers = [Progress(summary=summary, profile=self.profile)]
         if options.report:
-            self.watchers.append(Report(options.report))
+            self.watchers.append(Report(options.report, summary))
         self.broker = self.control = self.process = None
 
     def run(self):
+        """Returns the exit status as a shell gives it."""
+        if self.command[0] != WRAPPER and not shutil.which(self.command[0]):
+            known = os.path.exists(self.command[0])
+            self.say('%s: %s' % (self.command[0], 'not executable' if known else 'not found'))
+            return NOT_RUNNABLE if known else NOT_FOUND
+        if inside():
+            self.say('runs within another ramgate, whose limits and options hold')
+            return subprocess.call(self.command)
         directory = tempfile.mkdtemp(prefix='ramgate.')
         try:
             ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             for number in STOPPING + (signal.SIGALRM,):
                 signal.signal(number, self.stop)
             for line in self.limits.warnings() + self.knowledge.warnings:
-                sys.stderr.write('ramgate: %s\n' % line)
+                self.say(line)
             make_wrapper(directory)
             with contextlib.closing(listen(directory)) as listener:
-                self.start_broker(listener)
-            return self.run_command(environment(directory, SLOTS * self.cores, os.environ))
+                self.start_broker(listener, directory)
+            constraint = self.limits.tightest(0)
+            self.say('%s free of %s (%s), %d compilers at a time'
+                     % (human(constraint.free), human(constraint.limit), constraint.name, self.cores))
+            return self.run_command(environment(directory, self.cores, os.environ))
         finally:
             self.end()
             shutil.rmtree(directory, ignore_errors=True)
 
-    def start_broker(self, listener):
+    @staticmethod
+    def say(line):
+        sys.stderr.write('ramgate: %s\n' % line)
+        sys.stderr.flush()
+
+    def start_broker(self, listener, directory):
         """In a process of its own: if it dies, the build goes on."""
         reader, self.control = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        top = os.getpid()
         self.broker = os.fork()
         if self.broker:
             os.close(reader)
@@ -117,25 +190,40 @@ class Build:
             os.close(self.control)
             for number in STOPPING:
                 signal.signal(number, signal.SIG_IGN)
+            # a connection for each compiler that waits
+            most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             schedule = Schedule(self.knowledge, self.cores, self.limits.tightest(0))
-            Broker(listener, reader, self.limits, schedule, os.getcwd(), self.watchers).serve()
+            tree = Tree(top, directory)
+            Broker(listener, reader, self.limits, schedule, os.getcwd(), self.watchers, tree).serve()
             if self.profile:
                 self.knowledge.save(self.profile)
             status = 0
         except Exception:
             sys.excepthook(*sys.exc_info())
         finally:
+            if os.getppid() != top:
+                # `ramgate run` was killed
+                shutil.rmtree(directory, ignore_errors=True)
             os._exit(status)
 
     def run_command(self, environ):
-        """Returns the exit status as a shell gives it."""
-        command = with_slots(self.command, SLOTS * self.cores)
+        command = with_slots(self.command, self.cores, environ)
         try:
-            self.process = subprocess.Popen(command, env=environ, preexec_fn=die_with_parent)
+            # the jobserver of a make above us comes through
+            self.process = subprocess.Popen(command, env=environ, preexec_fn=die_with_parent, close_fds=False)
         except OSError as error:
-            raise Problem('%s: %s' % (command[0], error.strerror))
-        status = self.process.wait()
-        return status if status >= 0 else 128 - status
+            self.say('%s: %s' % (command[0], error.strerror))
+            return NOT_RUNNABLE
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self.process.pid:
+                self.process.returncode = status
+                return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+            if pid == self.broker:
+                self.broker = None
+                # those that it held would wait for ever
+                send(descendants(os.getpid()), signal.SIGCONT)
 
     def stop(self, number, _):
         """End the compilers and the build tool, which is killed if it has not ended some seconds later."""
@@ -158,15 +246,4 @@ class Build:
             os.close(self.control)
             self.control = None
             os.waitpid(self.broker, 0)
-        for attempt in range(100):
-            left = descendants(os.getpid())
-            if not left:
-                return
-            for pid in left:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL if attempt else signal.SIGTERM)
-                    os.kill(pid, signal.SIGCONT)
-            time.sleep(0.02 if attempt else 0.2)
-            with contextlib.suppress(OSError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+        end_all(lambda: descendants(os.getpid()))

@@ -1,6 +1,8 @@
-"""What a command line compiles, and whether a compiler that failed lacked memory."""
+"""What is a compiler, what its command line compiles, and whether it lacked memory when it failed."""
+import contextlib
 import os
 import re
+import shlex
 
 EXTENSIONS = {
     'C': '.c',
@@ -9,12 +11,25 @@ EXTENSIONS = {
     'HIP': '.hip',
     'ASM': '.s .S .asm',
     'Fortran': '.f .F .for .f90 .F90 .f95 .f03 .F03 .f08 .F08',
+    'Rust': '.rs',
 }
 # {extension of a source: language}
 LANGUAGES = {}
-for language, extensions in EXTENSIONS.items():
-    LANGUAGES.update(dict.fromkeys(extensions.split(), language))
+for kind, extensions in EXTENSIONS.items():
+    LANGUAGES.update(dict.fromkeys(extensions.split(), kind))
 COMPILE_ONLY = ('-c', '--compile', '-dc', '-E')
+# compilers as build tools name them, perhaps with the machine in front and the version behind
+DRIVERS = re.compile(r'''(?:[\w.]+-)*(?:
+    cc | c\+\+ | gcc | g\+\+ | gfortran | clang | clang\+\+ | flang | flang-new | icc | icpc | ifort | icx | icpx | ifx
+  | nvcc | nvc | nvc\+\+ | nvfortran | hipcc | amdclang | amdclang\+\+ | amdflang | CC | ftn | rustc
+  | mpicc | mpicxx | mpic\+\+ | mpifort | mpif77 | mpif90
+)(?:-\d[\d.]*)?''', re.X)
+# what runs a compiler below it; these, too, look for the compiler on $PATH
+FRONTS = ('ccache', 'distcc', 'icecc')
+# parts of compilers, which show where nothing else is known
+PARTS = re.compile(r'cc1|cc1plus|cc1obj|f951|lto1|cicc|ptxas|collect2|ld|ld\.\w+|lld|mold|ifx?com|fortcom|mcpcom')
+# the compiler wrapper's program
+WRAPPER = 'ramgate-cc'
 
 # how compilers say that memory ran out. Each begins its line, so that a quotation from a source never matches.
 OUT_OF_MEMORY = re.compile(r'''^(?:
@@ -49,18 +64,45 @@ def ran_out_of_memory(status, output, kernel_killed):
     return kernel_killed or bool(OUT_OF_MEMORY.search(output))
 
 
+def has_stand_in(name):
+    """True for the names that stand-ins on $PATH take."""
+    return name in FRONTS or bool(DRIVERS.fullmatch(name))
+
+
+def is_compiler(name):
+    return has_stand_in(name) or bool(PARTS.fullmatch(name))
+
+
+def compiles(words):
+    """False for a question (--version), and for a compiler that reads from a pipe: who fills that may have to wait."""
+    return '-' not in words and any(not word.startswith('-') for word in words[1:])
+
+
+def expanded(directory, arguments):
+    """The arguments with those of response files (@FILE)."""
+    for word in arguments:
+        path = os.path.join(directory, word[1:])
+        if word.startswith('@') and os.path.isfile(path):
+            with contextlib.suppress(OSError, ValueError), open(path, errors='replace') as file:
+                yield from shlex.split(file.read())
+        else:
+            yield word
+
+
 class Command:
     """A compiler's command line: its name in profiles, its language, the file that it writes."""
 
     def __init__(self, directory, arguments, top):
+        arguments = list(expanded(directory, arguments))
         sources = [word for word in arguments[1:] if not word.startswith('-') and extension_of(word) in LANGUAGES]
         output = ''
         for option, value in zip(arguments, arguments[1:]):
             if option in ('-o', '--output-file') and not output:
                 output = value
         self.language = 'LINK'
-        if sources and not set(COMPILE_ONLY).isdisjoint(arguments):
-            self.language = LANGUAGES[extension_of(sources[-1])]
+        language = LANGUAGES[extension_of(sources[-1])] if sources else None
+        if language == 'Rust' or language and not set(COMPILE_ONLY).isdisjoint(arguments):
+            self.language = language
         # what an interrupted compiler may leave half written
         self.partial = os.path.join(directory, output) if output else ''
         file = output or (sources or [os.path.basename(arguments[0])])[-1]

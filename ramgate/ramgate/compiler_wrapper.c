@@ -2,8 +2,11 @@
  * ramgate-cc COMMAND ...: the compiler wrapper. It asks the broker (broker.py) before it starts the command, runs it in
  * a process group of its own, reports how it ended, and runs it again if the broker says so.
  *
+ * Called by another name (a link in a directory on $PATH) it stands in for the next program of that name on $PATH.
+ *
  * A message is a letter, four bytes of length (this machine's order), and that many bytes:
  *   to the broker   c  directory NUL argument NUL argument NUL ...   a compiler wants to start
+ *                   s  the same, from a stand-in
  *                   p  pid                                           it runs (the group has the same number)
  *                   e  status, largest RSS in kB, newline, end of what it wrote
  *   to the wrapper  g  start      d  done: pass the output on        r PATH  remove PATH if it is a file, and ask again
@@ -80,10 +83,15 @@ static char receive(void)
     return 0;
 }
 
+static const char *base_name(const char *path)
+{
+    return strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+}
+
 static void connect_to_broker(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const char *name = base_name(path);
     char directory[4096];
     int place;
     /* an address is short, a path is not */
@@ -96,18 +104,19 @@ static void connect_to_broker(const char *path)
     close(place);
 }
 
-static void ask(int argc, char **argv)
+static void ask(char kind, char **command)
 {
     char directory[4096];
-    size_t length = 0;
+    size_t length;
     if (!getcwd(directory, sizeof directory))
         strcpy(directory, "/");
-    argv[0] = directory;
-    for (int i = 0; i < argc; i++)
-        length += strlen(argv[i]) + 1;
-    send_header('c', length);
-    for (int i = 0; i < argc; i++)
-        send_all(argv[i], strlen(argv[i]) + 1);
+    length = strlen(directory) + 1;
+    for (char **word = command; *word; word++)
+        length += strlen(*word) + 1;
+    send_header(kind, length);
+    send_all(directory, strlen(directory) + 1);
+    for (char **word = command; *word; word++)
+        send_all(*word, strlen(*word) + 1);
 }
 
 /* without a broker: one compiler at a time */
@@ -218,20 +227,82 @@ static void pass_on(int output)
         at += written;
 }
 
+/* where `ramgate run` listens, also where the environment was not passed on */
+static const char *socket_path(void)
+{
+    static char path[4096];
+    const char *given = getenv("RAMGATE_SOCKET");
+    ssize_t n;
+    if (given)
+        return given;
+    n = readlink("/proc/self/exe", path, sizeof path - sizeof "socket");
+    path[n < 0 ? 0 : n] = 0;
+    strcpy((char *)base_name(path), "socket");
+    return path;
+}
+
+/* what the compiler runs looks for programs of the same name: it shall not find the stand-ins in this directory */
+static void leave_path(const char *directory, size_t length)
+{
+    const char *old = getenv("PATH");
+    char *kept = malloc(old ? strlen(old) + 2 : 1), *end = kept;
+    while (old) {
+        size_t n = strcspn(old, ":");
+        if (n != length || strncmp(old, directory, n))
+            end += sprintf(end, "%.*s:", (int)n, old);
+        old = old[n] ? old + n + 1 : NULL;
+    }
+    if (end > kept) {
+        end[-1] = 0;
+        setenv("PATH", kept, 1);
+    }
+    free(kept);
+}
+
+/* the next program of this name on $PATH */
+static char *find(const char *name)
+{
+    static char path[4096];
+    for (const char *at = getenv("PATH"); at; at = strchr(at, ':') ? strchr(at, ':') + 1 : NULL) {
+        snprintf(path, sizeof path, "%.*s/%s", (int)strcspn(at, ":"), at, name);
+        if (access(path, X_OK) == 0)
+            return path;
+    }
+    return (char *)name;
+}
+
+/* no compilation: only a question (--version), input that is piped in, a client whose server compiles */
+static int needs_no_turn(char **command, int stands_in)
+{
+    int files = !stands_in;
+    for (char **word = command + 1; *word; word++) {
+        if (stands_in && !strcmp(*word, "-"))
+            return 1;
+        files += **word != '-';
+    }
+    return !files || !strcmp(base_name(command[0]), "sccache");
+}
+
 int main(int argc, char **argv)
 {
-    const char *path = getenv("RAMGATE_SOCKET");
+    const char *path = socket_path();
+    int stands_in = strncmp(base_name(argv[0]), "ramgate-cc", 10) != 0;
 
-    if (argc < 2) {
+    leave_path(path, base_name(path) > path ? base_name(path) - path - 1 : 0);
+    if (stands_in) {
+        argv[0] = find(base_name(argv[0]));
+    } else if (argc < 2) {
         fprintf(stderr, "usage: ramgate-cc COMMAND ...: run a compiler within the memory that `ramgate run` watches\n");
         return 2;
+    } else {
+        argv++;
     }
-    if (!path || getenv("RAMGATE_WRAPPED")) {
-        execvp(argv[1], argv + 1);
-        return fail(argv[1], strerror(errno));
+    if (getenv("RAMGATE_WRAPPED") || access(path, F_OK) || needs_no_turn(argv, stands_in)) {
+        execvp(argv[0], argv);
+        return fail(argv[0], strerror(errno));
     }
     connect_to_broker(path);
-    ask(argc, argv);
+    ask(stands_in ? 's' : 'c', argv);
     for (;;) {
         struct rusage used = {.ru_maxrss = 0};
         struct stat partial;
@@ -242,7 +313,7 @@ int main(int argc, char **argv)
         if (!kind)
             wait_for_turn(path);
         if (kind != 'x') {
-            status = run(argv + 1, output, &used);
+            status = run(argv, output, &used);
             report(status, used.ru_maxrss, output);
             kind = status ? receive() : 'd';
         }

@@ -1,5 +1,6 @@
 """What a build did: a line while it runs; report.json and report.html afterwards."""
 import json
+import math
 import os
 import shutil
 import sys
@@ -7,11 +8,15 @@ import time
 
 from ramgate.estimates import MB
 from ramgate.limits import human
-from ramgate.schedule import DONE, FROZEN, RUNNING, WAITING
+from ramgate.schedule import DONE, FROZEN, RETRY, RUNNING, WAITING, WATCHED
 
 # seconds between two lines on a terminal, and in a log
 TERMINAL = 0.5
 LOG = 60.0
+# seconds of compilers after which ramgate says why it manages none of them
+NOTICE = 60.0
+# the summary proposes a profile where compilers were held for more than this share of the time
+WORTH = 0.05
 # names the file that has the same line for whoever looks from another host; seconds between two
 PROGRESS = 'RAMGATE_PROGRESS'
 NOTE = 5.0
@@ -40,10 +45,66 @@ def counts(schedule):
     return [len(schedule.in_state(state)) for state in (RUNNING, FROZEN, WAITING)]
 
 
-class Progress:
-    """A line on stderr that says how far the build is."""
+def manner(schedule):
+    """12 by launcher, 3 only watched."""
+    return ', '.join('%d %s' % (count, way) for way, count in schedule.ways.items() if count)
 
-    def __init__(self, stream=sys.stderr):
+
+class Summary:
+    """What a build took, in a line when it has ended."""
+
+    def __init__(self):
+        self.begin = self.looked = time.monotonic()
+        self.peak = self.held = 0.0
+        self.retried = 0
+        # of all compilations, in bytes
+        self.peaks = []
+
+    def __call__(self, event, compilation, schedule):
+        now = time.monotonic()
+        if event == 'looked':
+            self.peak = max(self.peak, schedule.own)
+            running, frozen, waiting = counts(schedule)
+            if running < schedule.cores and frozen + waiting:
+                self.held += now - self.looked
+            self.looked = now
+        elif event == DONE:
+            self.peaks.append(compilation.recorder.peak)
+        elif event == RETRY:
+            self.retried += 1
+
+    def lines(self, schedule, profile):
+        seconds = time.monotonic() - self.begin
+        if not schedule.done:
+            yield 'no compiler was seen in %s' % duration(seconds)
+            return
+        text = '%d compilers in %s (%s), at most %s' % (schedule.done, duration(seconds), manner(schedule),
+                                                        human(self.peak))
+        text += ' of %s, %d run again' % (human(schedule.limit), self.retried)
+        largest = sum(sorted(self.peaks)[-schedule.cores:])
+        if self.held > WORTH * seconds:
+            text += '; memory held some back for %s: the %d largest at once take %s' % (
+                duration(self.held), min(schedule.cores, len(self.peaks)), human(largest))
+            text += '' if profile else '. Next time --profile auto may be faster'
+        yield text
+        if schedule.lost or self.peak > schedule.limit and schedule.ways[WATCHED]:
+            yield watched_only(schedule, 'the kernel killed %d' % schedule.lost if schedule.lost else
+                               'they took %s' % human(self.peak))
+
+
+def watched_only(schedule, what):
+    return ('%d compilers were only watched, as the build names them by their paths, and %s: ramgate can hold such, '
+            'not start them again. Configure a new build directory within `ramgate run`, or give --jobs'
+            % (schedule.ways[WATCHED], what))
+
+
+class Progress:
+    """A line on stderr that says how far the build is; what the user should know; a summary."""
+
+    def __init__(self, stream=sys.stderr, summary=None, profile=None):
+        self.summary = summary or Summary()
+        self.profile = profile
+        self.noticed = None
         self.stream = stream
         self.terminal = stream.isatty()
         self.every = TERMINAL if self.terminal else LOG
@@ -55,12 +116,14 @@ class Progress:
 
     def __call__(self, event, compilation, schedule):
         now = time.monotonic()
-        if event == 'finished' and self.drawn:
-            self.stream.write('\r\033[K')
-        elif event != 'finished' and now >= self.next_line:
+        self.summary(event, compilation, schedule)
+        if event == 'finished':
+            self.say(*self.summary.lines(schedule, self.profile))
+        elif event == 'looked':
+            self.notice(schedule, now)
+        elif now >= self.next_line:
             self.next_line = now + self.every
             self.draw('ramgate: ' + self.line(schedule, now))
-        self.stream.flush()
         if self.file and now >= self.next_note:
             self.next_note = now + NOTE
             try:
@@ -69,6 +132,22 @@ class Progress:
                 # no reason to stop a build
                 self.file = None
 
+    def say(self, *lines):
+        if self.drawn:
+            self.stream.write('\r\033[K')
+        for line in lines:
+            self.stream.write('ramgate: %s\n' % line)
+        self.stream.flush()
+
+    def notice(self, schedule, now):
+        """Say once that compilers run which cannot be managed."""
+        if self.noticed is None and schedule.compilations:
+            self.noticed = now + NOTICE
+        if self.noticed and now >= self.noticed:
+            self.noticed = math.inf
+            if schedule.ways[WATCHED] == sum(schedule.ways.values()):
+                self.say(watched_only(schedule, 'none asks'))
+
     def draw(self, line):
         if self.terminal:
             width = shutil.get_terminal_size().columns - 1
@@ -76,6 +155,7 @@ class Progress:
             self.drawn = True
         else:
             self.stream.write(line + '\n')
+        self.stream.flush()
 
     def line(self, schedule, now):
         running, frozen, waiting = counts(schedule)
@@ -86,6 +166,8 @@ class Progress:
         if frozen:
             text += '%d frozen, ' % frozen
         text += '%s of %s' % (human(used), human(schedule.limit))
+        if done + running:
+            text += ' (%s)' % manner(schedule)
         if done and total > done:
             text += ', about %s left' % duration((now - self.begin) * (total - done) / done)
         return text
@@ -94,8 +176,10 @@ class Progress:
 class Report:
     """Collects what happens in a build, and writes it when the build has finished."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, summary=None):
         self.directory = directory
+        # a watcher of its own, which comes first
+        self.summary = summary or Summary()
         self.begin = time.monotonic()
         self.compilations = []
         # of memory, only every so many measurements are kept
@@ -120,6 +204,7 @@ class Report:
             'file': compilation.name,
             'language': compilation.language,
             'status': compilation.status,
+            'came': compilation.way,
             'start': self.since(compilation.started or compilation.asked),
             'end': self.since(compilation.ended),
             'seconds': round(compilation.seconds, 3),
@@ -149,6 +234,9 @@ class Report:
             'cores': schedule.cores,
             'limit_mb': round(schedule.limit / MB),
             'limited_by': schedule.constraint.name,
+            'summary': list(self.summary.lines(schedule, True)),
+            'ways': schedule.ways,
+            'retries': self.summary.retried,
             'compilations': self.compilations,
             'memory': {'columns': columns, 'rows': self.rows},
         }, separators=(',', ':'))

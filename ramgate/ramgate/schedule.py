@@ -23,6 +23,10 @@ KILL = 'killed'
 RETRY = 'retried'
 REFUSE = 'refused'
 DONE = 'ended'
+# how a compiler came
+LAUNCHER = 'by launcher'
+STAND_IN = 'by stand-in'
+WATCHED = 'only watched'
 
 # free memory (share of the limit) that forecasts leave, below which compilations are frozen, and one is killed
 MARGIN = 0.02
@@ -71,8 +75,11 @@ HORIZON_STEP = 1.25
 class Compilation:
     """One compiler or linker, from its first question to its end."""
 
-    def __init__(self, command, now):
+    def __init__(self, command, now, way=LAUNCHER):
         self.command = command
+        self.way = way
+        # of one that is only watched
+        self.pid = None
         self.name = command.name
         self.language = command.language
         self.state = WAITING
@@ -98,6 +105,11 @@ class Compilation:
         """Seconds for which it has been running, without those for which it was frozen."""
         return (self.frozen_at or now) - self.started - self.frozen_for
 
+    @property
+    def repeatable(self):
+        """A compiler that is only watched is its build tool's child: killed, it would fail the build."""
+        return self.way != WATCHED
+
     def measure(self, memory, now):
         if self.measured is not None and now > self.measured:
             self.growth = max(0.0, (memory - self.memory) / (now - self.measured))
@@ -121,6 +133,9 @@ class Schedule:
         self.constraint = constraint
         self.compilations = []
         self.own = self.done = 0
+        # {way: compilers}; how many the kernel killed that could not be repeated
+        self.ways = dict.fromkeys((STAND_IN, LAUNCHER, WATCHED), 0)
+        self.lost = 0
         # {compilation that was killed: when}
         self.killing = {}
         # why nothing is started any more
@@ -147,9 +162,10 @@ class Schedule:
         self.decided = []
         return decided
 
-    def asked(self, command, now):
-        compilation = Compilation(command, now)
+    def asked(self, command, now, way=LAUNCHER):
+        compilation = Compilation(command, now, way)
         self.compilations.append(compilation)
+        self.ways[way] += 1
         return compilation
 
     def measured(self, memory, now):
@@ -242,7 +258,7 @@ class Schedule:
         def left():
             return free - sum(compilation.growth for compilation in working) * (tick + LATE)
 
-        while len(working) > 1 and left() < FREEZE_BELOW * self.limit:
+        while len(working) > 1 and left() < FREEZE_BELOW * self.limit + self.owed(alive):
             newest = working.pop()
             newest.state = FROZEN
             newest.frozen_at = now
@@ -252,19 +268,29 @@ class Schedule:
             victim = self.victim(alive)
             if victim:
                 self.kill(victim, now)
-        elif len(frozen) > max(1, len(working)):
+        elif len(frozen) > max(1, len(working)) and frozen[-1].repeatable:
             # idle memory serves nobody: the newest has least to lose
             self.kill(frozen[-1], now)
         elif frozen and not working:
             self.thaw(frozen[0], now)
         return self.decisions()
 
+    @staticmethod
+    def owed(alive):
+        """Bytes that those leave free which cannot be killed: what the oldest still needs to come to its end."""
+        if all(compilation.repeatable for compilation in alive[1:]):
+            return 0
+        estimate = alive[0].estimate
+        return max(0, (estimate.peak + estimate.uncertainty) * MB - alive[0].memory)
+
     def victim(self, alive):
         """The newest that frees memory; the oldest only if it is alone and the limit is exceeded."""
         for compilation in reversed(alive[1:]):
-            if compilation not in self.killing and compilation.memory > WORTH * self.limit:
+            large = compilation.memory > WORTH * self.limit
+            if compilation.repeatable and compilation not in self.killing and large:
                 return compilation
-        if len(alive) == 1 and self.constraint.free < 0 and alive[0].memory > ALONE * self.limit:
+        alone = len(alive) == 1 and alive[0].repeatable
+        if alone and self.constraint.free < 0 and alive[0].memory > ALONE * self.limit:
             return alive[0]
         return None
 
@@ -346,14 +372,14 @@ class Schedule:
         """Thaw frozen compilations and start waiting ones, as they fit."""
         waiting = self.in_state(WAITING)
         if self.refused:
-            for compilation in waiting:
+            for compilation in filter(lambda waiting: waiting.repeatable, waiting):
                 self.refuse(compilation, 1, self.not_started(compilation), now)
-            return self.decisions()
+            waiting = self.in_state(WAITING)
         alive = self.alive()
         frozen = self.in_state(FROZEN)
         working = len(alive) - len(frozen)
         if not frozen and (not waiting or working >= self.cores):
-            return []
+            return self.decisions()
         estimates = {compilation: self.expected(compilation) for compilation in waiting}
         room = (self.constraint.free + self.own - MARGIN * self.limit) / MB
         squares = sum(self.uncertainty(compilation, now) ** 2 for compilation in alive)
@@ -414,6 +440,15 @@ class Schedule:
                 if later:
                     forecast.add(later)
             refused.add(shape)
+
+    def release(self, now):
+        """Nothing works: let one go on, for which what works may wait (a pipe between two compilers)."""
+        for compilation in self.in_state(FROZEN)[:1]:
+            self.thaw(compilation, now)
+            return self.decisions()
+        for compilation in self.in_state(WAITING)[:1]:
+            self.start(compilation, self.expected(compilation), self.alive(), now)
+        return self.decisions()
 
     def start(self, compilation, estimate, alive, now):
         for other in alive:

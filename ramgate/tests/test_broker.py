@@ -1,5 +1,6 @@
 """The broker: whom it serves, its end, and that of the program that started it."""
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -46,8 +47,33 @@ def test_a_killed_ramgate_leaves_nothing_running(build, eventually):
     process = build.start('--jobs', '2')
     eventually(lambda: len(list(build.directory.glob('*.o'))) == 2)
     process.kill()
-    process.communicate(timeout=60)
     eventually(lambda: not build.processes())
+    eventually(lambda: not list((build.directory / 'tmp').iterdir()), seconds=10)
+    process.communicate(timeout=60)
+
+
+def test_compilers_that_the_broker_held_go_on_without_it(build, eventually):
+    """Two that were started by their path, one at a time."""
+    (build.directory / 'gcc').symlink_to(shutil.which('sleep'))
+    process = build.start('--jobs', '1', command=('sh', '-c', './gcc 8 & ./gcc 8 & wait'))
+    eventually(lambda: states(process.pid, 'gcc') == ['S', 'T'])
+    os.kill(broker_of(process), signal.SIGKILL)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 0, output
+    build.clean()
+
+
+def states(root, name):
+    """Of the processes of this name below another."""
+    found = []
+    for pid in descendants(root):
+        try:
+            words = Path('/proc/%d/stat' % pid).read_text()
+        except OSError:
+            continue
+        if '(%s)' % name in words:
+            found.append(words.rpartition(') ')[2][0])
+    return sorted(found)
 
 
 def test_what_a_wrapper_said_before_the_build_ended_is_heard(tmp_path, monkeypatch):

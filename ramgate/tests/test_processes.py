@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 
-from ramgate.processes import memory_of_groups
+from ramgate.processes import in_groups, own_memory
 
 
 def test_memory_of_a_group_counts_its_whole_tree():
@@ -11,7 +11,7 @@ def test_memory_of_a_group_counts_its_whole_tree():
     process = subprocess.Popen([sys.executable, '-S', '-c', script], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout.readline() + process.stdout.readline() == b'there\n' * 2
-        memory = memory_of_groups([process.pid])[process.pid]
+        memory = sum(map(own_memory, in_groups([process.pid])[process.pid]))
         assert 100e6 < memory < 160e6
     finally:
         os.killpg(process.pid, 9)

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -32,7 +33,9 @@ def test_real_errors_pass_through_unchanged_and_once(build):
 
 
 def test_the_build_s_own_exit_status_arrives(build):
-    assert build.run(status=7, command=('sh', '-c', 'exit 7')) == ''
+    start, end = build.run('--memory', '1G', status=7, command=('sh', '-c', 'exit 7')).splitlines()
+    assert '1.0 GB (--memory)' in start and 'no compiler was seen' in end
+    assert build.run(status=137, command=('sh', '-c', 'kill -9 $$'))
 
 
 @pytest.mark.parametrize('how', ['die', 'g++: fatal error: Killed signal terminated program cc1plus',
@@ -150,8 +153,36 @@ def test_configured_in_one_run_and_built_in_the_next(build):
     build.run(command=('cmake', '-S', '.', '-B', 'out', '-G', 'Ninja'))
     build.run('--report', 'report', command=('cmake', '--build', 'out'))
     report = build.report()
-    assert len(report['compilations']) >= 2
+    assert len(report['compilations']) >= 2 and report['ways']['by launcher'] == len(report['compilations'])
+    assert report['summary'] and report['retries'] == 0
     assert 'no work to do' in build.run(command=('cmake', '--build', 'out'))
+    # and outside, where no ramgate listens
+    for name in ('a.c', 'CMakeLists.txt'):
+        (build.directory / name).touch()
+    done = subprocess.run(['ninja', '-C', 'out'], cwd=build.directory, env=build.environment(), check=True,
+                          stdout=subprocess.PIPE, text=True)
+    assert 'a.c.o' in done.stdout
+
+
+def test_a_profile_beside_the_build_directory(build):
+    """It is asked for once."""
+    (build.directory / 'out').mkdir()
+    (build.directory / 'out' / 'Makefile').write_text('all:\n\tramgate-cc true $(OF)\n')
+    for options, of in ((['--profile', 'auto'], 'one'), ([], 'two')):
+        build.run(*options, command=('make', '-C', 'out', 'OF=-o ' + of))
+    files = json.loads((build.directory / 'out.ramgate.json').read_text())['files']
+    assert sorted(files) == ['out/one', 'out/two']
+    (build.directory / 'home').mkdir()
+    home = str(build.directory / 'home')
+    assert 'home directory' in build.run('--profile', 'auto', command=('make', '-C', home), HOME=home, status=2)
+
+
+def test_a_pipe_between_two_compilers_does_not_hang(build):
+    """The second reads what the first writes: it does not wait for the first one's turn to end."""
+    (build.directory / 'a.c').write_text('int a[] = {%s};\n' % ('1234567,' * 100000))
+    command = 'gcc -E a.c | gcc -x c -c - -o a.o && /usr/bin/gcc -E a.c | /usr/bin/gcc -x c -c - -o b.o'
+    build.run('--jobs', '1', command=('sh', '-c', command))
+    assert (build.directory / 'a.o').exists() and (build.directory / 'b.o').exists()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from attacks.attempts import attack
 from attacks.target import Target
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 LIBRARY = '/usr/$LIB/faketime/libfaketime.so.1'
 YEAR = 365 * 86400
 

@@ -12,7 +12,7 @@ from attacks.attempts import attack
 from attacks.target import Target
 from small_software import site
 
-pytestmark = [pytest.mark.slow, FOR_ROOT]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, FOR_ROOT]
 REASON = ('No space left on device', 'too little room', 'Read-only file system', 'cannot be written to',
           'File too large', 'is not writable', 'not be written', 'cannot write to')
 MB = 2 ** 20

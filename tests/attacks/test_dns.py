@@ -8,7 +8,7 @@ from attacks.attempts import attack
 from attacks.target import Target
 from common import CHECKOUT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 HOST = 'index.test'
 # what a name server does instead of answering
 WAYS = ('silence', 'nonsense', 'no such name', 'failure', 'no address', 'late', 'an address without a server',

@@ -9,7 +9,7 @@ import pytest
 from attacks.attempts import attack
 from attacks.target import Target
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 class Index(BaseHTTPRequestHandler):

@@ -14,7 +14,7 @@ from small_software import site
 
 from hpc_pytorch import fsync
 
-pytestmark = [pytest.mark.slow, FOR_ROOT]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, FOR_ROOT]
 # linux/fs.h: nothing that is only in memory is written any more, not even the journal
 SHUTDOWN, WITHOUT_JOURNAL = 0x8004587d, 2
 

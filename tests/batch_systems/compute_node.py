@@ -11,14 +11,14 @@ TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))
 ROOM = 'size=1m,nr_inodes=200,mode=755'
 
 
-def other_home(directory):
+def other_home(directory, *kept):
     """
     The shell command that replaces $HOME in a mount namespace, by way of an empty directory. What the tests themselves
-    run with stays where it is below $HOME.
+    run with stays where it is below $HOME, and so do the `kept` directories.
     """
     home = os.path.realpath(os.path.expanduser('~'))
     commands = ['mount -t tmpfs -o %s home %s' % (ROOM, shlex.quote(str(directory)))]
-    for path in {os.path.realpath(needed) for needed in (TOP, sys.base_prefix, directory)}:
+    for path in {os.path.realpath(needed) for needed in (TOP, sys.base_prefix, directory, *kept)}:
         if path.startswith(home + os.sep):
             place = shlex.quote(str(directory) + path[len(home):])
             commands.append('mkdir -p %s && mount --bind %s %s' % (place, shlex.quote(path), place))

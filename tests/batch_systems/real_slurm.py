@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from batch_systems.compute_node import other_home
+from torch_mpi.tests import mpi_installation
 
 CONFIGURATION = """
 ClusterName=tests
@@ -194,10 +195,12 @@ class Slurm:
                  "nodes of Slurm")
 
     def start_node(self, node):
-        """The daemon of a node."""
+        """The daemon of a node, which sees the kept environments with PyTorch wherever they are."""
+        mpi_installation.CACHE.mkdir(parents=True, exist_ok=True)
+        home = other_home(self.directory / 'home', mpi_installation.CACHE)
         return self.daemon('nsenter', '--net=/proc/%d/ns/net' % self.network.pid, 'unshare', '--mount', '--propagation',
-                           'private', '--', 'sh', '-c', START_NODE % other_home(self.directory / 'home'), 'sh',
-                           self.directory / 'hosts', 'slurmd', '-D', '-N', node, '-f', self.directory / 'slurm.conf')
+                           'private', '--', 'sh', '-c', START_NODE % home, 'sh', self.directory / 'hosts', 'slurmd',
+                           '-D', '-N', node, '-f', self.directory / 'slurm.conf')
 
     def kill_node(self, node):
         """A node's daemon dies; what runs on the node lives on."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from common import CACHE, CHECKOUT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 QEMU, CROSS = 'qemu-aarch64-static', 'aarch64-linux-gnu-gcc'
 AARCH64 = 183       # in the header of a program

@@ -24,6 +24,7 @@ TRIED = (
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
     (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
+    (r'\./eb --uninstall \S+', 'tests/jobs/test_uninstall.py', '--uninstall'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
     (r'\./eb --check --references .*', 'tests/checks/small_module.py', '--references'),
     (r'\./eb --survey( \S+\.json)?', 'tests/machine/test_survey.py', '--survey'),
@@ -35,7 +36,7 @@ TRIED = (
     (r'module load (proxy|caches)', 'tests/easyblocks/test_systemsettings.py', 'module load caches'),
     (r'export HPC_CACHES=\S+', 'tests/easyblocks/test_systemsettings.py', 'export HPC_CACHES='),
     (r'module help PyTorch', 'tests/workstation/test_workstation.py', 'module help PyTorch'),
-    (r'(srun .*)?pytorch-check( plugin)?', 'tests/workstation/test_workstation.py', 'pytorch-check'),
+    (r'(srun .*)?pytorch-check( plugin| mpi4py mpi)?', 'tests/workstation/test_workstation.py', 'pytorch-check'),
     (r'torchrun --nproc-per-node=2 \S+train.py.*', 'tests/workstation/test_workstation.py',
      'torchrun --nproc-per-node=2'),
     (r'source /usr/share/lmod/lmod/init/bash', 'tests/workstation/test_workstation.py', 'now and in job scripts'),
@@ -61,7 +62,7 @@ TRIED = (
     (r'docs/make-reference', 'tests/docs/test_docs.py', 'make-reference'),
 )
 # ./eb EASYCONFIG ...: a dry run here
-DRY_RUN = re.compile(r'\./eb [^|$]*\b[A-Z]\w*-[\w.-]+\.eb\b.*')
+DRY_RUN = re.compile(r'\./eb [^|$]*\b\w+-[\w.-]+\.eb\b.*')
 NOT_DRY = re.compile(r'--job-(status|cancel)|provenance|--new-version')
 # A block is no command if this stands below it.
 NO_COMMAND = re.compile(r'\.\. (output|a file)|Not tried: ')

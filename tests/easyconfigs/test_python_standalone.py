@@ -8,8 +8,6 @@ import pytest
 from common import CHECKOUT
 from small_software import make_wheel, sha256
 
-pytestmark = pytest.mark.slow
-
 ORIGINAL = CHECKOUT / 'easyconfigs/p/Python/Python-3.12.14-standalone.eb'
 # Debian's, whose library is inside the program: it runs from wherever it lies
 VERSION = '%d.%d' % sys.version_info[:2]
@@ -27,11 +25,27 @@ moduleclass = 'ai'
 """ % VERSION
 
 
+def test_added_where_none_fits(eb, tmp_path):
+    """What no Python of this machine fits depends on it, and --robot finds it; what one fits does not."""
+    (tmp_path / 'toy.lock').write_text('# nothing\n')
+    toy = tmp_path / 'toy-1.0.eb'
+    text = TOY.replace("dependencies = [('Python', '3.12.14', '-standalone')]\n", '')
+    assert 'standalone' not in text
+    toy.write_text(text.replace("['%s']" % VERSION, "['3.12']"))
+    path = {'PATH': '/usr/bin:/bin'}
+    said = eb(toy, '--robot', '--dry-run-short', env=path).stdout
+    assert ORIGINAL.name in said and VERSION in said
+    assert 'Python/3.12.14-standalone' in eb(toy, '--missing-modules', env=path).stdout
+    toy.write_text(text)
+    assert ORIGINAL.name not in eb(toy, '--robot', '--dry-run-short', env=path).stdout
+
+
 def unimportant(member):
     """What an installation of Debian's has besides."""
     return None if '/dist-packages' in member.name or '__pycache__' in member.name else member
 
 
+@pytest.mark.slow
 def test_installed_and_used(eb, lmod, tmp_path):
     """A module of its own; what is installed with it uses it, and no other Python."""
     tarball = tmp_path / re.search(r"'(cpython-\S*x86_64\S*)'", ORIGINAL.read_text()).group(1)

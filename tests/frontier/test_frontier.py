@@ -100,16 +100,17 @@ def test_torchrun_in_srun(frontier):
     assert 'pytorch-srun train.py' in output and 'Traceback' not in output
 
 
-def test_killed_twenty_times(frontier, tmp_path):
-    """Killed in mid-epoch, again and again: the end is the same as undisturbed. A rank on each node will do."""
+@pytest.mark.parametrize('times', [3, pytest.param(20, marks=pytest.mark.nightly)])
+def test_killed_again_and_again(frontier, tmp_path, times):
+    """Killed in mid-epoch: the end is the same as undisturbed. A rank on each node will do."""
     run = SRUN.replace('-n4 --ntasks-per-node=2', '-n2 --ntasks-per-node=1')
-    options = '--epochs 12 --samples 4096 --batch-size 16 --save-every 8 --snapshots '
+    options = '--epochs %d --samples 4096 --batch-size 16 --save-every 8 --snapshots ' % (2 + times // 2)
     expected = weights(frontier.run('%s pytorch-srun %s %s' % (run, TRAIN, options + str(tmp_path / 'undisturbed'))))
     snapshots = tmp_path / 'snapshots'
     chance = random.Random(1)
     script = 'exec %s pytorch-srun %s %s' % (run, TRAIN, options + str(snapshots))
     kills = 0
-    while kills < 20:
+    while kills < times:
         known = newest(snapshots)
         output = tmp_path / 'output'
         with output.open('w') as handle:

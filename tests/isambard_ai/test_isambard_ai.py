@@ -54,7 +54,8 @@ def test_with_this_machines_wheels(eb, tmp_path):
             (r".*'aws-ofi-nccl'.*\n", ''), (r".*'-standalone'.*\n", ''),
             (r"^version = .*", "version = '2.13.0'"), ('whl/cu128', 'whl/cpu'),
             (r"^python_versions = .*", "python_versions = ['%d.%d']" % sys.version_info[:2]),
-            (r"^lock_files = .*", "lock_files = ['torch-2.13.0-cpu.lock', 'PyTorch-2.13.0-workstation.lock']")]:
+            (r"^lock_files = .*", "lock_files = ['torch-2.13.0-cpu.lock', 'PyTorch-2.13.0-workstation.lock', "
+             "'mpi4py.lock']")]:
         text, count = re.subn(pattern, replacement, text, flags=re.M)
         assert count == 1, pattern
     path = tmp_path / EASYCONFIG.name.replace('2.11.0', '2.13.0')

@@ -449,7 +449,6 @@ def from_module(directory):
     shutil.copytree(CHECKOUT / '.venv/easybuild/scripts', tree / 'easybuild/scripts')
     (tree / 'bin').mkdir()
     shutil.copy(CHECKOUT / '.venv/bin/eb', tree / 'bin/eb')
-    shutil.copytree(site / 'rich', tree / 'lib/rich')
     return tree / 'bin/eb', {'PYTHONPATH': '%s:%s' % (tree / 'lib', CHECKOUT / '.venv/collection'),
                              'EB_PYTHON': shutil.which('python3', path='/usr/bin')}, CHECKOUT
 

@@ -3,7 +3,8 @@ Chains of three under random faults: submissions are killed, answers get lost, n
 deleted, the file system of the prefix and of the logs has no room, or no files, left. Whoever types the same again has
 every module at the end, built by one job at a time and never again.
 
-One chain in ./test; for longer: HPC_FAULTS_SECONDS=3600 HPC_FAULTS_SEED=1 ./test tests/jobs/test_random_faults.py -s
+One chain in ./test nightly; for longer:
+HPC_FAULTS_SECONDS=3600 HPC_FAULTS_SEED=1 ./test nightly tests/jobs/test_random_faults.py -s
 """
 import contextlib
 import os
@@ -18,7 +19,7 @@ from attacks.test_disk import Disk
 from batch_systems.pbs_stand_in import Failed, Pbs
 from small_software import Toys, site
 
-pytestmark = [pytest.mark.slow, FOR_ROOT]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, FOR_ROOT]
 SECONDS = float(os.environ.get('HPC_FAULTS_SECONDS', '0'))
 SEED = int(os.environ.get('HPC_FAULTS_SEED', '0')) or random.randrange(1, 10 ** 6)
 # what is installed is small, too

@@ -10,7 +10,7 @@ import pytest
 from common import CACHE, CHECKOUT, clean_environment, needs_root, stand_in
 from torch_mpi.tests.mpi_installation import kept_venv
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PACKAGES = 'ca-certificates,python3,python3-venv,git,g++,make,libmpich-dev'
 # in a mount namespace of its own, so that nothing stays mounted

@@ -2,7 +2,7 @@
 import pytest
 from common import ModulesTool
 
-from hpc_pytorch.machine.module_files import NOT_THE_USERS, override
+from hpc_pytorch.machine.module_files import SYNTAX, override
 
 ROUNDS = '''
 round() { module load "$1"; echo "loaded $VALUE"; module unload "$1"; echo "back ${VALUE-unset}"; }
@@ -16,7 +16,7 @@ TEXT = {'Lua': 'if %s then\n    setenv("COLOUR", "a b")\nend\n',
 def test_only_where_the_user_has_not(modules_tool, tmp_path, users, loaded, unloaded):
     """Set unless the user has; unloading takes back what loading has set, and nothing else."""
     syntax = 'Lua' if modules_tool.name == 'Lmod' else 'Tcl'
-    condition = NOT_THE_USERS[syntax] % {'name': 'COLOUR', 'value': 'a b'}
+    condition = SYNTAX[syntax]['not by the user'] % {'name': 'COLOUR', 'value': 'a b'}
     (tmp_path / ('toy.lua' if syntax == 'Lua' else 'toy')).write_text(TEXT[syntax] % condition)
     output = modules_tool.run("""
         module use %s

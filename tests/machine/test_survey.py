@@ -125,9 +125,8 @@ class Place:
         system = systems.load_file(str(self.top / 'systems' / 'test' / 'system.cfg'))
         environ = dict(self.environ, SLURM_JOB_ID='1') if job else self.environ
         machine = inspection.Machine(system, str(self.root), environ)
-        # the network is not of this machine
-        findings = [survey.ask(probe, machine) for probe in inspection.PROBES if probe.name != 'package index'
-                    and (not only or probe.name == only or probe.name not in LOAD_MODULES)]
+        findings = [survey.ask(probe, machine) for probe in inspection.PROBES
+                    if not only or probe.name == only or probe.name not in LOAD_MODULES]
         findings += survey.about_easyconfigs(machine) if not only or ' of ' in only else []
         return [finding.name for finding in findings if finding.result == survey.DIFFERS], findings
 

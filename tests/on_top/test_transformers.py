@@ -10,7 +10,7 @@ import pytest
 from common import CACHE, EB, SCRIPTS
 from torch_mpi.tests.mpi_installation import kept_venv
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 EASYCONFIG = 'Transformers-5.23.0-workstation.eb'
 BELOW = 'PyTorch/2.13.0-workstation'

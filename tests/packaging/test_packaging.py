@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from common import CHECKOUT, EB, ModulesTool, clean_environment
 from containers.images import FOR_ROOT
 from easyblocks.small_builds import SmallTorch
@@ -98,6 +99,18 @@ def test_the_wheel_is_complete(built):
     assert sorted(set(wanted) - set(there)) == []
     assert [name for name, content in wanted.items() if there[name] != content] == []
     assert [name for name in there if name not in wanted and '.dist-info/' not in name] == []
+
+
+def test_the_metadata(built):
+    """EasyBuild comes with an extra, for those who have none: the version that ./eb has."""
+    with zipfile.ZipFile(built['wheel']) as archive:
+        name, = (name for name in archive.namelist() if name.endswith('.dist-info/METADATA'))
+        metadata = archive.read(name).decode()
+    locked = (CHECKOUT / 'hpc_pytorch/environments/eb.txt').read_text()
+    for package in ('easybuild-framework', 'easybuild-easyblocks'):
+        wanted = re.search(r"^Requires-Dist: %s(\S+); extra == 'easybuild'$" % package, metadata, re.M).group(1)
+        assert SpecifierSet(wanted).contains(re.search('^%s==(\\S+)' % package, locked, re.M).group(1))
+    assert 'License-Expression: GPL-2.0-only' in metadata
 
 
 def test_the_sdist_is_complete(unpacked):

@@ -22,7 +22,7 @@ SHOW = 'import os; print(*(name + "=" + os.environ.get(name, "-") for name in (%
 # what the launchers set, as documented, for rank 5 of 8 on the second of two nodes
 SRUN = {'SLURM_PROCID': '5', 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_LOCALID': '1', 'SLURM_NODEID': '1',
         'SLURM_JOB_ID': '77', 'SLURM_STEP_ID': '0', 'SLURM_STEP_TASKS_PER_NODE': '4(x2)',
-        'SLURM_STEP_NODELIST': 'nid[012-013]'}
+        'SLURM_STEP_NODELIST': 'nid[012-013]', 'SLURM_JOB_CPUS_PER_NODE': '112(x2)'}
 PALS = {'PALS_RANKID': '5', 'PMI_SIZE': '8', 'PMI_RANK': '5', 'PALS_LOCAL_RANKID': '1', 'PALS_LOCAL_SIZE': '4',
         'PBS_JOBID': '12.pbs', 'PALS_APID': 'a-b-c'}
 OPEN_MPI = {'OMPI_COMM_WORLD_RANK': '5', 'OMPI_COMM_WORLD_SIZE': '8', 'OMPI_COMM_WORLD_LOCAL_RANK': '1',
@@ -137,20 +137,24 @@ def test_real_launchers(script, program):
 
 @pytest.mark.parametrize('changed, port', [
     ({}, '3442'),
+    ({'SLURM_JOB_CPUS_PER_NODE': '128'}, '3442'),
+    # half of a node is not more than half: another job may have the other half
+    ({'SLURM_JOB_CPUS_PER_NODE': '64(x2)'}, None),
     # a second step may run beside the first
     ({'SLURM_STEP_ID': '1'}, None),
     ({'HPC_MASTER_PORT': ''}, None),
     ({'MASTER_PORT': '29500'}, '29500'),
 ])
 def test_port(script, changed, port):
-    """The site's own port in the first step of a job; else one of the job's and step's own."""
+    """The site's own port where nobody else can want it; else one of the job's and step's own."""
     found = ranks(script, **dict(dict(SRUN, **FRONTIER), **changed))['MASTER_PORT']
     assert found == port if port else 10000 <= int(found) < 32768
 
 
 def test_ports_of_jobs_on_one_node(script):
     """Jobs that can be on a node at the same time, and their steps, have different ports."""
-    jobs = [ranks(script, **dict(SRUN, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step)))['MASTER_PORT']
+    jobs = [ranks(script, **dict(SRUN, SLURM_JOB_ID=str(job), SLURM_STEP_ID=str(step), SLURM_JOB_CPUS_PER_NODE='32',
+                                 **FRONTIER))['MASTER_PORT']
             for job in (77, 78, 200) for step in (0, 1)]
     assert len(set(jobs)) == len(jobs)
 

@@ -313,7 +313,7 @@ def test_variable_of_slurm_that_is_missing(name):
 
 @pytest.mark.parametrize('name', ['SLURM_PROCID', 'SLURM_NODEID', 'SLURM_JOB_ID', 'SLURM_STEP_ID', 'SLURM_LOCALID',
                                   'SLURM_STEP_NUM_TASKS', 'SLURM_STEP_NUM_NODES', 'SLURM_STEP_TASKS_PER_NODE',
-                                  'SLURM_CPUS_ON_NODE', 'HPC_NODE_CPUS'])
+                                  'SLURM_JOB_CPUS_PER_NODE', 'SLURM_CPUS_ON_NODE', 'HPC_NODE_CPUS'])
 @pytest.mark.parametrize('script', ['conda-python-distributed', 'torchrun'])
 def test_values_are_not_run(tmp_path, script, name):
     """What is no number is refused, or left alone; bash's arithmetic would run the command in it."""

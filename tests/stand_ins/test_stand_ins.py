@@ -433,7 +433,8 @@ def small(tmp_path):
     (stand_ins / 'scripts').mkdir(parents=True)
     shutil.copy(str(MAKE), str(stand_ins))
     (tmp_path / 'check out' / 'hpc_pytorch' / 'machine').mkdir(parents=True)
-    for name in ('__init__.py', 'machine/__init__.py', 'machine/distribution_packages.py'):
+    for name in ('__init__.py', 'machine/__init__.py', 'machine/commands.py', 'machine/distribution_packages.py',
+                 'machine/package_managers.cfg'):
         shutil.copy(str(CHECKOUT / 'hpc_pytorch' / name), str(tmp_path / 'check out' / 'hpc_pytorch' / name))
     (tmp_path / 'tool').write_text('tool\n')
     (stand_ins / 'scripts' / 'hello').write_text('#!/bin/sh\necho hello\n')
@@ -530,7 +531,7 @@ def test_missing_package_without_being_root(small, tmp_path):
     assert 'Traceback' not in done.stdout
 
 
-@pytest.mark.parametrize('seed', range(10))
+@pytest.mark.parametrize('seed', [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 10))])
 def test_killed_at_any_moment(stand_ins, tmp_path, seed):
     """kill -9, then again: the same as undisturbed."""
     expected = tree(stand_ins['bede'].parent)
@@ -546,6 +547,7 @@ def test_killed_at_any_moment(stand_ins, tmp_path, seed):
     assert tree(into) == expected
 
 
+@pytest.mark.nightly
 def test_killed_while_python_is_made(tmp_path):
     """The longest step, with other programs running: what was left is not taken for a Python."""
     into = tmp_path / 'into'

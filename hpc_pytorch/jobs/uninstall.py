@@ -1,0 +1,96 @@
+"""``--uninstall MODULE``: remove what was installed, its module first, so that nobody loads what is half gone."""
+import argparse
+import glob
+import os
+import re
+import shutil
+
+from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.config import build_path, install_path
+from easybuild.tools.filetools import det_lock_path
+
+from hpc_pytorch.jobs.records import read_records, remove_record
+from hpc_pytorch.jobs.status import state_of, with_prefix
+from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
+from hpc_pytorch.rules.installation_locks import remove_stale_lock
+
+ROOT = re.compile(r'^(?:local root =|set root) "?(/[^"\n]+)', re.M)
+LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)')
+
+
+def module_files():
+    """Find the module files of this prefix: {module: path}; those of other directories are links to them."""
+    directory = os.path.join(install_path('modules'), 'all')
+    found = {}
+    for path in sorted(glob.glob(os.path.join(glob.escape(directory), '*', '*'))):
+        found[re.sub(r'\.lua$', '', os.path.relpath(path, directory))] = path
+    return found
+
+
+def read(path):
+    with open(path, encoding='utf-8', errors='replace') as handle:
+        return handle.read()
+
+
+def check_unused(name, files):
+    """Stop if another module loads this one, or a job installs it."""
+    users = [other for other, path in files.items() if other != name and name in LOADED.findall(read(path))]
+    if users:
+        raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
+    for record in read_records():
+        if record['module'] == name and state_of(record).state in ALIVE + (UNKNOWN,):
+            raise EasyBuildError("job %s installs %s: cancel it first (./eb --job-cancel)", record['job'], name)
+
+
+def links_to(path):
+    """The links in directories of module classes."""
+    name = os.path.relpath(path, os.path.join(install_path('modules'), 'all'))
+    found = glob.glob(os.path.join(glob.escape(install_path('modules')), '*', glob.escape(name)))
+    return [link for link in found if os.path.islink(link)]
+
+
+def build_directories(name):
+    """What an interrupted build of it has left."""
+    software, version = name.split('/', 1)
+    found = []
+    for path in glob.glob(os.path.join(glob.escape(build_path()), glob.escape(software), '*', 'system-system*')):
+        number, suffix = path.split(os.sep)[-2:]
+        if number + suffix[len('system-system'):] == version:
+            found.append(path)
+    return found
+
+
+def uninstall(name):
+    """Remove a module, its software, and what its installation left."""
+    files = module_files()
+    if name not in files:
+        raise EasyBuildError("%s is not installed in %s; found: %s", name, install_path('modules'),
+                             ' '.join(files) or 'no modules')
+    check_unused(name, files)
+    root = ROOT.search(read(files[name]))
+    software = root.group(1) if root else None
+    if not software or os.path.commonpath([software, install_path('software')]) != install_path('software'):
+        raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", files[name],
+                             install_path('software'))
+    remove_stale_lock(det_lock_path(software.replace('/', '_')))
+    for path in [files[name]] + links_to(files[name]):
+        os.remove(path)
+    for path in [software] + build_directories(name):
+        shutil.rmtree(path, ignore_errors=not os.path.exists(path))
+    for record in read_records():
+        if record['module'] == name:
+            remove_record(record)
+    print("Removed %s: its module, %s, and what its build left" % (name, software))
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog='eb', allow_abbrev=False)
+    parser.add_argument('--uninstall', nargs='+', metavar='MODULE', required=True)
+    given, others = parser.parse_known_args(arguments)
+
+    def all_of_them(_):
+        for name in given.uninstall:
+            uninstall(name)
+        return 0
+
+    return with_prefix(others, all_of_them)

@@ -1,0 +1,53 @@
+"""./eb --uninstall: what was installed goes, unless somebody needs it."""
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def left(eb):
+    """What is in the prefix besides EasyBuild's archive of easyconfigs."""
+    return sorted(str(path.relative_to(eb.prefix)) for path in eb.prefix.rglob('*')
+                  if not path.is_dir() and 'ebfiles_repo' not in path.parts)
+
+
+def test_uninstall(toys):
+    """The module on top first; then nothing of both is left, and neither is there any more."""
+    top = toys.write('top', after=['base'])
+    toys.write('base')
+    toys.run(top, '--robot=%s' % toys.directory)
+    (toys.eb.prefix / 'build/base/1.0/system-system-ARCHER2').mkdir(parents=True, exist_ok=True)
+    words = ('--system=archer2', '--uninstall')
+    before = left(toys.eb)
+    said = toys.run(*words, 'base/1.0-ARCHER2', status=1)
+    assert 'base/1.0-ARCHER2 is needed by top/1.0-ARCHER2' in said
+    said = toys.run(*words, 'base', status=1)
+    assert 'base/1.0-ARCHER2 top/1.0-ARCHER2' in said
+    assert left(toys.eb) == before
+    said = toys.run(*words, 'top/1.0-ARCHER2', 'base/1.0-ARCHER2')
+    assert 'Removed top/1.0-ARCHER2' in said and 'Removed base/1.0-ARCHER2' in said
+    assert not left(toys.eb) and not list(toys.eb.prefix.glob('software/*/1.0-ARCHER2'))
+    assert not list(toys.eb.prefix.glob('build/*/*/*'))
+
+
+def test_module_of_others(toys):
+    """A module file that names software elsewhere is not EasyBuild's: nothing is removed."""
+    elsewhere = toys.directory / 'elsewhere'
+    elsewhere.mkdir()
+    module = toys.eb.modules / 'mine/1.0.lua'
+    module.parent.mkdir(parents=True)
+    module.write_text('local root = "%s"\n' % elsewhere)
+    assert 'nothing was removed' in toys.run('--system=archer2', '--uninstall', 'mine/1.0', status=1)
+    assert elsewhere.exists() and module.exists()
+
+
+def test_job_that_installs_it(toys):
+    """A job that may be alive keeps it."""
+    toys.run(toys.write('toy'))
+    jobs = toys.eb.prefix / 'software/.jobs'
+    jobs.mkdir(parents=True)
+    (jobs / 'toy.json').write_text(
+        '{"name": "toy", "module": "toy/1.0-ARCHER2", "token": "0", "scheduler": "slurm", "log": "", "easyconfig": "",'
+        ' "time": 1, "after": [], "job": "7"}')
+    said = toys.run('--system=archer2', '--uninstall', 'toy/1.0-ARCHER2', status=1, env={'PATH': '/usr/bin:/bin'})
+    assert 'job 7 installs toy/1.0-ARCHER2' in said
+    assert toys.module('toy').exists()
