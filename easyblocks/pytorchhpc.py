@@ -64,15 +64,14 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             features.append('mpi')
         if self.cfg['cuda_compute_capabilities']:
             features.append('gpu')
-        if 'NCCL' in [dep['name'] for dep in self.cfg.dependencies()]:
+        dependencies = [dep['name'] for dep in self.cfg.dependencies()]
+        if 'NCCL' in dependencies:
             features.append('nccl')
         return features
 
     @property
     def memory_profile(self):
         return profile_to_keep(self.cfg)
-
-    # --- fetching ---------------------------------------------------------------------------------------------------
 
     def built_stores(self):
         """Where wheels that were built here are looked for."""
@@ -97,10 +96,13 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             checksums.append(commit_of(source) or checksum)
         if None in checksums:
             return None
-        for command in self.compilers().values():
+        banners = {}
+        for variable, command in self.compilers().items():
             if not find_program(command):
                 raise EasyBuildError("%s, which %s compiles with, was not found: add the module that has it to the "
                                      "dependencies", command, self.system.system['title'])
+            banners[variable] = self.first_line(command)
+        options = ['%s=%s' % option for option in self.own_options().items()]
         # of a module without a version, the one that is loaded: PrgEnv-gnu means another one after a maintenance
         loaded = {name.split('/')[0]: name for name in self.modules_tool.loaded_modules()}
         modules = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
@@ -108,8 +110,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             'name': self.name,
             'version': self.version,
             'checksums': checksums,
-            'options': sorted('%s=%s' % option for option in self.own_options().items()),
-            'compilers': {variable: self.first_line(command) for variable, command in self.compilers().items()},
+            'options': sorted(options),
+            'compilers': banners,
             'modules': [loaded.get(name, name) for name in modules],
             'python': [self.python.implementation, self.python.version, self.python.machine],
             'build_type': self.cfg['build_type'] or 'Release',
@@ -140,8 +142,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         """The distribution of upstream's easyconfigs, if a patch is to come from it."""
         return read_lock(self.named_file(upstream_patches.LOCK)) if self.missing_patches else []
 
-    # --- building ---------------------------------------------------------------------------------------------------
-
     def make_builddir(self):
         """Keep what an interrupted build of the same left."""
         self.interrupted = self.find_interrupted()
@@ -150,13 +150,16 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def find_interrupted(self):
         """The note of an interrupted build that can be continued; says why it cannot."""
-        note = interrupted_builds.find(self.builddir) if self.facts and not self.wheel else None
+        if self.wheel or not self.facts:
+            return None
+        note = interrupted_builds.find(self.builddir)
         if not note:
             return None
         different = interrupted_builds.differences(self.facts, note['facts'])
-        if different or not os.path.isdir(note['source']):
-            print_msg("the interrupted build is not continued, as it differs in: %s", different or 'its source tree',
-                      log=self.log)
+        if not os.path.isdir(note['source']):
+            different = different or 'its source tree'
+        if different:
+            print_msg("the interrupted build is not continued, as it differs in: %s", different, log=self.log)
             return None
         print_msg("continuing the build that was interrupted in %s", note['source'], log=self.log)
         return note
@@ -192,9 +195,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         if self.wheel:
             self.check_tags(self.wheel)
         if self.wheel and self.facts:
-            loaded = [module['mod_name'] for module in self.modules_tool.list()]
-            self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts,
-                                         {'asked': self.asked, 'loaded': loaded})
+            more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
+            self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts, more)
 
     def test_step(self):
         """Run PyTorch's own tests, which take a day, only where the easyconfig has a command for them (runtest)."""
@@ -206,20 +208,20 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         else:
             print_msg("PyTorch's own tests are not run: the wheel was built earlier", log=self.log)
 
-    # --- installing -------------------------------------------------------------------------------------------------
-
     def own_files(self):
         return [self.wheel]
 
     def install_step(self):
         """Install the wheel, and leave it beside for other environments."""
         super().install_step()
-        if not self.dry_run:
-            directory = self.path('wheels')
-            note = os.path.join(os.path.dirname(self.wheel), built_wheels.NOTE)
-            mkdir(directory)
-            for path in filter(os.path.exists, (self.wheel, note)):
-                copy_file(path, directory)
+        if self.dry_run:
+            return
+        directory = self.path('wheels')
+        mkdir(directory)
+        copy_file(self.wheel, directory)
+        note = os.path.join(os.path.dirname(self.wheel), built_wheels.NOTE)
+        if os.path.exists(note):
+            copy_file(note, directory)
 
     def make_module_extra(self, *args, **kwargs):
         """Besides the environment, name where the wheel is."""
@@ -251,20 +253,29 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
     def check_installed_contract(self):
         """Compare what is installed with what was asked for."""
         asked = self.asked_of_wheel()
+        device_code = self.device_code
         # upstream's function calls both
         missing = [name for name in ('cuobjdump', 'file') if not find_program(name)]
+        if missing:
+            device_code = None
         if missing and asked.get('TORCH_CUDA_ARCH_LIST'):
             print_msg("GPU code was not checked; missing tools: %s", ', '.join(missing), log=self.log)
-        differences, ldd = installed.ask_installed(
-            self.path('bin', 'python'), asked, None if missing else lambda path: get_cuda_architectures(path, 'elf'),
-            build_path())
+        differences, ldd = installed.ask_installed(self.path('bin', 'python'), asked, device_code, build_path())
         if differences:
+            options = ', '.join(nub(item.option for item in differences))
             raise UsersProblem("the installed PyTorch is not what was asked for (%s):\n%s" % (
-                ', '.join(nub(item.option for item in differences)), contract.table(differences)))
+                options, contract.table(differences)))
         mpi = [path for path in nub(installed.resolved(ldd, 'libmpi')) if path != 'not found']
-        print_msg("PyTorch is what was asked for%s", '; MPI: ' + ', '.join(mpi) if mpi else '', log=self.log)
+        print_msg("PyTorch is what was asked for; MPI: %s", ', '.join(mpi) or 'none', log=self.log)
+
+    @staticmethod
+    def device_code(path):
+        """The GPUs that a library has machine code for."""
+        return get_cuda_architectures(path, 'elf')
 
     def asked_of_wheel(self):
         """What the installed wheel was built to have; its note is beside it."""
         note = built_wheels.read_note(self.path('wheels'))
-        return note['asked'] if note else self.asked or self.own_options()
+        if note:
+            return note['asked']
+        return self.asked or self.own_options()

@@ -24,7 +24,7 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
-from hpc_pytorch.packages import container_modules, images
+from hpc_pytorch.packages import container_modules, dry_run, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 
@@ -38,6 +38,11 @@ STORE_VARIABLE = 'HPC_IMAGE_SEARCH_PATH'
 IMAGE_SBOM = '/.sbom.json'
 
 
+def place_inside(lock):
+    """Where a lock file is mounted in the container."""
+    return '/locks/' + os.path.basename(lock)
+
+
 class SingularityContainer(EasyBlock):
     """Support for installing the image that is its source as a module."""
 
@@ -47,6 +52,8 @@ class SingularityContainer(EasyBlock):
             'bind_paths': [[], "What the container must see of the host besides the system's own bind_paths", CUSTOM],
             'copy_image': [True, "Copy the image into the prefix, so that it stays when the site removes its own",
                            CUSTOM],
+            'image_software': [{}, "Versions of software in the image that versionsuffix lacks: {'rocm': '7.0'}; "
+                               "they decide which settings of the system apply", CUSTOM],
             'import_name': [None, "Python package that the sanity check imports in the container", CUSTOM],
             'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
             'venv': [False, "Make a virtual environment on top of the container's, outside the image", CUSTOM],
@@ -58,19 +65,23 @@ class SingularityContainer(EasyBlock):
         super().__init__(*args, **kwargs)
         with as_easybuild_error():
             self.system = current(self.cfg.path or '')
-        sources = [source if isinstance(source, str) else source['filename'] for source in self.cfg['sources'] or []]
-        self.image_source = sources[0] if sources else ''
+        self.image_source = ''
+        for source in self.cfg['sources'][:1]:
+            self.image_source = source if isinstance(source, str) else source['filename']
         self.verb = 'run' if self.cfg['run_image'] else 'exec'
         self.variable = convert_name(self.name, upper=True)
-        # like a conda environment for it would be called
-        self.venv = os.path.join('/', USER_SOFTWARE, 'venv', self.name.lower()) if self.cfg['venv'] else None
+        self.venv = None
+        if self.cfg['venv']:
+            # like a conda environment for it would be called
+            self.venv = os.path.join('/', USER_SOFTWARE, 'venv', self.name.lower())
         self.venv_locks = []
         self.scripts = scripts_for(self.cfg['import_name'])
         self.bind_paths = self.system.container['bind_paths'] + self.cfg['bind_paths']
         self.module_load_environment.replace({'PATH': ['bin']})
-        help_text = self.cfg['usage'] or usage(self.variable, self.verb, self.system.launcher['command'], self.scripts,
-                                               self.cfg['wrappers'], self.venv)
-        self.cfg['usage'] = help_text + explain(self.settings, self.system.advice)
+        launcher = self.system.launcher['command']
+        text = usage(self.variable, self.verb, launcher, self.scripts, self.cfg['wrappers'], self.venv)
+        advice = self.applying(self.system.advice)
+        self.cfg['usage'] = (self.cfg['usage'] or text) + explain(self.settings, advice)
         # nothing is compiled, and under -x upstream stumbles over compiler wrappers and a checksums.json that it misses
         self.toolchain.options['rpath'] = False
         self.json_checksums = {} if self.dry_run else None
@@ -87,16 +98,14 @@ class SingularityContainer(EasyBlock):
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
                 raise EasyBuildError("expected absolute paths in bind_paths that can be bound, found %r", path)
         for name in self.cfg['wrappers']:
-            taken = name in NO_WRAPPERS or name in self.scripts and self.scripts[name][0] != 'inside'
-            if taken or not re.match(r'[\w.+-]+$', name):
+            where, _ = self.scripts.get(name, ('inside', ''))
+            if name in NO_WRAPPERS or where != 'inside' or not re.match(r'[\w.+-]+$', name):
                 raise EasyBuildError("%r in `wrappers` cannot be the name of a command outside the container", name)
 
     @property
     def runtime(self):
         """The program that runs containers here, or None."""
         return shutil.which('singularity') or shutil.which('apptainer')
-
-    # --- where the image is -----------------------------------------------------------------------------------------
 
     @property
     def image_name(self):
@@ -110,13 +119,16 @@ class SingularityContainer(EasyBlock):
     def image_stores(self):
         """The directories in which the site keeps images."""
         given = os.environ.get(STORE_VARIABLE)
-        return list(filter(None, given.split(':'))) if given else self.system.container['image_search_path']
+        if not given:
+            return self.system.container['image_search_path']
+        return list(filter(None, given.split(':')))
 
     def obtain_file(self, filename, **kwargs):
         """Look for the image in the source path, in a store of the site, and in its registry."""
         if filename != self.image_source or self.dry_run or kwargs.get('force_download'):
             return super().obtain_file(filename, **kwargs)
-        local = super().obtain_file(self.image_name, **dict(kwargs, no_download=True, warning_only=True))
+        searching = dict(kwargs, no_download=True, warning_only=True)
+        local = super().obtain_file(self.image_name, **searching)
         found = local or images.find_image(self.image_stores, self.image_name)
         if found:
             return found
@@ -128,8 +140,8 @@ class SingularityContainer(EasyBlock):
 
     def nowhere(self):
         """The message for an image that was not found."""
-        return "%s Set $%s to where it is, or copy it to the source path." % (
-            images.not_found(self.image_name, source_paths(), self.image_stores), STORE_VARIABLE)
+        problem = images.not_found(self.image_name, source_paths(), self.image_stores)
+        return "%s Set $%s to where it is, or copy it to the source path." % (problem, STORE_VARIABLE)
 
     def pull_image(self):
         """Fetch an image from a registry, to where EasyBuild keeps sources."""
@@ -150,12 +162,11 @@ class SingularityContainer(EasyBlock):
         else:
             # --module-only fetches nothing
             own = super().obtain_file(self.image_name, no_download=True, warning_only=True)
-        paths = [own] if own else []
+        paths = [own]
         for store in self.image_stores:
-            paths.append(images.find_image([store], self.image_name) or os.path.join(store, self.image_name))
-        return nub(paths)
-
-    # --- steps ------------------------------------------------------------------------------------------------------
+            found = images.find_image([store], self.image_name)
+            paths.append(found or os.path.join(store, self.image_name))
+        return nub(filter(None, paths))
 
     def checksum_step(self):
         """Besides the checksum, look whether this is an image, and whether it is whole."""
@@ -175,10 +186,11 @@ class SingularityContainer(EasyBlock):
 
     def dry_run_image(self):
         """A dry run succeeds without the image; the installation would not."""
-        places = source_paths() + [os.path.join(path, self.name[0].lower()) for path in source_paths()]
-        can_be_fetched = self.image_source.startswith('docker://') or self.cfg['source_urls']
-        if not can_be_fetched and not images.find_image(places + self.image_stores, self.image_name):
-            self.dry_run_msg("  * Installing would stop here: %s", self.nowhere())
+        if self.image_source.startswith('docker://') or self.cfg['source_urls']:
+            return
+        below = [os.path.join(path, self.name[0].lower()) for path in source_paths()]
+        if not images.find_image(source_paths() + below + self.image_stores, self.image_name):
+            dry_run.stop(self, self.nowhere())
 
     def configure_step(self):
         """Nothing to configure."""
@@ -215,14 +227,16 @@ class SingularityContainer(EasyBlock):
         programs = {name: 'run-in-container' for name in self.cfg['wrappers']}
         for name, (where, _) in self.scripts.items():
             copy_file(named_file(self.cfg.path, name), self.path('runscripts', name))
-            if where != 'inside':
-                programs[name] = name if where == 'outside' else 'run-in-container'
-        for name, target in sorted(programs.items()):
-            symlink(os.path.join('..', 'runscripts', target), self.path('bin', name), use_abspath_source=False)
+            if where == 'outside':
+                programs[name] = name
+            elif where == 'passed on':
+                programs[name] = 'run-in-container'
+        for name, program in sorted(programs.items()):
+            symlink('../runscripts/' + program, self.path('bin', name), use_abspath_source=False)
 
     def run_inside(self, *command, **options):
         """Run a command in the image, with the directories that belong to this installation."""
-        mounts = [path + ':/locks/' + os.path.basename(path) for path in self.venv_locks]
+        mounts = [path + ':' + place_inside(path) for path in self.venv_locks]
         for outside, inside in (('runscripts', SCRIPTS_INSIDE), (USER_SOFTWARE, '/' + USER_SOFTWARE)):
             if os.path.isdir(self.path(outside)):
                 mounts.append(self.path(outside) + ':' + inside)
@@ -233,11 +247,11 @@ class SingularityContainer(EasyBlock):
     def install_venv(self):
         """Make a virtual environment over the container's Python, in a directory that is bound to the same place."""
         mkdir(self.path(USER_SOFTWARE, 'venv'), parents=True)
-        with_environment = os.path.join(SCRIPTS_INSIDE, 'with-environment')
-        self.run_inside(with_environment, 'python', os.path.join(SCRIPTS_INSIDE, 'make-container-venv'), self.venv)
+        with_environment = SCRIPTS_INSIDE + '/with-environment'
+        self.run_inside(with_environment, 'python', SCRIPTS_INSIDE + '/make-container-venv', self.venv)
+        pip = [self.venv + '/bin/python', '-m', 'pip', 'install', '--quiet', '--no-deps', '--require-hashes']
         for path in self.venv_locks:
-            self.run_inside(with_environment, os.path.join(self.venv, 'bin', 'python'), '-m', 'pip', 'install',
-                            '--quiet', '--no-deps', '--require-hashes', '-r', '/locks/' + os.path.basename(path))
+            self.run_inside(with_environment, *pip, '-r', place_inside(path))
 
     def install_sbom(self):
         """Keep the SBOM that the image may have with the provenance."""
@@ -245,13 +259,16 @@ class SingularityContainer(EasyBlock):
         if not sbom.exit_code:
             write_file(self.path('easybuild', 'provenance', 'image-sbom.json'), sbom.output)
 
-    # --- the module -------------------------------------------------------------------------------------------------
-
     @property
     def settings(self):
         """The settings of the system that apply; the easyconfig's own come before them."""
         own = self.cfg['modextravars']
-        return [setting for setting in self.system.settings_for(FEATURES) if setting.name not in own]
+        return [setting for setting in self.applying(self.system.settings) if setting.name not in own]
+
+    def applying(self, variables):
+        """Select what holds for the software in the image: rocm 7.0 of the versionsuffix -rocm-7.0-python-3.12."""
+        named = re.findall(r'-([a-z]+)-(\d[\d.]*)(?=-|$)', self.cfg['versionsuffix'])
+        return self.system.settings_for(FEATURES, dict(named, **self.cfg['image_software']), variables)
 
     def make_module_extra(self, *args, **kwargs):
         """What the module sets, and what it decides when it is loaded."""
@@ -269,17 +286,23 @@ class SingularityContainer(EasyBlock):
         for name, value in told_by(self.system):
             if name not in self.cfg['modextravars']:
                 text += module.set_environment(name, value)
-        gone = "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (
-            self.short_mod_name, self.image_name, ' and '.join(map(os.path.dirname, self.candidates)),
-            shlex.quote(os.path.basename(self.cfg.path)))
-        image = container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, gone)
+        image = container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, self.image_gone())
         return '\n'.join([text, image, container_modules.binds(module, self.installdir, self.bind_paths)])
+
+    def image_gone(self):
+        """The message of a module whose image was removed."""
+        places = ' and '.join(map(os.path.dirname, self.candidates))
+        easyconfig = shlex.quote(os.path.basename(self.cfg.path))
+        return "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (
+            self.short_mod_name, self.image_name, places, easyconfig)
 
     def sanity_check_step(self, *args, **kwargs):
         """Check the files, and in the container, where something can run it, Python and commands."""
-        files = ['runscripts/' + name for name in self.scripts] + ['bin/' + name for name in self.cfg['wrappers']]
+        wrappers = self.cfg['wrappers']
+        files = ['runscripts/' + name for name in self.scripts]
+        files += ['bin/' + name for name in wrappers]
         commands = ['run-in-container true']
-        for name in self.cfg['wrappers']:
+        for name in wrappers:
             missing = "echo the image has no %s; exit 1" % name
             commands.append("run-in-container bash -c 'type -P %s || { %s; }'" % (name, missing))
         if self.cfg['import_name']:
@@ -288,5 +311,6 @@ class SingularityContainer(EasyBlock):
             commands = []
             print_warning("Neither Singularity nor Apptainer was found: nothing was checked in the container",
                           log=self.log)
-        super().sanity_check_step(*args, custom_paths={'files': files, 'dirs': ['bin']}, custom_commands=commands,
-                                  **kwargs)
+        kwargs['custom_paths'] = {'files': files, 'dirs': ['bin']}
+        kwargs['custom_commands'] = commands
+        super().sanity_check_step(*args, **kwargs)

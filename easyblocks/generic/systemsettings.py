@@ -26,9 +26,8 @@ class SystemSettings(Bundle):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        return Bundle.extra_options(dict({
-            'features': [None, "Which settings of the system: those with all of these in their `when`", MANDATORY],
-        }, **extra_vars or {}))
+        features = [None, "Which settings of the system: those with all of these in their `when`", MANDATORY]
+        return Bundle.extra_options(dict({'features': features}, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -39,7 +38,8 @@ class SystemSettings(Bundle):
         # the environment variables that the values are made of, for the user to set
         self.users_variables = set()
         for setting in system.settings_for(features):
-            if features <= {name for name, _, _ in setting.when}:
+            conditions = {name for name, _, _ in setting.when}
+            if features <= conditions:
                 self.settings.append(setting)
                 self.users_variables.update(re.findall(r'\$(\w+)', setting.value))
         if not self.settings:
@@ -47,14 +47,16 @@ class SystemSettings(Bundle):
 
     def make_module_extra(self, *args, **kwargs):
         """One line for each setting, and why; loading stops at a variable that the user has not set."""
-        module, text = self.module_generator, ''
+        module = self.module_generator
+        text = ''
         for setting in self.settings:
             text += module.comment(setting.reason)
             text += module.set_environment(setting.name, setting.value)
         for name in sorted(self.users_variables):
             message = "set %s to a directory first, then load %s" % (name, self.short_mod_name)
-            missing = module.conditional_statement(ask(module, 'loading'), ask(module, 'fail', message))
-            text = module.conditional_statement(ask(module, 'set', name), text.rstrip(), else_body=missing.rstrip())
+            fail = ask(module, 'fail', message)
+            missing = module.conditional_statement(ask(module, 'loading'), fail).rstrip()
+            text = module.conditional_statement(ask(module, 'set', name), text.rstrip(), else_body=missing)
         return super().make_module_extra(*args, **kwargs) + text
 
     def sanity_check_step(self, *args, **kwargs):

@@ -95,7 +95,8 @@ def describe_failure(record, look):
     walltime = '%d:%02d h' % divmod(record.get('minutes') or 0, 60)
     found = []
     for end in explanations('ended', '%s, %s' % (look.word, look.about)):
-        found += ["cause: " + end['cause'].format(memory=memory, walltime=walltime), "what to do: " + end['remedy']]
+        found.append("cause: " + end['cause'].format(memory=memory, walltime=walltime))
+        found.append("what to do: " + end['remedy'])
     lines = log_tail(record)
     explained = known_errors.explain('\n'.join(lines))
     found += explained.splitlines() if explained else []

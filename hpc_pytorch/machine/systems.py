@@ -67,6 +67,7 @@ CONVERSIONS = {
     'number': int,
     'yes_or_no': lambda value: value == 'yes',
     'size': size,
+    'dated': lambda value: tuple(value.split(' ', 1)),
     'words': str.split,
     'core_lists': core_lists,
     'conditions': conditions,
@@ -138,7 +139,8 @@ def typed(kind, value):
 
 
 # One environment variable: `name`, `value`, `reason` and `when`, a list of (feature or software, relation, version).
-Variable = collections.namedtuple('Variable', 'name value reason when job_option')
+# `source` is a key of System.sources.
+Variable = collections.namedtuple('Variable', 'name value reason source when job_option')
 
 
 class System(object):
@@ -209,23 +211,32 @@ def load_file(path):
     parser = parse(path)
     sections = {}
     variables = {'setting': [], 'advice': []}
+    named = parser['sources'] if 'sources' in parser else ()
+    schemas = dict(SCHEMA, sources=dict.fromkeys(named, SCHEMA['sources']['NAME']))
     for section in parser.sections():
         variable = VARIABLE_SECTION.match(section)
         if variable:
             values = read_section(path, section, parser[section], VARIABLE_SCHEMA)
+            check_source(path, section, values['source'], named)
             variables[variable.group('kind')].append(Variable(name=variable.group('name'), **values))
-        elif section in SCHEMA:
-            sections[section] = read_section(path, section, parser[section], SCHEMA[section])
+        elif section in schemas:
+            sections[section] = read_section(path, section, parser[section], schemas[section])
         else:
             known = [*SCHEMA, 'setting NAME', 'advice NAME']
             raise UsersProblem("%s: unknown section [%s]; known sections: %s%s" % (
                 path, section, ', '.join(known), nearest(section, known)))
-    for section, schema in SCHEMA.items():
+    for section, schema in schemas.items():
         if section not in sections:
             sections[section] = read_section(path, section, {}, schema)
     check_gpu_cores(path, sections['node'])
     directory = os.path.dirname(path)
     return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
+
+
+def check_source(path, section, name, named):
+    if name not in named:
+        raise UsersProblem("%s: source = %s in [%s] is not in [sources], which has: %s%s" % (
+            path, name, section, ', '.join(named) or 'none', nearest(name, named)))
 
 
 def check_gpu_cores(path, node):

@@ -1,8 +1,4 @@
-"""
-Wheels that were built here: each in a directory named after what it was built from, beside a note with the same.
-
-Standard library only, Python 3.6.
-"""
+"""Wheels that were built here: each in a directory named after what it was built from, beside a note with the same."""
 import hashlib
 import json
 import os
@@ -17,7 +13,8 @@ NOTE = 'provenance.json'
 
 def identity(facts):
     """A short name for everything that makes a wheel what it is."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def find(stores, facts):
@@ -27,9 +24,11 @@ def find(stores, facts):
     for store in stores:
         where = os.path.join(store, identity(facts))
         note = read_note(where)
-        for wheel in Path(where).glob('*.whl'):
-            if note and note.get('facts') == noted and note.get('sha256') == sha256_of(str(wheel)):
-                return str(wheel)
+        if not note or note.get('facts') != noted:
+            continue
+        for wheel in map(str, Path(where).glob('*.whl')):
+            if note.get('sha256') == sha256_of(wheel):
+                return wheel
     return None
 
 
@@ -40,7 +39,9 @@ def read_note(directory):
             note = json.load(handle)
     except (OSError, ValueError):
         return None
-    return note if isinstance(note, dict) and isinstance(note.get('asked'), dict) else None
+    if isinstance(note, dict) and isinstance(note.get('asked'), dict):
+        return note
+    return None
 
 
 def keep(wheel, store, facts, more):

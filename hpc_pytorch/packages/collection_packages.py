@@ -28,18 +28,19 @@ def facts(package, pip, variables, modules):
     """
     below = filter(None, variables.get('PYTHONPATH', '').split(os.pathsep))
     sources = [str(path) for path in Path(collection_path(package)).rglob('*') if path.is_file()]
-    variables = dict({name: os.environ[name] for name in FLAGS if name in os.environ}, **variables)
-    del variables['PATH']
-    variables.pop('PYTHONPATH', None)
+    given = {name: os.environ[name] for name in FLAGS if name in os.environ}
+    given.update(variables)
+    del given['PATH']
+    given.pop('PYTHONPATH', None)
     # the macros of mpi.h have the compiler's version, too, and the processor that it compiles for
-    macros = ask(variables['MPICXX'], '-x', 'c++', '-E', '-dM', '-', stdin='#include <mpi.h>\n').output
+    macros = ask(given['MPICXX'], '-x', 'c++', '-E', '-dM', '-', stdin='#include <mpi.h>\n').output
     return {
         'sources': sorted(map(sha256_of, sources)),
         'python': [pip.python.implementation, pip.python.version, pip.python.machine],
         'torch': ask(pip.path, '-I', '-c', TORCH, *below).output,
-        'variables': variables,
+        'variables': given,
         'modules': sorted(modules),
-        'mpi': ask(variables['MPICXX'], '-show').output,
+        'mpi': ask(given['MPICXX'], '-show').output,
         'macros': hashlib.sha256(macros.encode()).hexdigest(),
     }
 

@@ -11,9 +11,9 @@ FAMILY = 'hpc_container'
 
 
 def conflicts(generator, names):
-    text = ask(generator, 'family', FAMILY) + '\n'
+    text = ask(generator, 'family', FAMILY)
     for name in names:
-        text += ask(generator, 'conflict', name) + '\n'
+        text += ask(generator, 'conflict', name)
     return text
 
 

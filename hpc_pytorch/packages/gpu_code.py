@@ -1,11 +1,7 @@
-"""
-Whether what was compiled for GPUs runs on a GPU: NVIDIA's rules, and AMD's only one, that it is the same.
-
-Standard library only, Python 3.6.
-"""
+"""Whether what was compiled for GPUs runs on a GPU: NVIDIA's rules, and AMD's only one, that it is the same."""
 import re
 
-from hpc_pytorch.machine.versions import release
+from hpc_pytorch.machine.versions import release, satisfies
 
 # for processors alone
 CPU = 'cpu'
@@ -25,11 +21,26 @@ def runs_on(code, gpu):
     if not made_for or not there:
         return code.split(':')[0] == gpu
     kind, major, minor, letter = made_for.groups()
-    least, there = (int(major), int(minor)), tuple(map(int, there.groups()))
+    least = int(major), int(minor)
+    there = tuple(map(int, there.groups()))
     if letter == 'a':
         return there == least
     # machine code is for one generation, from the GPU on that it was made for; the driver translates PTX for newer ones
     return there >= least and (kind == 'compute' and not letter or there[0] == least[0])
+
+
+def for_processors(torch, architecture):
+    """True if a wheel is known to be for processors alone: 2.9.1+cpu, and PyPI's for Arm before it had CUDA there."""
+    version, _, local = torch.partition('+')
+    return local == CPU or not local and architecture == 'aarch64' and satisfies(version, '<', '2.11')
+
+
+def refused(torch, system):
+    """Say why such a PyTorch is not for a system, and what to do."""
+    return ("torch %s is for processors alone, and the nodes of %s have GPUs (%s). Take wheels with CUDA or ROCm: on "
+            "aarch64, PyPI's from 2.11 on (CUDA 13), or PyTorch's own index (cu126, cu128) for older drivers. If you "
+            "want it without GPUs, say so in the easyconfig: features = ['%s']"
+            % (torch, system.name, system.node['gpu_architecture'] or system.node['gpus'], CPU))
 
 
 def why_not_rocm(torch, rocm):

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from hpc_pytorch import UsersProblem, part_directory, fsync
 
-SIF_MAGIC = (32, b'SIF_MAGIC\0')
-SQUASHFS_MAGIC = (0, b'hsqs')
 REFERENCE = re.compile(r'docker://(?P<repository>[\w.:/-]+)@(?P<digest>sha256:[0-9a-f]{64})$')
 
 
@@ -17,20 +15,17 @@ def image_size(path):
     """The size that the header of an image promises, or None when this is neither a SIF nor a squashfs image."""
     with open(path, 'rb') as handle:
         header = handle.read(128)
-
-    def has(magic):
-        return header[magic[0]:magic[0] + len(magic[1])] == magic[1]
-
-    if has(SIF_MAGIC) and len(header) == 128:
+    if header[32:].startswith(b'SIF_MAGIC\0') and len(header) == 128:
         # where the data objects start, and their length
         return sum(struct.unpack_from('<QQ', header, 112))
-    if has(SQUASHFS_MAGIC) and len(header) >= 48:
+    if header.startswith(b'hsqs') and len(header) >= 48:
         return struct.unpack_from('<Q', header, 40)[0]
     return None
 
 
 def check_image(path):
-    promised, size = image_size(path), os.path.getsize(path)
+    promised = image_size(path)
+    size = os.path.getsize(path)
     if promised is None:
         raise UsersProblem("%s is no container image: its header is neither that of a SIF nor of a squashfs file. "
                            "Was a web page or a pointer to the file downloaded instead?" % path)
@@ -66,19 +61,26 @@ def images_in(store):
 
 def find_image(stores, name):
     """The path of an image in the first store that has it; or None."""
-    return next(filter(None, (images_in(store).get(name) for store in stores)), None)
+    for store in stores:
+        found = images_in(store).get(name)
+        if found:
+            return found
+    return None
 
 
 def not_found(name, source_paths, stores):
     """The message for a missing image: where it was looked for, and which images have a similar name."""
-    places, paths = [], {}
+    places = []
+    paths = {}
     for store in stores:
         places.append(store if os.path.isdir(store) else "%s (no such directory)" % store)
         paths.update(images_in(store))
-    near = difflib.get_close_matches(name, paths, n=1)
+    searched = ', '.join(places) or "none is known for this system"
+    nearest = ''
+    for near in difflib.get_close_matches(name, paths, n=1):
+        nearest = " The nearest: %s." % paths[near]
     return "the image %s is neither in the source path (%s) nor in an image store (%s).%s" % (
-        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system",
-        " The nearest: %s." % paths[near[0]] if near else '')
+        name, ':'.join(source_paths), searched, nearest)
 
 
 def file_of(reference):
@@ -87,7 +89,8 @@ def file_of(reference):
     if not found:
         raise UsersProblem("expected docker://NAME@sha256:... with 64 digits, found %s; a tag can stand for another "
                            "image tomorrow" % reference)
-    return '%s-%s.sif' % (os.path.basename(found.group('repository')), found.group('digest').replace(':', '-'))
+    name = os.path.basename(found.group('repository'))
+    return '%s-%s.sif' % (name, found.group('digest').replace(':', '-'))
 
 
 def pull(runtime, reference, target):
@@ -96,12 +99,13 @@ def pull(runtime, reference, target):
     os.makedirs(directory, exist_ok=True)
     # $HOME and /tmp seldom have room for it
     with part_directory(directory) as partial:
-        variables = {}
+        variables = os.environ.copy()
         for prefix in ('APPTAINER', 'SINGULARITY'):
-            variables.update({prefix + '_TMPDIR': partial, prefix + '_CACHEDIR': partial})
+            variables.setdefault(prefix + '_TMPDIR', partial)
+            variables.setdefault(prefix + '_CACHEDIR', partial)
         image = os.path.join(partial, 'image.sif')
-        pulled = subprocess.run([runtime, 'pull', image, reference], env=dict(variables, **os.environ),
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        pulled = subprocess.run([runtime, 'pull', image, reference], env=variables, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if pulled.returncode or not os.path.isfile(image):
             said = pulled.stdout.decode(errors='replace').strip().splitlines() or ['no output']
             raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? "

@@ -1,56 +1,35 @@
-"""Errors of PyTorch's build that many have met: what is in the log, why, and what to do."""
+"""Errors of PyTorch's build that many have met (known_errors.cfg): what is in the log, why, and what to do."""
 import re
 from collections import namedtuple
 
+from hpc_pytorch import HERE
+from hpc_pytorch.machine.systems import parse
+
 Known = namedtuple('Known', 'pattern cause remedy')
-KNOWN = tuple(Known(re.compile(pattern), cause, remedy) for pattern, cause, remedy in (
-    (r'died due to signal 9|Killed signal terminated program|'
-     r'internal compiler error: Killed|c\+\+: fatal error: Killed|oom-kill|'
-     r'virtual memory exhausted|cc1plus: out of memory',
-     "the machine, or the job, ran out of memory",
-     "build where you have more (a compute node), or with fewer jobs: --parallel=N"),
-    (r'[Dd]isk quota exceeded', "your quota is used up",
-     "make room, or build elsewhere: --buildpath=DIRECTORY"),
-    (r'[Nn]o space left on device', "the disk is full",
-     "build elsewhere: --buildpath=DIRECTORY (about 20 GB), and --tmpdir=DIRECTORY"),
-    (r"cannot convert ['\u2018]?u?int16x4_t|int16x4_t.*-flax-vector-conversions",
-     "GCC is strict about conversions between Arm's vector types",
-     "add CXXFLAGS=-flax-vector-conversions to custom_opts"),
-    (r'is not a supported wheel on this platform',
-     "the wheel was made for another Python, or for another processor: its name says which (cp312: Python 3.12; "
-     "aarch64: Arm)",
-     "load the Python that the wheel was built with, or build a wheel for this one"),
-    (r'third_party/\S+.*(does not contain a CMakeLists.txt|does not exist|not found)|Did you run .git submodule|'
-     r"third_party/\S+\s+which is not an\s+existing directory|No module named '(peachpy|opcodes|fp16)\b",
-     "submodules are missing in the source tree",
-     "use the release tarball, or in the tree: git submodule update --init --recursive --depth 1 --jobs 8"),
-    (r'Compatibility with CMake < 3\.5 has been removed', "CMake 4 is too new for this PyTorch",
-     "load a CMake 3 module, or add CMAKE_POLICY_VERSION_MINIMUM=3.5 to custom_opts"),
-    (r'CMake (\S+ )?or higher is required', "CMake is too old", "load a newer CMake module"),
-    (r"No module named 'distutils'|Py_UNICODE|'PyFrameObject'.*incomplete|only supports Python",
-     "Python is too new for this PyTorch", "load an older Python's module; python_versions says which"),
-    (r"numpy/arrayobject\.h: No such file|_ARRAY_API not found|compiled using NumPy 1\.x",
-     "NumPy is missing, or NumPy 2 with a PyTorch made for NumPy 1", "add numpy<2 to the lock file for building"),
-    (r"pkg_resources.*packaging|No module named 'pkg_resources", "setuptools is too new for this PyTorch",
-     "add setuptools<70 to the lock file for building"),
-    (r'(cc|CC|ftn): (command )?not found|The CMAKE_CXX_COMPILER:\s+\S+\s+is not (a full path|able)',
-     "the compiler wrappers were not found", "load the programming environment: PrgEnv-gnu in the dependencies"),
-    (r"No module named 'six'", "NNPACK's code generator has no six, and could not download it",
-     "add six to the lock file for building"),
-    (r'Could not find (OpenBLAS|BLIS|FlexiBLAS)|MKL library not found',
-     "the BLAS that was asked for (BLAS=...) is not there, or its headers are not",
-     "load its module in the dependencies, or install it with its headers (OpenBLAS: libopenblas-dev, openblas-devel)"),
-    (r'Cannot find (gloo|onnx|cpuinfo|sleef|pthreadpool|XNNPACK|google benchmark|system pybind11)',
-     "a library that USE_SYSTEM_... asks for is not there, or its headers are not",
-     "load its module or install it with its headers; without that option the tree's own is built"),
-    (r'mpi\.h: No such file', "the MPI's headers were not found", "load the MPI's module in the dependencies"),
-))
+
+
+def table(name, flags=0):
+    """Read a table of errors that lies beside this file."""
+    rows = []
+    parser = parse('%s/packages/%s.cfg' % (HERE, name))
+    for cause in parser.sections():
+        row = parser[cause]
+        pattern = row['pattern'].replace('\n', '')
+        rows.append(Known(re.compile(pattern, flags), cause, row.get('remedy')))
+    return rows
+
+
+KNOWN = table('known_errors')
 
 
 def explain(text):
     """Causes and remedies for what is in a log, the most frequent first; '' if nothing is known."""
-    found = [known for known in KNOWN if known.pattern.search(text)]
-    return '\n'.join("  likely cause: %s\n  what to do:   %s" % (known.cause, known.remedy) for known in found)
+    lines = []
+    for known in KNOWN:
+        if known.pattern.search(text):
+            lines.append("  likely cause: " + known.cause)
+            lines.append("  what to do:   " + known.remedy)
+    return '\n'.join(lines)
 
 
 # How tools begin to say what went wrong: what they print afterwards is seldom of use.

@@ -3,11 +3,13 @@ The base of LockedWheels and EB_PyTorchHPC: a virtual environment with locked pa
 
 Everything is fetched in EasyBuild's fetch step; what comes after it works without a network.
 """
+import glob
+import itertools
 import os
+import re
 import shutil
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
@@ -22,7 +24,7 @@ from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES, current
-from hpc_pytorch.packages import built_wheels, collection_packages, gpu_code, usage, wheel_mpi
+from hpc_pytorch.packages import built_wheels, collection_packages, dry_run, gpu_code, usage, wheel_mpi
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
@@ -53,11 +55,12 @@ PARAMETERS = {
     'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
 }
 # the collection's prebuilt Python, as a dependency
-OWN_PYTHON = ('Python', '3.12.14', '-standalone')
+OWN_PYTHON = (" If there is none, install Python-3.12.14-standalone.eb, and add "
+              "('Python', '3.12.14', '-standalone') to the dependencies")
 
 
 def site_packages_of(prefix):
-    return [str(path) for path in Path(prefix, 'lib').glob('python3.*/site-packages')]
+    return glob.glob(glob.escape(prefix) + '/lib/python3.*/site-packages')
 
 
 class LockedEnvironment(EasyBlock):
@@ -79,10 +82,11 @@ class LockedEnvironment(EasyBlock):
         self.locks = 'lock_files'
         # man looks beside the programs on $PATH, too; a $MANPATH of ours alone would hide the system's pages
         self.module_load_environment.remove('MANPATH')
-        lines = [usage.of_environment(self.cfg, self.system)]
+        help_text = usage.of_environment(self.cfg, self.system)
         if self.features():
-            lines.append(explain(self.settings(), self.settings(self.system.advice)))
-        self.cfg['usage'] = '\n'.join(filter(None, lines))
+            advice = self.settings(self.system.advice)
+            help_text += '\n' + explain(self.settings(), advice)
+        self.cfg['usage'] = help_text.strip('\n')
 
     def features(self):
         """What decides which settings of the system apply."""
@@ -99,15 +103,13 @@ class LockedEnvironment(EasyBlock):
         """The directory of a software in every source path."""
         return [os.path.join(path, name[0].lower(), name) for path in source_paths()]
 
-    # --- the machine ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def loaded_dependencies(self):
         """Load the dependencies that are installed already: the Python decides what is fetched."""
         environment = os.environ.copy()
         names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
         there = self.modules_tool.exist(names)
-        self.modules_tool.load([name for name, exists in zip(names, there) if exists])
+        self.modules_tool.load(list(itertools.compress(names, there)))
         try:
             yield
         finally:
@@ -118,22 +120,23 @@ class LockedEnvironment(EasyBlock):
         if self.python:
             return
         self.python = self.find_python()
-        compilers = self.system.compilers
-        found = [shutil.which(compilers['mpi_c'] or 'mpicc'), shutil.which(compilers['mpi_cxx'] or 'mpicxx')]
-        self.mpi_compilers = found if all(found) else None
+        mpicc = shutil.which(self.system.compilers['mpi_c'] or 'mpicc')
+        mpicxx = shutil.which(self.system.compilers['mpi_cxx'] or 'mpicxx')
+        mpi = 'none here, so the locked one'
+        if mpicc and mpicxx:
+            self.mpi_compilers = mpicc, mpicxx
+            mpi = mpicc
         if self.cfg['build_from_source']:
             self.install_build_tools_of_system()
-        mpi = self.mpi_compilers[0] if self.mpi_compilers else 'none here, so the locked one'
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)
 
     def find_python(self):
         """The first Python on this machine of those that the packages exist for."""
         versions = self.cfg['python_versions']
+        names = ['python3'] + ['python' + version for version in versions] + [sys.executable]
         root = get_software_root('Python')
         if root:
             names = [os.path.join(root, 'bin', 'python3')]
-        else:
-            names = ['python3'] + ['python' + version for version in versions] + [sys.executable]
         found = []
         for path in nub(filter(None, map(shutil.which, names))):
             python = ask_python(path)
@@ -141,9 +144,7 @@ class LockedEnvironment(EasyBlock):
                 return python
             if python:
                 found.append("%s (%s)" % (python.version, path))
-        own = ''
-        if '3.12' in versions:
-            own = " If there is none, install %s-%s%s.eb, and add %s to the dependencies" % (OWN_PYTHON + (OWN_PYTHON,))
+        own = OWN_PYTHON if '3.12' in versions else ''
         raise EasyBuildError("%s %s needs Python %s; found: %s. Load the module of one of them, or install one.%s",
                              self.name, self.version, ' or '.join(versions), ', '.join(found) or 'none', own)
 
@@ -155,15 +156,14 @@ class LockedEnvironment(EasyBlock):
         if not self.python.headers:
             missing.append('python%s-dev' % self.python.version)
         if missing:
-            with as_easybuild_error("Building %s needs a C++ compiler and the Python.h of %s: " % (
-                    ', '.join(self.cfg['build_from_source']), self.python.path)):
+            what = "Building %s needs a C++ compiler and the Python.h of %s: "
+            packages = ', '.join(self.cfg['build_from_source'])
+            with as_easybuild_error(what % (packages, self.python.path)):
                 distribution_packages.install(missing)
 
     def cuda_architectures(self):
         """The GPUs to compile for: the user's word, else the easyconfig's."""
         return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
-
-    # --- the locks --------------------------------------------------------------------------------------------------
 
     def named_file(self, name):
         """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
@@ -184,13 +184,29 @@ class LockedEnvironment(EasyBlock):
 
     def check_locks(self):
         """Stop unless all lock files are there, and are of this version; of a copied easyconfig they may not be."""
-        entries = [entry for parameter in LOCK_PARAMETERS for entry in self.locked(parameter)]
-        for entry in entries:
-            other = entry.version.split('+')[0] != self.version
-            if entry.name == 'torch' and self.name == 'PyTorch' and other:
-                raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
-                                     "(the .in file beside it has the command) and name it in the easyconfig.",
-                                     entry.version, self.version, self.version)
+        for parameter in LOCK_PARAMETERS:
+            for entry in self.locked(parameter):
+                version = entry.version.split('+')[0]
+                if entry.name == 'torch' and self.name == 'PyTorch' and version != self.version:
+                    raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
+                                         "(the .in file beside it has the command) and name it in the easyconfig.",
+                                         entry.version, self.version, self.version)
+        self.check_gpus_of_locks()
+
+    @property
+    def wants_gpus(self):
+        """True if PyTorch must have code for the GPUs of this system."""
+        node = self.system.node
+        return bool(node['gpus'] or node['gpu_architecture']) and gpu_code.CPU not in self.features()
+
+    def check_gpus_of_locks(self):
+        """Refuse wheels for processors alone where there are GPUs, before they are fetched."""
+        architecture = self.system.system['architecture'] or os.uname().machine
+        for entry in self.locked('lock_files') + self.locked('lock_files_instead'):
+            others = re.findall(r"platform_machine == '(\w+)'", entry.text)
+            applies = entry.name == 'torch' and (not others or architecture in others)
+            if applies and self.wants_gpus and gpu_code.for_processors(entry.version, architecture):
+                dry_run.stop(self, gpu_code.refused(entry.version, self.system))
 
     def wheel_may_run(self, entry):
         """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
@@ -201,9 +217,10 @@ class LockedEnvironment(EasyBlock):
         built = [normal_name(name) for name in self.cfg['build_from_source']]
         wheels, sources = [], []
         for entry in self.locked(self.locks):
-            if entry.name not in built or self.wheel_may_run(entry):
+            may_run = self.wheel_may_run(entry)
+            if may_run or entry.name not in built:
                 wheels.append(entry)
-            if entry.name in built and (self.mpi_compilers or not self.wheel_may_run(entry)):
+            if entry.name in built and (self.mpi_compilers or not may_run):
                 sources.append(entry)
         if not self.mpi_compilers:
             wheels += self.locked('mpi_lock_files')
@@ -218,8 +235,6 @@ class LockedEnvironment(EasyBlock):
         problem = why_not(wheel, self.python)
         if problem:
             raise EasyBuildError("%s", problem)
-
-    # --- fetching ---------------------------------------------------------------------------------------------------
 
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""
@@ -242,11 +257,13 @@ class LockedEnvironment(EasyBlock):
         """Refuse what cannot be installed, before gigabytes are fetched."""
 
     def show_packages(self):
-        versions = {}
-        for entry in self.locked('lock_files'):
-            versions.setdefault(entry.name, set()).add(entry.version)
-        for name in sorted(versions):
-            self.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
+        nodes, here = self.system.system['architecture'], os.uname().machine
+        if nodes and nodes != here:
+            self.dry_run_msg("  * not looked at: whether these have wheels for the nodes of %s (%s); this is %s",
+                             self.system.name, nodes, here)
+        packages = {(entry.name, entry.version) for entry in self.locked('lock_files')}
+        for name, version in sorted(packages):
+            self.dry_run_msg("  * %s %s", name, version)
 
     def fetch_packages(self):
         """Fetch from the easyconfig's own index, or the other locks from the user's where that is not reached."""
@@ -255,9 +272,11 @@ class LockedEnvironment(EasyBlock):
         except IndexNotReached:
             if not self.cfg['lock_files_instead']:
                 raise
-            print_msg("Cannot reach %s; falling back to your own index (its wheels may be larger)",
-                      ' '.join(self.cfg['extra_index_urls']), log=self.log)
             self.locks = 'lock_files_instead'
+            cuda = any(entry.name.startswith('nvidia-') for entry in self.locked(self.locks))
+            print_msg("Cannot reach %s; falling back to your own index, %s. To avoid that, set https_proxy, or "
+                      "PIP_EXTRA_INDEX_URL to a mirror of it", ' '.join(self.cfg['extra_index_urls']),
+                      "whose wheels bring CUDA: about 3 GB" if cuda else "whose wheels may be larger", log=self.log)
             self.gather_files()
 
     def gather_files(self):
@@ -273,14 +292,12 @@ class LockedEnvironment(EasyBlock):
             missing = files.missing_wheels(entries)
             if missing:
                 files.download_wheels(missing, self.cfg['extra_index_urls'])
-        from_index = []
-        for entry in sources:
-            if files.has_source(entry):
-                continue
-            if entry.name in self.cfg['package_urls']:
-                files.download_release(entry, self.cfg['package_urls'][entry.name])
-            else:
-                from_index.append(entry)
+        urls = self.cfg['package_urls']
+        missing = [entry for entry in sources if not files.has_source(entry)]
+        from_index = [entry for entry in missing if entry.name not in urls]
+        for entry in missing:
+            if entry.name in urls:
+                files.download_release(entry, urls[entry.name])
         if from_index:
             files.download_sources(from_index, tools)
         self.wheels = files.directory
@@ -294,8 +311,6 @@ class LockedEnvironment(EasyBlock):
         if not self.dry_run:
             self.find_python_and_mpi()
 
-    # --- installing -------------------------------------------------------------------------------------------------
-
     def own_files(self):
         """Wheels, and sources of packages, to install besides the locked packages."""
         return []
@@ -306,9 +321,9 @@ class LockedEnvironment(EasyBlock):
     def install_step(self):
         """Make a virtual environment with the wheels, what is built here, and scripts."""
         if self.dry_run:
-            self.dry_run_msg("virtual environment with %d packages, %s built here",
-                             len({entry.name for entry in self.locked('lock_files')}),
-                             ', '.join(self.cfg['build_from_source']) or 'none')
+            packages = {entry.name for entry in self.locked('lock_files')}
+            built = ', '.join(self.cfg['build_from_source'])
+            self.dry_run_msg("virtual environment with %d packages, %s built here", len(packages), built or 'none')
             return
         self.make_environment()
         wheels, sources = self.divide_packages()
@@ -350,8 +365,9 @@ class LockedEnvironment(EasyBlock):
         Compile what is installed on all cores. Not every file of every package is for this Python, and the packages'
         own tests, a fifth of all, are for nobody here.
         """
-        ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
-            'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
+        with progress("compiling to byte code", self.log):
+            ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
+                'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
 
     def build_packages(self, entries):
         """Build these locked packages, and those whose sources the easyconfig names, with the system's MPI."""
@@ -361,29 +377,31 @@ class LockedEnvironment(EasyBlock):
                 built.append((entry_of(path), os.path.dirname(path)))
         if not built:
             return
-        names = ', '.join(sorted({entry.name for entry, _ in built}))
-        with progress("building %s, which takes minutes" % names, self.log):
-            tools = os.path.join(self.builddir, 'tools')
+        tools = os.path.join(self.builddir, 'tools')
+        variables = self.build_variables()
+        variables['PYTHONPATH'] = os.pathsep.join([tools] + self.packages_below())
+        if self.cuda_architectures():
+            # PyTorch would look for GPUs on this machine
+            variables.setdefault('TORCH_CUDA_ARCH_LIST', ';'.join(self.cuda_architectures()))
+        names = {entry.name for entry, _ in built}
+        with progress("building %s, which takes minutes" % ', '.join(sorted(names)), self.log):
             self.pip().install(self.locked('build_lock_files'), self.wheels, '--target', tools, '--no-compile')
-            variables = dict(self.build_variables(), PYTHONPATH=os.pathsep.join([tools] + self.packages_below()))
-            if self.cuda_architectures():
-                # PyTorch would look for GPUs on this machine
-                variables.setdefault('TORCH_CUDA_ARCH_LIST', ';'.join(self.cuda_architectures()))
             for entry, directory in built:
                 self.pip().install([entry], directory, '--no-build-isolation', '--no-binary', ':all:',
                                    environment=variables)
 
     def build_variables(self):
         """The environment for building: the system's MPI, or the one just installed."""
-        programs = self.path('bin')
-        variables = dict(self.compilers(), PATH=os.pathsep.join([programs, os.environ['PATH']]))
-        if self.mpi_compilers:
-            variables['MPICC'], variables['MPICXX'] = self.mpi_compilers
-        else:
-            variables['MPICC'], variables['MPICXX'] = self.path('bin', 'mpicc'), self.path('bin', 'mpicxx')
+        variables = self.compilers()
+        variables['PATH'] = os.pathsep.join([self.path('bin'), os.environ['PATH']])
+        mpi = self.mpi_compilers
+        if not mpi:
+            mpi = self.path('bin', 'mpicc'), self.path('bin', 'mpicxx')
             # before the directories that Python adds, where a libmpi.so of another MPI may lie
             variables['LDFLAGS'] = '-L' + self.path('lib')
-        return dict(variables, **self.cfg['build_environment'])
+        variables['MPICC'], variables['MPICXX'] = mpi
+        variables.update(self.cfg['build_environment'])
+        return variables
 
     def install_from_collection(self, package):
         """Install a package of the collection, built here unless a source path has the wheel built from the same."""
@@ -410,23 +428,26 @@ class LockedEnvironment(EasyBlock):
 
     def install_scripts(self):
         """Install scripts and examples, and what scripts have to know of the system."""
-        for parameter, directory, permissions in (('scripts', 'bin', 0o755), ('example_files', 'examples', 0o644)):
-            for name in self.cfg[parameter]:
-                target = self.path(directory, os.path.basename(name))
-                copy_file(self.named_file(name), target)
-                adjust_permissions(target, permissions, relative=False)
+        for name in self.cfg['scripts']:
+            self.install_named_file(name, 'bin', 0o755)
+        for name in self.cfg['example_files']:
+            self.install_named_file(name, 'examples', 0o644)
         if self.features():
             copy(self.system.for_scripts, self.path('share'))
 
-    # --- the module -------------------------------------------------------------------------------------------------
+    def install_named_file(self, name, directory, permissions):
+        target = self.path(directory, os.path.basename(name))
+        copy_file(self.named_file(name), target)
+        adjust_permissions(target, permissions, relative=False)
 
     def site_packages(self):
         """Where the packages are; known from the installation itself, so that --module-only works."""
-        found = site_packages_of(self.installdir)
-        if not found and not self.dry_run:
-            raise EasyBuildError("nothing is installed at %s (found no lib/python3.*/site-packages): install it first, "
-                                 "without --module-only and --sanity-check-only", self.path())
-        return found[0] if found else self.path('lib', 'python3', 'site-packages')
+        for path in site_packages_of(self.installdir):
+            return path
+        if self.dry_run:
+            return self.path('lib', 'python3', 'site-packages')
+        raise EasyBuildError("nothing is installed at %s (found no lib/python3.*/site-packages): install it first, "
+                             "without --module-only and --sanity-check-only", self.path())
 
     def packages_below(self):
         """Where the packages are of the modules like this one that it is loaded on top of."""
@@ -465,14 +486,13 @@ class LockedEnvironment(EasyBlock):
                 text += module.set_environment(name, value)
         return text
 
-    # --- checking ---------------------------------------------------------------------------------------------------
-
     def sanity_check_step(self, *args, **kwargs):
         """Check that scripts and packages are there; asks Python where nothing was installed in this call."""
         if self.python is None and not self.dry_run:
             self.python = ask_python(self.path('bin', 'python'))
+        programs = ['python'] + [os.path.basename(script) for script in self.cfg['scripts']]
         kwargs['custom_paths'] = {
-            'files': ['bin/python'] + ['bin/' + os.path.basename(script) for script in self.cfg['scripts']],
+            'files': ['bin/' + program for program in programs],
             'dirs': [os.path.relpath(self.site_packages(), self.path())],
         }
         super().sanity_check_step(*args, **kwargs)
@@ -482,7 +502,8 @@ class LockedEnvironment(EasyBlock):
         loaded = super().sanity_check_load_module(*args, **kwargs)
         if self.sanity_check_module_loaded and not self.dry_run:
             problem = self.check_gpu_code() or self.check_packages()
-            self.sanity_check_fail_msgs += [problem] if problem else []
+            if problem:
+                self.sanity_check_fail_msgs.append(problem)
         return loaded
 
     def sanity_check_rpath(self, *args, **kwargs):
@@ -492,9 +513,10 @@ class LockedEnvironment(EasyBlock):
 
     def check_gpu_code(self):
         """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
-        named, of_system = self.cuda_architectures(), self.system.node['gpu_architecture']
-        has_torch = any(Path(self.site_packages()).glob('torch-*.dist-info'))
-        if not has_torch or not (named or of_system):
+        named = self.cuda_architectures()
+        gpus = named or list(filter(None, [self.system.node['gpu_architecture']]))
+        has_torch = glob.glob(glob.escape(self.site_packages()) + '/torch-*.dist-info')
+        if not has_torch or not (named or self.wants_gpus):
             return None
         done = ask(self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE, split_stderr=True)
         if done.exit_code:
@@ -502,9 +524,8 @@ class LockedEnvironment(EasyBlock):
             return None
         version, *codes = done.output.split()
         if codes == [gpu_code.CPU] and not named:
-            # on a system with GPUs one may want a PyTorch without
-            return None
-        return gpu_code.why_not(version, codes, named or [of_system])
+            return gpu_code.refused(version, self.system)
+        return gpu_code.why_not(version, codes, gpus)
 
     def check_packages(self):
         """Import every package, and look whether those that were compiled for PyTorch find its symbols."""
@@ -512,4 +533,6 @@ class LockedEnvironment(EasyBlock):
             return None
         with progress("checking that every package imports", self.log):
             done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
-        return done.output.strip() if done.exit_code else None
+        if done.exit_code:
+            return done.output.strip()
+        return None

@@ -10,10 +10,10 @@ import argparse
 import ast
 import difflib
 import glob
+import math
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,39 +23,30 @@ from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
 from hpc_pytorch.machine.versions import release
+from hpc_pytorch.packages.known_errors import table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
 # What PyTorch itself asks for, in one version; its name changed with 2.10.
 BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
-# EasyBuild's options that may stand on the command line out of habit; nothing of theirs is used.
-NOT_OURS = ('--allow-use-as-root', '--prefix=', '--sourcepath=', '--tmpdir=', '--robot')
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
 # among them: the same lock has to come out on every machine.
-PIP_SETTINGS = (('index-url', 'UV_DEFAULT_INDEX'), ('cert', 'SSL_CERT_FILE'))
-# uv's words -> ours; the first that fits
-REASONS = tuple((re.compile(pattern, re.S | re.I), words) for pattern, words in (
-    (r'Because (\S+) requires Python (\S+)', "{0} wants Python {1}"),
-    (r'no version of (\S+?)==([^\s,]+)', "the indexes have no {0} {1}"),
-    (r'no wheels with a matching (Python|platform)', "it has no wheel for the Python or the processor of this system"),
-    (r'requested Python version .* does not satisfy Python(\S+) and (\S+) depends', "{1} wants Python {0}"),
-    (r'(?:Failed to fetch|error sending request for url \()[^`(]*[`(]?([^`)]+)', "{0} could not be reached"),
-))
+PIP_SETTINGS = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE'}
 # What in an easyconfig belongs to one version, and does not follow from it.
 BY_HAND = re.compile(r'\.whl|\.sif|docker://|git_config|^package_urls = ', re.M)
 
 
 def pip_settings():
     """What pip was told of indexes, mirrors and certificates, as uv's variables; the user's own stay."""
-    said = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True).stdout
-    told = {}
-    for line in said.splitlines():
-        key, equals, value = line.partition('=')
-        if equals:
-            told[key.split('.')[-1]] = ast.literal_eval(value)
-    return {variable: told[name] for name, variable in PIP_SETTINGS if name in told and variable not in os.environ}
+    listing = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
+    variables = {}
+    for key, value in re.findall(r'^[\w:]+\.([\w-]+)=(.+)$', listing.stdout, re.M):
+        variable = PIP_SETTINGS.get(key)
+        if variable and variable not in os.environ:
+            variables[variable] = ast.literal_eval(value)
+    return variables
 
 
 def uv(words, directory):
@@ -63,13 +54,13 @@ def uv(words, directory):
     variables = dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', **pip_settings())
     done = subprocess.run([locked_program('uv', 'uv')] + words, cwd=directory, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, env=variables)
-    if done.returncode:
-        for pattern, text in REASONS:
-            found = pattern.search(done.stderr)
-            if found:
-                raise UsersProblem(text.format(*found.groups()))
-        raise UsersProblem("uv says: %s" % ' '.join(done.stderr.split())[:600])
-    return done.stdout
+    if done.returncode == 0:
+        return done.stdout
+    for known in table('uv_errors', re.S | re.I):
+        found = known.pattern.search(done.stderr)
+        if found:
+            raise UsersProblem(known.cause.format(*found.groups()))
+    raise UsersProblem("uv says: %s" % ' '.join(done.stderr.split())[:600])
 
 
 def command_of(path):
@@ -97,11 +88,12 @@ class Change:
     """One easyconfig with its lock files, for a version; everything is made in a directory of its own first."""
 
     def __init__(self, easyconfig, version, work):
-        self.easyconfig, self.work = easyconfig, work
+        self.easyconfig = easyconfig
+        self.work = work
         self.text = read(easyconfig)
         values = plain_values(self.text)
         self.old = values['version']
-        self.pythons = values.get('python_versions', [])
+        self.pythons = sorted(values.get('python_versions', []), key=release)
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
         self.version, _, build = version.partition('+')
         self.check_target()
@@ -110,31 +102,45 @@ class Change:
         self.least = option(command_of(self.inputs[0]), '--python-version', '3.9')
         # what follows the version of PyTorch in the .in files, such as +rocm7.1
         texts = ''.join(map(read, self.inputs))
-        self.old_build = (re.findall(r'^torch==[^\s;+]+(\+\S+)', texts, re.M) or [''])[0]
-        if build and not self.old_build:
+        pinned = re.search(r'^torch==[^\s;+]+(\+\S+)', texts, re.M)
+        self.old_build = pinned.group(1) if pinned else ''
+        if build and not pinned:
             raise UsersProblem("its wheels are those of PyPI, which has none of +%s" % build)
         self.build = '+' + build if build else self.old_build
         self.check_version()
 
+    @property
+    def renewed(self):
+        """True if the version stays."""
+        return self.version == self.old
+
+    @property
+    def target(self):
+        """The easyconfig of the new version."""
+        return replaced(self.easyconfig, self.old, self.version)
+
+    @property
+    def torch(self):
+        """The new PyTorch, as .in files name it."""
+        return 'torch==' + self.version + self.build
+
     def check_target(self):
         """Stop where the new easyconfig would take the place of one that somebody has made."""
-        target = replaced(self.easyconfig, self.old, self.version)
-        if self.version != self.old and os.path.exists(target):
+        if not self.renewed and os.path.exists(self.target):
             raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
-                               % (target, shlex.quote(os.path.basename(target))))
+                               % (self.target, shlex.quote(os.path.basename(self.target))))
 
     def find_inputs(self, values):
         """The .in files of the locks that are made anew: other locks belong to several versions."""
-        inputs = []
+        locks = []
         for parameter in LOCK_PARAMETERS:
-            for name in values.get(parameter, []):
-                name = name % {'version': self.old}
-                if self.version == self.old or self.old in name:
-                    inputs.append(self.input_of(name))
-        if not inputs or BY_HAND.search(self.text):
+            locks += values.get(parameter, [])
+        names = [name % {'version': self.old} for name in locks]
+        names = [name for name in names if self.renewed or self.old in name]
+        if not names or BY_HAND.search(self.text):
             raise UsersProblem("it names wheels, an image, a git commit or addresses of packages, which cannot be "
                                "updated automatically: copy the easyconfig and edit it")
-        return inputs
+        return [self.input_of(name) for name in names]
 
     def input_of(self, lock):
         """The .in file from which a lock is made."""
@@ -149,9 +155,9 @@ class Change:
         if self.version == 'latest':
             self.version = self.newest()
             self.check_target()
-        elif self.version != self.old:
-            found = self.cuda_of(self.resolved_for_a_python(['torch==' + self.version + self.build]))
-            if self.cuda_limit() and found > self.cuda_limit():
+        elif not self.renewed:
+            found = self.cuda_of(self.resolved_for_a_python(self.torch))
+            if found > self.cuda_limit():
                 raise UsersProblem("its wheels bring CUDA %d, and the driver of %s takes %d (cuda in system.cfg)"
                                    % (found, self.system.name, self.cuda_limit()))
 
@@ -159,15 +165,17 @@ class Change:
         """The newest version that the indexes have for this Python, and that the system's driver takes."""
         wanted = 'torch'
         while True:
-            found = self.resolved([wanted])
+            found = self.resolved(wanted)
             version = found['torch'].split('+')[0]
-            if not self.cuda_limit() or self.cuda_of(found) <= self.cuda_limit():
+            if self.cuda_of(found) <= self.cuda_limit():
                 return version
             wanted = 'torch<' + version
 
     def cuda_limit(self):
-        """The newest CUDA that the system's driver takes; None where wheels for CUDA do not matter, or nobody knows."""
-        return None if 'PyTorchHPC' in self.text else self.system.node['cuda']
+        """The newest CUDA that the system's driver takes; no limit where PyTorch is compiled, or nobody knows it."""
+        if 'PyTorchHPC' in self.text:
+            return math.inf
+        return self.system.node['cuda'] or math.inf
 
     @staticmethod
     def cuda_of(found):
@@ -175,37 +183,41 @@ class Change:
         local = re.search(r'\+cu(\d\d)', found['torch'])
         if local:
             return int(local.group(1))
-        runtimes = [name for name in sorted(found) if name.startswith('nvidia-cuda-runtime')]
-        return int(found[runtimes[0]].split('.')[0]) if runtimes else 0
+        for name in sorted(found):
+            if name.startswith('nvidia-cuda-runtime'):
+                return int(found[name].split('.')[0])
+        return 0
 
-    def resolved_for_a_python(self, requirements):
-        """What uv makes of a few requirements for the oldest of the easyconfig's Pythons that they know."""
-        later = [name for name in self.pythons if release(name) > release(self.least)]
-        for newer in sorted(later, key=release) + [None]:
+    def resolved_for_a_python(self, requirement):
+        """What uv makes of a requirement for the oldest of the easyconfig's Pythons that it knows."""
+        for newer in self.pythons + [None]:
+            if newer and release(newer) <= release(self.least):
+                continue
             try:
-                return self.resolved(requirements)
+                return self.resolved(requirement)
             except UsersProblem as problem:
                 if newer is None or 'wants Python' not in str(problem):
                     raise
                 print("%s: Python %s is left out" % (problem, self.least))
                 self.least = newer
 
-    def resolved(self, requirements):
+    def resolved(self, *requirements):
         """What uv makes of a few requirements, asking the indexes that the locks are made from: {name: version}."""
-        Path(self.work, 'question.in').write_text('\n'.join(requirements) + '\n', encoding='utf-8')
-        words = ['pip', 'compile', '--quiet', 'question.in', '--universal', '--fork-strategy', 'fewest']
+        question = Path(self.work, 'question.in')
+        question.write_text('\n'.join(requirements) + '\n', encoding='utf-8')
+        words = ['pip', 'compile', '--quiet', question.name, '--universal', '--fork-strategy', 'fewest']
         words += ['--python-version', self.least]
-        for path in self.inputs:
-            index = option(command_of(path), '--extra-index-url', None)
-            if index:
-                words += ['--extra-index-url', self.renamed(index)]
-                break
+        indexes = [option(command_of(path), '--extra-index-url', None) for path in self.inputs]
+        for index in list(filter(None, indexes))[:1]:
+            words += ['--extra-index-url', self.renamed(index)]
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', uv(words, self.work), re.M))
 
     def renamed(self, text):
         """A text with the new version, and the new build, such as rocm7.1, in the place of the old."""
         text = replaced(text, self.old, self.version)
-        return text if self.build == self.old_build else text.replace(self.old_build[1:], self.build[1:])
+        if self.build != self.old_build:
+            text = text.replace(self.old_build[1:], self.build[1:])
+        return text
 
     def new_input(self, text):
         """An .in file for the new version; companions are those that say that they are made for it."""
@@ -213,24 +225,26 @@ class Change:
         for python in re.findall(r'--python-version (\S+)', text):
             newer = max(self.least, python, key=release)
             text = text.replace('--python-version ' + python, '--python-version ' + newer)
-        pinned = [name for name in COMPANIONS if re.search(r'^%s==' % name, text, re.M)]
-        if self.version == self.old or not (pinned or BROUGHT.search(text)):
+        if self.renewed:
             return text
-        torch = 'torch==' + self.version + self.build
-        brought = ['%s==%s' % pair for pair in self.resolved([torch]).items()]
-        text = BROUGHT.sub(''.join(filter(BROUGHT.match, brought)), text)
-        for name in pinned:
-            text = self.with_companion(text, name, torch)
+        if BROUGHT.search(text):
+            for pair in self.resolved(self.torch).items():
+                line = '%s==%s' % pair
+                if BROUGHT.match(line):
+                    text = BROUGHT.sub(line, text)
+        for name in COMPANIONS:
+            if re.search(r'^%s==' % name, text, re.M):
+                text = self.with_companion(text, name)
         return text
 
-    def with_companion(self, text, name, torch):
+    def with_companion(self, text, name):
         """An .in file with the companion's version that is made for this PyTorch, or without it if there is none."""
         try:
-            version = self.resolved([torch, name])[name]
+            version = self.resolved(self.torch, name)[name]
         except UsersProblem as problem:
             if 'could not be reached' in str(problem):
                 raise
-            print("the indexes have no %s that goes with %s: left out" % (name, torch))
+            print("the indexes have no %s that goes with %s: left out" % (name, self.torch))
             return re.sub(r'^%s==.*\n' % name, '', text, flags=re.M)
         return re.sub(r'^(%s==)[^\s;]+' % name, r'\g<1>' + version, text, flags=re.M)
 
@@ -238,35 +252,41 @@ class Change:
         """All .in files and locks of the new version; {path: text}."""
         made = {}
         for path in self.inputs:
-            name = self.renamed(os.path.basename(path))
-            names = (name, os.path.splitext(name)[0] + '.lock')
-            targets = [os.path.join(os.path.dirname(path), file) for file in names]
+            source = Path(path).with_name(self.renamed(os.path.basename(path)))
+            lock = source.with_suffix('.lock')
             # another easyconfig of the new version has the same build tools
-            if self.version != self.old and all(map(os.path.exists, targets)):
-                made.update((target, read(target)) for target in targets)
+            if not self.renewed and source.exists() and lock.exists():
+                made.update({str(source): read(source), str(lock): read(lock)})
                 continue
-            Path(self.work, name).write_text(self.new_input(read(path)), encoding='utf-8')
-            uv(command_of(os.path.join(self.work, name)) + ['--quiet'], self.work)
-            for file, target in zip(names, targets):
-                # the command in its first lines is the one that people type
-                made[target] = read(os.path.join(self.work, file)).replace(' --quiet\n', '\n')
+            draft = Path(self.work, source.name)
+            draft.write_text(self.new_input(read(path)), encoding='utf-8')
+            uv(command_of(draft) + ['--quiet'], self.work)
+            made[str(source)] = read(draft)
+            # the command in its first lines is the one that people type
+            made[str(lock)] = read(draft.with_suffix('.lock')).replace(' --quiet\n', '\n')
         return made
 
     def make(self):
         """Everything; a source whose checksum nobody knows has none yet."""
         made = self.make_locks()
-        if self.version != self.old:
-            fitting = [name for name in self.pythons if release(name) >= release(self.least)]
-            text = re.sub(r'^(python_versions = )\[[^]]*\]', r'\g<1>%r' % fitting, self.renamed(self.text), flags=re.M)
-            print("Read its comments and description, which are still those of %s." % self.old)
-            if has_sources(text):
-                text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
-                text, patches = re.subn(r"^patches = \[.*?\]\n", '', text, flags=re.M | re.S)
-                if patches:
-                    print("Its patches are left out: choose those of %s, as docs/reference/patches.rst does for %s."
-                          % (self.version, self.old))
-            made[replaced(self.easyconfig, self.old, self.version)] = text
+        if not self.renewed:
+            made[self.target] = self.new_easyconfig()
         return made
+
+    def new_easyconfig(self):
+        """The text of the easyconfig for the new version."""
+        print("Read its comments and description, which are still those of %s." % self.old)
+        text = self.renamed(self.text)
+        pythons = re.search(r'^python_versions = (\[[^]]*\])', text, re.M).group(1)
+        fitting = [name for name in ast.literal_eval(pythons) if release(name) >= release(self.least)]
+        text = text.replace(pythons, str(fitting))
+        if has_sources(text):
+            text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
+            text, patches = re.subn(r"^patches = \[.*?\]\n", '', text, flags=re.M | re.S)
+            if patches:
+                print("Its patches are left out: choose those of %s, as docs/reference/patches.rst does for %s."
+                      % (self.version, self.old))
+        return text
 
 
 def has_sources(text):
@@ -277,10 +297,10 @@ def find(name):
     """The path of an easyconfig, from a path or the name of one of the collection's."""
     if os.path.isfile(name):
         return os.path.abspath(name)
-    found = list(Path(collection_path('easyconfigs')).glob('*/*/' + glob.escape(os.path.basename(name))))
-    if not found:
-        raise UsersProblem("no easyconfig is called %s" % name)
-    return str(found[0])
+    pattern = '*/*/' + glob.escape(os.path.basename(name))
+    for found in Path(collection_path('easyconfigs')).glob(pattern):
+        return str(found)
+    raise UsersProblem("no easyconfig is called %s" % name)
 
 
 def show(change, made):
@@ -293,7 +313,8 @@ def show(change, made):
             print("new: %s (%d lines)" % (path, len(new)))
         else:
             lines = difflib.unified_diff(read(path).splitlines(True), new, path, path, n=0)
-            print(''.join(line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)) or 'same: ' + path)
+            shown = [line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)]
+            print(''.join(shown) or 'same: ' + path)
 
 
 def try_version(easyconfig, version, directory):
@@ -305,12 +326,12 @@ def try_version(easyconfig, version, directory):
         path = find(easyconfig)
     except UsersProblem:
         return None
-    if 'lock_files' not in Path(path).read_text(encoding='utf-8'):
+    if 'lock_files' not in read(path):
         return None
     change = Change(path, version, directory)
     for made, text in change.make().items():
         write_atomically(os.path.join(directory, os.path.basename(made)), text)
-    return os.path.join(directory, replaced(os.path.basename(path), change.old, change.version))
+    return os.path.join(directory, os.path.basename(change.target))
 
 
 def main(arguments):
@@ -319,23 +340,25 @@ def main(arguments):
     what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, 2.9.1+rocm6.4, or latest")
     what.add_argument('--renew', action='store_true', help="the same version, as the indexes are today")
     parser.add_argument('easyconfig', metavar='EASYCONFIG')
-    given = parser.parse_args([word for word in arguments if not word.startswith(NOT_OURS)])
-    work = tempfile.mkdtemp(prefix='new-version-')
+    # options of EasyBuild may stand on the command line out of habit
+    given, _ = parser.parse_known_args(arguments)
     try:
-        path = find(given.easyconfig)
-        change = Change(path, given.new_version or plain_values(read(path))['version'], work)
-        made = change.make()
-        show(change, made)
-        for target, text in made.items():
-            write_atomically(target, text)
+        with tempfile.TemporaryDirectory(prefix='new-version-') as work:
+            write(find(given.easyconfig), given.new_version, work)
     except UsersProblem as problem:
         print("ERROR: %s: %s; nothing was written" % (given.easyconfig, problem), file=sys.stderr)
         return 1
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    target = replaced(path, change.old, change.version)
-    name = shlex.quote(os.path.basename(target))
-    if target in made and has_sources(made[target]):
+    return 0
+
+
+def write(path, version, work):
+    """Make all files in the directory `work`, show them, write them, and say what to do next."""
+    change = Change(path, version or plain_values(read(path))['version'], work)
+    made = change.make()
+    show(change, made)
+    for target, text in made.items():
+        write_atomically(target, text)
+    name = shlex.quote(os.path.basename(change.target))
+    if has_sources(made.get(change.target, '')):
         print("Its source has no checksum yet. Fetch and hash it: ./eb --inject-checksums --force " + name)
     print("To try it: ./eb --rehearse -x " + name)
-    return 0

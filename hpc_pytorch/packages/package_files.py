@@ -12,7 +12,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import download_file, mkdir
 
-from hpc_pytorch import part_directory, fsync
+from hpc_pytorch import fsync, part_directory, writable_place
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.progress import progress
@@ -24,6 +24,15 @@ def entry_of(path):
     name, version = name_and_version(path)
     digest = sha256_of(path)
     return Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
+
+
+def not_the_locked_one(path, entry):
+    """What is wrong with a file whose SHA256 is none of the lock file's; None if it is one of them."""
+    digest = sha256_of(path)
+    if digest in entry.hashes:
+        return None
+    locked = ' or '.join(sorted(entry.hashes))
+    return "its SHA256 is %s, and the lock file of %s %s has %s" % (digest, entry.name, entry.version, locked)
 
 
 class PackageFiles:
@@ -40,27 +49,36 @@ class PackageFiles:
         """Link what the stores have of these entries; report and leave there what is damaged."""
         expected = {}
         for entry in entries:
-            expected.setdefault((entry.name, entry.version), set()).update(entry.hashes)
+            key = (entry.name, entry.version)
+            # other indexes have other files of the same version
+            hashes = entry.hashes.union(expected[key].hashes) if key in expected else entry.hashes
+            expected[key] = entry._replace(hashes=hashes)
         for store in self.stores:
             for path in sorted(map(str, Path(store).glob('*.*'))):
-                hashes = expected.get(name_and_version(path))
-                if hashes and os.path.isfile(path) and os.access(path, os.R_OK):
-                    self.link_file(path, hashes)
+                entry = expected.get(name_and_version(path))
+                if entry and os.path.isfile(path) and os.access(path, os.R_OK):
+                    self.link_file(path, entry)
 
-    def link_file(self, path, hashes):
-        """Link a file unless its SHA256 is not one of these."""
-        name, version = name_and_version(path)
+    def link_file(self, path, entry):
+        """Link a file that is the locked one."""
+        problem = not_the_locked_one(path, entry)
+        if problem:
+            print_msg("%s is not used: %s. One of the two is damaged or of another version", path, problem,
+                      log=self.log)
+        else:
+            self.link_to(path)
+
+    def link_to(self, path):
         link = os.path.join(self.directory, os.path.basename(path))
-        digest = sha256_of(path)
-        if digest not in hashes:
-            print_msg("%s is not used: its SHA256 is %s, and the lock file of %s %s has %s. One of the two is damaged "
-                      "or of another version", path, digest, name, version, ' or '.join(sorted(hashes)), log=self.log)
-        elif not os.path.exists(link):
+        if not os.path.exists(link):
             os.symlink(path, link)
 
     def has_source(self, entry):
-        names = ['%s-%s.tar.gz' % (name, entry.version) for name in (entry.name, entry.name.replace('-', '_'))]
-        return any(name in names for name in os.listdir(self.directory))
+        """True if the source of an entry is linked; indexes write names in two ways."""
+        for name in (entry.name, entry.name.replace('-', '_')):
+            if os.path.exists('%s/%s-%s.tar.gz' % (self.directory, name, entry.version)):
+                return True
+        return False
 
     def missing_wheels(self, entries):
         """The entries to download; only pip knows which of them their markers admit."""
@@ -80,24 +98,20 @@ class PackageFiles:
             if os.access(store, os.W_OK | os.X_OK):
                 return store
         raise EasyBuildError("%s %s must be fetched, and you cannot write to the source path. Put a directory of yours "
-                             "in front of it: --sourcepath=$HOME/easybuild/sources:%s",
-                             entry.name, entry.version, shlex.quote(':'.join(source_paths())))
+                             "in front of it: --sourcepath=%s/easybuild/sources:%s",
+                             entry.name, entry.version, writable_place(), shlex.quote(':'.join(source_paths())))
 
     def download_wheels(self, entries, extra_index_urls):
         """Download wheels from the user's indexes; if they do not have them, from these, too."""
         store = self.writable_store(entries[0])
-        extra = []
-        for url in extra_index_urls:
-            extra += ['--extra-index-url', url]
+        extra = ['--extra-index-url=' + url for url in extra_index_urls]
         count = len({entry.name for entry in entries})
         with part_directory(store) as part:
             with progress("fetching %d packages into %s" % (count, store), self.log):
                 result = self.pip.download(entries, part, '--only-binary', ':all:')
                 if result.exit_code and extra:
                     result = self.pip.download(entries, part, '--only-binary', ':all:', *extra)
-            if result.exit_code:
-                raise self.pip.downloading_error(result.output, part, self.directory, store)
-            self.keep(part, store)
+            self.keep(result, part, store)
 
     def download_sources(self, entries, tools):
         """Download sources; pip insists on asking each for its metadata, for which it needs the build tools."""
@@ -107,9 +121,7 @@ class PackageFiles:
             self.pip.install(tools, self.directory, '--target', directory)
             result = self.pip.download(entries, part, '--no-binary', ':all:', '--no-build-isolation',
                                        environment={'PYTHONPATH': directory})
-            if result.exit_code:
-                raise self.pip.downloading_error(result.output, part, self.directory, store)
-            self.keep(part, store)
+            self.keep(result, part, store)
 
     def download_release(self, entry, url):
         """Download the source of a package from where its authors release it, under the name that pip looks for."""
@@ -119,18 +131,21 @@ class PackageFiles:
             path = os.path.join(part, name)
             if not download_file(name, url, path):
                 raise EasyBuildError("Fetching %s failed. Fetch it by hand, and put it as %s into %s", url, name, store)
-            if sha256_of(path) not in entry.hashes:
-                raise EasyBuildError("%s: its SHA256 is %s, and the lock file of %s %s has %s. Do not use it until you "
-                                     "know which of the two is wrong.", url, sha256_of(path), entry.name,
-                                     entry.version, ' or '.join(sorted(entry.hashes)))
-            self.keep(part, store)
+            problem = not_the_locked_one(path, entry)
+            if problem:
+                raise EasyBuildError("%s: %s. Do not use it until you know which of the two is wrong.", url, problem)
+            self.move(part, store)
 
-    def keep(self, part, store):
-        """Move what was downloaded to its store, in the place of a damaged file of the same name."""
+    def keep(self, result, part, store):
+        """Keep what pip has downloaded, if it has downloaded all."""
+        if result.exit_code:
+            raise self.pip.downloading_error(result.output, part, self.directory, store)
+        self.move(part, store)
+
+    def move(self, part, store):
+        """Move files to their store, in the place of damaged ones of the same name, and link them."""
         for path in Path(part).glob('*.*'):
             target = os.path.join(store, path.name)
             fsync(str(path))
             os.replace(str(path), target)
-            link = os.path.join(self.directory, path.name)
-            if not os.path.exists(link):
-                os.symlink(target, link)
+            self.link_to(target)

@@ -17,6 +17,8 @@ from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words,
 
 # what pip did, where it downloads to; a name without a dot is not kept as a package's file
 LOG = 'log'
+# options with which pip takes nothing but locked files that are here
+LOCKED = ('--quiet', '--no-index', '--no-deps', '--require-hashes')
 # path of a Python -> the command that runs pip for it, which takes a second to find out
 COMMANDS = {}
 
@@ -48,8 +50,10 @@ class Pip:
     def __call__(self, *arguments, environment=None, **options):
         """Run pip; callers look at the exit code."""
         fetching = arguments[0] == 'download'
-        unwanted = 'PYTHON' if fetching else ('PYTHON', 'PIP_')
-        variables = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
+        variables = os.environ.copy()
+        for key in os.environ:
+            if key.startswith('PYTHON') or key.startswith('PIP_') and not fetching:
+                del variables[key]
         if not fetching:
             variables['PIP_CONFIG_FILE'] = os.devnull
         # pip folds its messages at the terminal's width, and prints nothing where that is 0 (under `script`)
@@ -70,18 +74,16 @@ class Pip:
     def can_install(self, entries, directory):
         """True if this directory alone has files for these entries."""
         with lock_file(entries) as lock:
-            result = self('install', '--dry-run', '--ignore-installed', '--quiet', '--no-index',
-                          '--find-links', directory, '--no-deps', '--require-hashes', '--only-binary', ':all:',
-                          '--target', directory, '-r', lock, output_file=False)
+            result = self('install', *LOCKED, '--dry-run', '--ignore-installed', '--find-links', directory,
+                          '--only-binary', ':all:', '--target', directory, '-r', lock, output_file=False)
         return result.exit_code == 0
 
     def install(self, entries, directory, *arguments, **options):
         """Install entries from the fetched files: no network, every checksum verified."""
         with lock_file(entries) as lock:
             # without pip's cache, which has what was built for another MPI
-            result = self('install', '--quiet', '--no-index', '--find-links', directory, '--no-deps',
-                          '--require-hashes', '--no-warn-script-location', '--no-cache-dir', *arguments,
-                          '-r', lock, **options)
+            result = self('install', *LOCKED, '--find-links', directory, '--no-warn-script-location',
+                          '--no-cache-dir', *arguments, '-r', lock, **options)
         if result.exit_code:
             reason = explain(result.output, directory, self.python) or known_errors.why_not_built(result.output)
             raise EasyBuildError("Installing failed: %s%s", last_words(result.output), reason)
@@ -94,14 +96,14 @@ class Pip:
 
     def downloading_error(self, output, part, files, store):
         """Make an error of what pip printed; which index it could not reach is only in its log."""
-        reason, log = other_files(output) or last_words(output), ''
-        if os.path.exists(os.path.join(part, LOG)):
-            log = read_file(os.path.join(part, LOG))
+        reason = other_files(output) or last_words(output)
+        path = os.path.join(part, LOG)
+        log = read_file(path) if os.path.exists(path) else ''
         if FULL.search(output):
-            reason += "\nMake room in %s and %s, or choose others: --sourcepath, --tmpdir" % (
-                store, tempfile.gettempdir())
+            places = store, tempfile.gettempdir()
+            reason += "\nMake room in %s and %s, or choose others: --sourcepath, --tmpdir" % places
         else:
             reason += explain(output + log, files, self.python)
-        another_index_may_help = NO_MATCH.search(output) and unreached(log)
-        kind = IndexNotReached if another_index_may_help else EasyBuildError
-        return kind("Fetching failed: %s", reason)
+        if NO_MATCH.search(output) and unreached(log):
+            return IndexNotReached("Fetching failed: %s", reason)
+        return EasyBuildError("Fetching failed: %s", reason)

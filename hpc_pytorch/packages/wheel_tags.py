@@ -27,7 +27,9 @@ def ask_python(path):
                                 stdin=subprocess.DEVNULL, universal_newlines=True)
     except OSError:
         return None
-    return Python(**json.loads(answer.stdout)) if answer.returncode == 0 and answer.stdout else None
+    if answer.returncode or not answer.stdout:
+        return None
+    return Python(**json.loads(answer.stdout))
 
 
 def parse_wheel(path):
@@ -44,14 +46,19 @@ def name_and_version(path):
     if wheel:
         return wheel.name, wheel.version
     source = re.match(r'(.+)-([^-]+)\.(?:tar\.gz|zip)$', os.path.basename(path))
-    return (normal_name(source.group(1)), source.group(2)) if source else None
+    if not source:
+        return None
+    return normal_name(source.group(1)), source.group(2)
 
 
 def fits_python(wheel, python):
     """True if the wheel's Python tag admits this Python; stable-ABI wheels admit every later one."""
     major, minor = python.version.split('.')
+    fitting = ['py3', 'py' + major + minor]
+    if python.implementation == 'cpython':
+        fitting.append('cp' + major + minor)
     for tag in wheel.python.split('.'):
-        if tag in ('py3', 'py' + major + minor) or tag == 'cp' + major + minor and python.implementation == 'cpython':
+        if tag in fitting:
             return True
         older = re.match(r'cp3(\d+)$', tag)
         if older and 'abi3' in wheel.abi.split('.') and int(older.group(1)) <= int(minor):
@@ -72,20 +79,22 @@ def fits_platform(tag, python):
     match = re.match(r'(?:manylinux_(\d+)_(\d+)|manylinux[0-9a]+|linux)_(.+)$', tag)
     if not match or match.group(3) != python.machine:
         return False
-    if match.group(1) and python.glibc:
-        here = [int(part) for part in python.glibc.split('.')[:2]]
-        return [int(match.group(1)), int(match.group(2))] <= here
-    return True
+    if not match.group(1) or not python.glibc:
+        return True
+    needed = [int(part) for part in match.group(1, 2)]
+    here = [int(part) for part in python.glibc.split('.')[:2]]
+    return needed <= here
 
 
 def why_not(path, python):
     """Why this wheel cannot be installed for this Python; None if it can."""
-    name, wheel = os.path.basename(path), parse_wheel(path)
+    name = os.path.basename(path)
+    wheel = parse_wheel(path)
     if wheel is None:
         return "%s is not named as a wheel is (name-version-python-abi-platform.whl)" % name
     platforms = [fits_platform(tag, python) for tag in wheel.platform.split('.')]
     if fits_python(wheel, python) and fits_abi(wheel, python) and any(platforms):
         return None
-    return "%s is for Python %s (%s) on %s; %s is %s %s on %s with glibc %s" % (
-        name, wheel.python, wheel.abi, wheel.platform, python.path, python.implementation, python.version,
-        python.machine, python.glibc or 'unknown')
+    needs = "%s is for Python {0.python} ({0.abi}) on {0.platform}; " % name
+    has = "{0.path} is {0.implementation} {0.version} on {0.machine} with glibc "
+    return needs.format(wheel) + has.format(python) + (python.glibc or 'unknown')

@@ -1,4 +1,6 @@
 """Refuse an installation for which a disk, or a quota, has too little room, before it begins."""
+import collections
+import contextlib
 import ctypes
 import errno
 import glob
@@ -10,7 +12,7 @@ import tempfile
 from easybuild.tools.config import build_path, install_path
 
 from hpc_pytorch.rules import policy
-from hpc_pytorch.rules.resource_needs import LEAST_ROOM, WHEELS, needs_of
+from hpc_pytorch.rules.resource_needs import LEAST_ROOM, NEEDS, needs_of
 from ramgate.limits import human
 
 PLACES = (('build', '--buildpath', build_path),
@@ -34,17 +36,21 @@ def bytes_of(paths):
 
 def room_needed(easyblock):
     """Return the bytes to build, to install and for temporary files, from what sources and wheels become."""
-    paths = [source['path'] for source in easyblock.src]
-    # the needs are those of compressed tarballs, about a sixth of what is in them
-    sources = bytes_of(paths) - bytes_of([path for path in paths if path.endswith('.tar')]) * 5 // 6
+    sources = 0
+    for source in easyblock.src:
+        size = bytes_of([source['path']])
+        # the needs are those of compressed tarballs, about a sixth of what is in them
+        sources += size // 6 if source['path'].endswith('.tar') else size
     store = getattr(easyblock, 'wheels', None)
     wheels = glob.glob(os.path.join(glob.escape(store), '*.*')) if store else []
     unpacked = bytes_of(wheels + [getattr(easyblock, 'wheel', None)])
-    needs, of_wheels = needs_of(easyblock.cfg)._asdict(), WHEELS._asdict()
+    needs = needs_of(easyblock.cfg)._asdict()
+    of_wheels = NEEDS['LockedWheels']._asdict()
     room = {}
     for kind, _, _ in PLACES:
         if needs[kind]:
-            room[kind] = max(LEAST_ROOM, needs[kind] * sources + of_wheels[kind] * unpacked)
+            size = needs[kind] * sources + of_wheels[kind] * unpacked
+            room[kind] = max(LEAST_ROOM, size)
     return room
 
 
@@ -53,21 +59,30 @@ def check_room(easyblock):
     if not policy.going_to_install():
         return
     room = room_needed(easyblock)
-    wanted = [(kind, option, existing(place())) for kind, option, place in PLACES if kind in room]
-    for kind, option, path in wanted:
-        device = os.stat(path).st_dev
-        together = sum(room[other] for other, _, place in wanted if os.stat(place).st_dev == device)
-        problem = why_no_room(path, room[kind], together)
+    together = collections.Counter()
+    for kind, _, place in PLACES:
+        together[device_of(place())] += room.get(kind, 0)
+    for kind, option, place in PLACES:
+        path = existing(place())
+        problem = why_no_room(path, room[kind], together[device_of(path)]) if kind in room else None
         if problem:
+            # EasyBuild has made it, before it knew the size
+            with contextlib.suppress(OSError):
+                os.removedirs(easyblock.installdir)
             policy.decide('free_space', "The %s directory %s has too little room: %s. Make room, or choose another "
                           "place with %s." % (kind, path, problem, option))
 
 
+def device_of(path):
+    return os.stat(existing(path)).st_dev
+
+
 def why_no_room(directory, size, together):
     """Say why a directory, whose file system must have `together`, has no room for `size`; None if it has."""
-    free, state = shutil.disk_usage(directory).free, os.statvfs(directory)
+    free = shutil.disk_usage(directory).free
     if free < together:
         return "%s are free, and %s are needed" % (human(free), human(together))
+    state = os.statvfs(directory)
     if state.f_files and not state.f_favail:
         return "no more files can be made"
     problem = reserve(directory, size)
@@ -79,8 +94,8 @@ def reserve(directory, size):
     Say why so many bytes cannot be had in a directory; None if they can. They are reserved and given back at once,
     which asks every quota (users', groups', projects'). A file system that cannot do that, or is memory, is trusted.
     """
-    kind = subprocess.run(['stat', '-f', '-c', '%T', directory], stdout=subprocess.PIPE, universal_newlines=True).stdout
-    if kind.strip() in ('tmpfs', 'ramfs'):
+    kind = subprocess.check_output(['stat', '-f', '-c', '%T', directory])
+    if kind.strip() in (b'tmpfs', b'ramfs'):
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

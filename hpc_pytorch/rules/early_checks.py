@@ -10,7 +10,9 @@ from easybuild.framework.easyconfig.constants import EXTERNAL_MODULE_MARKER
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_option, build_path, install_path, source_paths, update_build_option
 from easybuild.tools.modules import curr_module_paths, modules_tool
+from easybuild.tools.utilities import nub
 
+from hpc_pytorch import writable_place
 from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
@@ -26,12 +28,13 @@ ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-
 UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]')
 
 
-# -- the system's modules
-
 def external_modules(ec):
     """List the system's own modules that an easyconfig depends on, in EasyBuild's order, while it is parsed."""
-    dependencies = ec['builddependencies'] + ec['dependencies']
-    return [dep[0] for dep in dependencies if isinstance(dep, (tuple, list)) and dep[-1] == EXTERNAL_MODULE_MARKER]
+    names = []
+    for dep in ec['builddependencies'] + ec['dependencies']:
+        if isinstance(dep, (tuple, list)) and dep[-1] == EXTERNAL_MODULE_MARKER:
+            names.append(dep[0])
+    return names
 
 
 def check_external_modules(ec):
@@ -50,16 +53,16 @@ def check_external_modules(ec):
     if problem:
         name, said = problem
         before = ' '.join(names[:names.index(name)]) or 'nothing'
+        searched = shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH'
         raise EasyBuildError(
             "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Searched: %s. On the "
             "system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the system's "
-            "stand-in: ./eb --rehearse %s", easyconfig, name, before, why_missing(shell, name, said),
-            shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH', shlex.quote(easyconfig))
+            "stand-in: ./eb --rehearse %s",
+            easyconfig, name, before, why_missing(shell, name, said), searched, shlex.quote(easyconfig))
     if build_option('extended_dry_run'):
         # EasyBuild only pretends to load what it cannot see from the start, and prefixes then have no values
-        paths = curr_module_paths()
-        opened = [path for path in shell.environ['MODULEPATH'].split(os.pathsep) if path not in paths]
-        os.environ['MODULEPATH'] = os.pathsep.join(paths + opened)
+        opened = shell.environ['MODULEPATH'].split(os.pathsep)
+        os.environ['MODULEPATH'] = os.pathsep.join(nub(curr_module_paths() + opened))
 
 
 def why_missing(shell, name, said):
@@ -72,33 +75,37 @@ def why_missing(shell, name, said):
     return "no version of it is here (try: module spider %s)" % name
 
 
-# -- directories
-
 def check_directories():
     """Stop when a directory cannot be written to, or has characters that compiler wrappers fail on."""
     easyconfigs = [word for word in sys.argv if word.endswith('.eb')]
     if not easyconfigs:
         return
-    for kind, option, path in (('install', '--prefix or --installpath', install_path('software')),
-                               ('module', '--prefix or --installpath', install_path('modules')),
-                               ('build', '--buildpath', build_path())):
-        if UNFIT_FOR_PATHS.search(path):
-            raise EasyBuildError("The %s path %s has a blank, a quote or the like in it, which MPI's compiler wrappers "
-                                 "and module files fail on. Choose another with %s", kind, shlex.quote(path), option)
-        if not os.access(existing(path), os.W_OK | os.X_OK):
-            raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with "
-                                 "%s, for example: --prefix=$HOME/easybuild", kind, path, existing(path), option)
+    check_directory('install', install_path('software'), '--prefix or --installpath')
+    check_directory('module', install_path('modules'), '--prefix or --installpath')
+    check_directory('build', build_path(), '--buildpath')
     check_install_path(easyconfigs[0])
+
+
+def check_directory(kind, path, option):
+    """Stop when one directory cannot be used."""
+    if UNFIT_FOR_PATHS.search(path):
+        raise EasyBuildError("The %s path %s has a blank, a quote or the like in it, which MPI's compiler wrappers and "
+                             "module files fail on. Choose another with %s", kind, shlex.quote(path), option)
+    place = existing(path)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with %s, "
+                             "for example: --prefix=%s/easybuild", kind, path, place, option, writable_place())
 
 
 def check_install_path(easyconfig):
     """Say where installations belong, on a system where they do not belong just anywhere."""
-    system, path = current(easyconfig).installation, install_path('software')
+    system = current(easyconfig).installation
+    path = os.path.realpath(install_path('software'))
     if os.environ.get('HPC_PYTORCH_REHEARSAL') or not policy.going_to_install():
         return
     for directory in system['unfit']:
         top = os.path.realpath(os.path.expandvars(directory))
-        if os.path.commonpath([os.path.realpath(path), top]) == top:
+        if os.path.commonpath([path, top]) == top:
             policy.decide('install_path', "%s is below %s, and %s. Installations belong elsewhere: --prefix=%s" % (
                 path, directory, system['reason'], system['prefix']), system['policy'])
 
@@ -114,25 +121,26 @@ def keep_umask():
         update_build_option('umask', '%03o' % mask)
 
 
-# -- login nodes
-
 def check_host(ecs):
     """Stop builds of hours on login nodes, or where there is too little memory."""
     if own_job() or not policy.going_to_install():
         return
     for ec in [entry['ec'] for entry in ecs]:
         needs = needs_of(ec)
-        reason = unfit_host(ec, needs) if needs.compiles and not has_built_wheel(ec) else None
+        if not needs.compiles or has_built_wheel(ec):
+            continue
+        reason = unfit_host(ec, needs)
         if reason:
             name = os.path.basename(ec.path)
+            program = os.environ.get('HPC_PYTORCH_COMMAND', 'eb')
             policy.decide('login_node', "%s is built from source, and %s. Let the batch system do it on a compute node:"
-                          "\n    %s %s --robot --job" % (name, reason, os.environ.get('HPC_PYTORCH_COMMAND', 'eb'),
-                                                         shlex.quote(name)))
+                          "\n    %s %s --robot --job" % (name, reason, program, shlex.quote(name)))
 
 
 def unfit_host(ec, needs):
     """Say why this host is none to compile on; None if it is."""
-    system, host = current(ec.path).system, socket.gethostname()
+    system = current(ec.path).system
+    host = socket.gethostname()
     if host_matches(host, system['login_hosts']):
         return "%s is a login node of %s" % (host, system['title'])
     least = min(Limits().constraints(0), key=lambda constraint: constraint.limit)

@@ -61,7 +61,8 @@ def remove_stale_lock(lock_path):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(note)
         else:
-            living.append("process %d%s on %s" % (pid, ' in job ' + job if job else '', host))
+            of_job = ' in job ' + job if job else ''
+            living.append("process %d%s on %s" % (pid, of_job, host))
     if not os.path.isdir(lock_path):
         return
     if stale and not living:

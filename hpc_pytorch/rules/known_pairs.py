@@ -1,8 +1,4 @@
-"""
-Warn about versions of NCCL, its plugin, libfabric or ROCm that are known to be incompatible, before installing.
-
-Python 3.6.
-"""
+"""Warn about versions of NCCL, its plugin, libfabric or ROCm that are known to be incompatible, before installing."""
 import os
 import re
 
@@ -23,17 +19,21 @@ def versions_of(ec):
             name, version = dep['name'], dep['version']
         if version:
             found[name.lower()] = version
-    for name in ec['lock_files'] or () if 'lock_files' in ec else ():
-        lock = named_file(ec.path, name)
-        # a missing one is reported by the easyblock
-        for entry in read_lock(lock) if lock else []:
-            nccl = re.match('nvidia-nccl-', entry.name)
-            rocm = re.search(r'rocm([\d.]+)', entry.version)
-            if nccl:
-                found['nccl'] = entry.version
-            if entry.name == 'torch' and rocm:
-                found['rocm'] = rocm.group(1)
+    for entry in locked(ec):
+        rocm = re.search(r'rocm([\d.]+)', entry.version)
+        if entry.name.startswith('nvidia-nccl-'):
+            found['nccl'] = entry.version
+        if entry.name == 'torch' and rocm:
+            found['rocm'] = rocm.group(1)
     return found
+
+
+def locked(ec):
+    """Yield what the lock files of an easyconfig have; a missing one is reported by the easyblock."""
+    for name in ec.get('lock_files') or ():
+        path = named_file(ec.path, name)
+        if path:
+            yield from read_lock(path)
 
 
 def check(ecs):
@@ -43,5 +43,5 @@ def check(ecs):
         rows = versions.known(versions_of(ec), current(ec.path).words)
         problems = [versions.in_words(row) for row in rows if row['result'] != 'works']
         if problems:
-            policy.decide('pairs', "%s combines versions that are known to be incompatible:\n  %s" % (
-                os.path.basename(ec.path), '\n  '.join(problems)))
+            title = "%s combines versions that are known to be incompatible:" % os.path.basename(ec.path)
+            policy.decide('pairs', '\n  '.join([title] + problems))

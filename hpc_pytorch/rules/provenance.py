@@ -15,7 +15,7 @@ import subprocess
 import time
 
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import copy_file, write_file
+from easybuild.tools.filetools import copy_file, mkdir, write_file
 from easybuild.tools.version import VERSION as EASYBUILD_VERSION
 
 from hpc_pytorch import HERE, VERSION
@@ -34,9 +34,9 @@ def named_files(easyblock):
     easyconfig = easyblock.cfg.path
     files = {patch['path'] for patch in easyblock.patches}
     for value in easyblock.cfg.asdict().values():
-        for word in value if isinstance(value, (list, tuple)) else ():
-            if isinstance(word, str) and not os.path.isabs(word):
-                files.add(named_file(easyconfig, word))
+        if isinstance(value, (list, tuple)):
+            words = [word for word in value if isinstance(word, str) and not os.path.isabs(word)]
+            files.update(named_file(easyconfig, word) for word in words)
     sources = [os.path.realpath(source['path']) for source in easyblock.src]
     files -= {None, easyconfig}
     return [easyconfig] + sorted(path for path in files if os.path.realpath(path) not in sources)
@@ -58,13 +58,19 @@ def collection_version():
     return VERSION if ' ' in described else described
 
 
+def hashes(paths):
+    return {os.path.basename(path): sha256_of(path) for path in paths}
+
+
 def facts(easyblock, files):
     ec = easyblock.cfg
     system = current(ec.path)
     compilers = {}
     for key, command in system.compilers.items():
         if command:
-            compilers[key] = '%s: %s' % (command, first_line([command, '--version']))
+            version = first_line([command, '--version'])
+            compilers[key] = '%s: %s' % (command, version)
+    sources = [source['path'] for source in easyblock.src]
     return {
         'name': ec['name'],
         'version': ec['version'],
@@ -72,9 +78,9 @@ def facts(easyblock, files):
         'module': ec.full_mod_name,
         'system': system.name,
         'easyconfig': os.path.basename(ec.path),
-        'files': {os.path.basename(path): sha256_of(path) for path in files},
-        'sources': {os.path.basename(source['path']): sha256_of(source['path']) for source in easyblock.src},
-        'modules': [module['mod_name'] for module in easyblock.modules_tool.list()],
+        'files': hashes(files),
+        'sources': hashes(sources),
+        'modules': easyblock.modules_tool.loaded_modules(),
         'compilers': compilers,
         'easybuild': str(EASYBUILD_VERSION),
         'collection': collection_version(),
@@ -96,13 +102,15 @@ def write(easyblock):
         return
     directory = os.path.join(easyblock.installdir, 'easybuild', 'provenance')
     files = named_files(easyblock)
+    mkdir(directory, parents=True)
     for path in files:
-        copy_file(path, os.path.join(directory, os.path.basename(path)))
+        copy_file(path, directory)
     for name in REPORTS:
         path = os.path.join(easyblock.builddir, 'ramgate', name)
         if os.path.exists(path):
             copy_file(path, os.path.join(directory, 'ramgate', name))
     write_json(os.path.join(directory, 'provenance.json'), facts(easyblock, files))
-    document = sbom.of_installation(easyblock, [path for path in files if path.endswith('.lock')])
+    locks = [path for path in files if path.endswith('.lock')]
+    document = sbom.of_installation(easyblock, locks)
     if document:
         write_json(os.path.join(directory, 'sbom.spdx.json'), document)

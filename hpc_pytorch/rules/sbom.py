@@ -14,8 +14,8 @@ UNKNOWN = {'downloadLocation': 'NOASSERTION', 'filesAnalyzed': False, 'copyright
 
 def of_installation(easyblock, locks):
     """Return the document; None where no Python packages are installed."""
-    top, ec = easyblock.installdir, easyblock.cfg
-    places = glob.glob(os.path.join(glob.escape(top), 'lib', 'python3.*', 'site-packages'))
+    top = easyblock.installdir
+    places = glob.glob(glob.escape(top) + '/lib/python3.*/site-packages')
     if not places:
         return None
     # the store of wheels may have files of other installations
@@ -29,12 +29,15 @@ def of_installation(easyblock, locks):
             digests.setdefault(name_and_version(name), digest)
     for name, digest in archives(os.path.join(top, 'wheels')):
         digests[name_and_version(name)] = digest
-    return document(ec['name'], ec['version'] + ec['versionsuffix'], places[0], digests)
+    version = easyblock.cfg['version'] + easyblock.cfg['versionsuffix']
+    return document(easyblock.cfg['name'], version, places[0], digests)
 
 
 def archives(directory):
     """Yield the wheels and archives in a directory, with their SHA256."""
-    for name in sorted(os.listdir(directory)) if directory and os.path.isdir(directory) else ():
+    if not directory or not os.path.isdir(directory):
+        return
+    for name in sorted(os.listdir(directory)):
         if name.endswith(('.whl', '.tar.gz', '.zip')):
             yield name, sha256_of(os.path.join(directory, name))
 
@@ -42,7 +45,7 @@ def archives(directory):
 def installed_packages(site_packages):
     """Return the metadata of every package: {name: metadata}."""
     packages = {}
-    for path in glob.glob(os.path.join(glob.escape(site_packages), '*.dist-info', 'METADATA')):
+    for path in glob.glob(glob.escape(site_packages) + '/*.dist-info/METADATA'):
         with open(path, encoding='utf-8', errors='replace') as handle:
             metadata = email.parser.HeaderParser().parse(handle)
         if metadata['Name'] and metadata['Version']:
@@ -51,12 +54,15 @@ def installed_packages(site_packages):
 
 
 def package(name, metadata, digest):
-    version, licence = metadata['Version'], metadata['License-Expression']
-    purl = 'pkg:pypi/%s@%s' % (name, version.replace('+', '%2B'))
-    entry = dict(UNKNOWN, SPDXID='SPDXRef-Package-%s' % name.replace('_', '-'), name=metadata['Name'],
-                 versionInfo=version)
-    entry['externalRefs'] = [{'referenceCategory': 'PACKAGE-MANAGER', 'referenceType': 'purl',
-                              'referenceLocator': purl}]
+    licence = metadata['License-Expression']
+    purl = 'pkg:pypi/%s@%s' % (name, metadata['Version'].replace('+', '%2B'))
+    entry = dict(UNKNOWN, name=metadata['Name'], versionInfo=metadata['Version'])
+    entry['SPDXID'] = 'SPDXRef-Package-%s' % name.replace('_', '-')
+    entry['externalRefs'] = [{
+        'referenceCategory': 'PACKAGE-MANAGER',
+        'referenceType': 'purl',
+        'referenceLocator': purl,
+    }]
     if licence:
         entry['licenseDeclared'] = licence
     elif metadata['License']:
@@ -73,18 +79,25 @@ def relation(one, kind, other):
 def document(name, version, site_packages, digests):
     """Return the document; `digests` has the SHA256 of what packages were installed from, by name and version."""
     module = dict(UNKNOWN, SPDXID='SPDXRef-Module', name=name, versionInfo=version)
-    packages, relations = [module], [relation('SPDXRef-DOCUMENT', 'DESCRIBES', 'SPDXRef-Module')]
+    packages = [module]
+    relations = [relation('SPDXRef-DOCUMENT', 'DESCRIBES', 'SPDXRef-Module')]
     for key, metadata in sorted(installed_packages(site_packages).items()):
-        packages.append(package(key, metadata, digests.get((key, metadata['Version']))))
-        relations.append(relation('SPDXRef-Module', 'CONTAINS', packages[-1]['SPDXID']))
+        digest = digests.get((key, metadata['Version']))
+        entry = package(key, metadata, digest)
+        packages.append(entry)
+        relations.append(relation('SPDXRef-Module', 'CONTAINS', entry['SPDXID']))
+    now = datetime.datetime.utcnow()
+    title = '%s-%s' % (name, version)
     return {
         'spdxVersion': 'SPDX-2.3',
         'dataLicense': 'CC0-1.0',
         'SPDXID': 'SPDXRef-DOCUMENT',
-        'name': '%s-%s' % (name, version),
-        'documentNamespace': 'https://spdx.org/spdxdocs/%s-%s-%s' % (name, version.replace('+', '-'), uuid.uuid4()),
-        'creationInfo': {'created': datetime.datetime.utcnow().strftime('%Y-%m-%dT%H:%M:%SZ'),
-                         'creators': ['Tool: hpc-pytorch']},
+        'name': title,
+        'documentNamespace': 'https://spdx.org/spdxdocs/%s-%s' % (title.replace('+', '-'), uuid.uuid4()),
+        'creationInfo': {
+            'created': now.strftime('%Y-%m-%dT%H:%M:%SZ'),
+            'creators': ['Tool: hpc-pytorch'],
+        },
         'packages': packages,
         'relationships': relations,
     }

@@ -28,14 +28,16 @@ MODULE_COMMAND = {
 
 def module_command(tool):
     """Return the line that gives the user's shell this modules tool; None if it has it, or the tool is another one."""
-    home, theirs = os.path.dirname(os.path.dirname(tool.cmd)), os.environ.get('MODULESHOME')
+    home = os.path.dirname(os.path.dirname(tool.cmd))
+    theirs = os.environ.get('MODULESHOME')
     if theirs and (tool.NAME != 'Lmod' or os.path.realpath(theirs) == os.path.realpath(home)):
         return None
     lines = MODULE_COMMAND.get(tool.NAME)
     if not lines:
         return None
     shell = os.path.basename(os.environ.get('SHELL', ''))
-    shell = shell if shell in lines else 'bash'
+    if shell not in lines:
+        shell = 'bash'
     return lines[shell].format(program=shlex.quote(tool.cmd), home=shlex.quote(home), shell=shell)
 
 
@@ -48,13 +50,15 @@ def usage(ec):
     lines.append("module load %s" % ec.full_mod_name)
     place = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec), 'bin')
     commands = os.listdir(place) if os.path.isdir(place) else []
+    container = 'run-in-container' in commands
     system = current(ec.path)
-    if 'run-in-container' in commands and 'pytorch-srun' not in commands:
+    if container and 'pytorch-srun' not in commands:
         # it may have no Python
         lines.append("run-in-container COMMAND ARGUMENT ...")
     elif system.scheduler['kind'] != 'none':
-        program = 'pytorch-srun' if 'run-in-container' in commands else 'python'
-        lines.append("%s %s your_script.py" % (' '.join(system.launcher['two_processes']), program))
+        launcher = ' '.join(system.launcher['two_processes'])
+        program = 'pytorch-srun' if container else 'python'
+        lines.append("%s %s your_script.py" % (launcher, program))
     if 'pytorch-check' in commands:
         # no comment behind it: zsh and tcsh, typed to, would take that for arguments
         lines.append("pytorch-check")

@@ -4,8 +4,6 @@ Keep what any easyblock compiles within the memory: ``ramgate = True`` in an eas
 
 From configuring on, ramgate's stand-ins for compilers come first in $PATH, as with EasyBuild's own --use-ccache, and
 ask a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
-
-Python 3.6.
 """
 import os
 import subprocess
@@ -24,7 +22,7 @@ _running = []
 
 def begin(easyblock):
     """Watch an installation whose easyconfig asks for it."""
-    if 'ramgate' in easyblock.cfg and easyblock.cfg['ramgate']:
+    if easyblock.cfg.get('ramgate'):
         watch(easyblock)
 
 
@@ -33,7 +31,7 @@ def watch(easyblock):
     # EB_PyTorchHPC does this itself
     if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', False):
         return
-    command = ramgate(easyblock.cfg, report_directory(easyblock), profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
+    command = ramgate(easyblock, profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     variables = {}
@@ -62,9 +60,4 @@ def end(easyblock):
             os.environ[name] = value
     paths = os.environ['PATH'].split(os.pathsep)
     os.environ['PATH'] = os.pathsep.join(path for path in paths if path != directory)
-    say_what_was_watched(report_directory(easyblock), easyblock.log)
-
-
-def report_directory(easyblock):
-    """Return where provenance finds the report."""
-    return os.path.join(easyblock.builddir, 'ramgate')
+    say_what_was_watched(easyblock)

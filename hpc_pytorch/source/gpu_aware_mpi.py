@@ -4,8 +4,6 @@ PyTorch's MPI backend decides at run time whether MPI takes GPU memory: the chan
 PyTorch itself believes Open MPI alone. Its decision is one function, which is replaced as a whole, whatever it has come
 to say in the version at hand, by a call of gpu_aware.h, the same file that torch_mpi is compiled with. A tree in which
 one of the places is not found is left as it was.
-
-Standard library only, Python 3.6.
 """
 import hashlib
 import os

@@ -1,8 +1,6 @@
 """
 Builds that were interrupted: a note in the build directory says what is being built there, so that the next call can
 go on with it if it is to build the same.
-
-Standard library only, Python 3.6.
 """
 import json
 import os
@@ -24,11 +22,13 @@ def find(builddir):
             note = json.load(file)
     except (OSError, ValueError):
         return None
-    whole = isinstance(note, dict) and {'source', 'cmake_output'} <= set(note) and isinstance(note.get('facts'), dict)
-    return note if whole else None
+    if not isinstance(note, dict) or not {'source', 'cmake_output'} <= set(note):
+        return None
+    return note if isinstance(note.get('facts'), dict) else None
 
 
 def differences(facts, others):
     """What two builds differ in, in words."""
-    names = [name for name in set(facts) | set(others) if facts.get(name) != others.get(name)]
+    every = set(facts).union(others)
+    names = [name for name in every if facts.get(name) != others.get(name)]
     return ', '.join(sorted(names)).replace('_', ' ')

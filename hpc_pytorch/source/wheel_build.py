@@ -1,11 +1,11 @@
 """The base of EB_PyTorchHPC: a wheel of PyTorch, built when CMake's decisions are what was asked for."""
+import glob
 import io
 import json
 import os
 import sys
 import tempfile
 from contextlib import redirect_stderr
-from pathlib import Path
 
 import easybuild.tools.environment as env
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -28,34 +28,42 @@ RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
                "runpy.run_module('ramgate', run_name='__main__', alter_sys=True)")
 
 
-def ramgate(cfg, report, profile):
+def report_directory(easyblock):
+    """Where ramgate writes what every compilation needed, and provenance looks for it."""
+    return os.path.join(easyblock.builddir, 'ramgate')
+
+
+def ramgate(easyblock, profile):
     """The command that runs a build within the memory, up to its own options."""
-    command = [sys.executable, '-I', '-c', RUN_RAMGATE, collection_path('ramgate'), 'run',
-               '--jobs', str(cfg.parallel), '--report', report]
+    command = [sys.executable, '-I', '-c', RUN_RAMGATE, collection_path('ramgate'), 'run']
+    command += ['--jobs', str(easyblock.cfg.parallel), '--report', report_directory(easyblock)]
     if profile:
         command += ['--profile', profile]
         # other versions need about the same for most of their files; the newest measurement first
-        others = map(str, Path(profile).parent.glob('%s-*-ramgate.json' % cfg['name']))
-        for other in sorted(others, key=os.path.getmtime, reverse=True):
+        pattern = os.path.join(glob.escape(os.path.dirname(profile)), '%s-*-ramgate.json' % easyblock.cfg['name'])
+        for other in sorted(glob.glob(pattern), key=os.path.getmtime, reverse=True):
             if other != profile:
                 command += ['--like', other]
     return command
 
 
-def say_what_was_watched(report, log):
+def say_what_was_watched(easyblock):
     """Print how much memory the build took: a build that ramgate did not see shows here, too."""
-    path = os.path.join(report, 'report.json')
-    if os.path.exists(path):
-        compilations = json.loads(read_file(path))['compilations']
-        again = [compilation for compilation in compilations if compilation['retries']]
-        largest = max([0] + [compilation['peak_mb'] for compilation in compilations])
-        print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
-                  len(compilations), len(again), largest / 1024, log=log)
+    path = os.path.join(report_directory(easyblock), 'report.json')
+    if not os.path.exists(path):
+        return
+    compilations = json.loads(read_file(path))['compilations']
+    again = [entry for entry in compilations if entry['retries']]
+    peaks = [entry['peak_mb'] for entry in compilations]
+    print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
+              len(compilations), len(again), max(peaks, default=0) / 1024, log=easyblock.log)
 
 
 def commit_of(source):
     """The commit that a source of an easyconfig names; None for released tarballs."""
-    return source.get('git_config', {}).get('commit') if isinstance(source, dict) else None
+    if isinstance(source, dict):
+        return source.get('git_config', {}).get('commit')
+    return None
 
 
 def find_program(name):
@@ -66,6 +74,8 @@ class WheelBuild(LockedEnvironment):
     """Support for building PyTorch's wheel within the memory; `super()` is upstream's EB_PyTorch in the end."""
     # so nothing else has to watch it
     runs_ramgate = True
+    # where ramgate keeps what the files of this version need, or None
+    memory_profile = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -100,8 +110,6 @@ class WheelBuild(LockedEnvironment):
         commands = {'CC': names['c'], 'CXX': names['cxx'], 'FC': names['fortran']}
         return {variable: command for variable, command in commands.items() if command}
 
-    # --- before anything is fetched ---------------------------------------------------------------------------------
-
     def check_before_fetching(self):
         """Refuse an nvcc that does not know the GPUs: the build would end much later."""
         super().check_before_fetching()
@@ -129,8 +137,6 @@ class WheelBuild(LockedEnvironment):
             raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
                                  ' '.join(listing.split()))
 
-    # --- configuring ------------------------------------------------------------------------------------------------
-
     def prepare_step(self, *args, **kwargs):
         """Use the system's compilers under their own names: EasyBuild's RPATH wrappers would hide them."""
         self.toolchain.options['rpath'] = False
@@ -147,17 +153,17 @@ class WheelBuild(LockedEnvironment):
 
     def own_options(self):
         """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
-        asked = build_options.common_options(self.version)
+        # a dry run asks no compiler
+        banner = 'gcc' if self.dry_run else self.first_line(self.compilers().get('CXX', 'g++'))
+        compiler = build_options.compiler_family(banner)
+        asked = build_options.table_options(self.version, os.uname().machine, compiler)
+        asked.update(self.compilers())
         local = self.system.name
         for source in self.cfg['sources']:
             if commit_of(source):
                 local = 'git' + commit_of(source)[:7]
-        asked.update(PYTORCH_BUILD_VERSION='%s+%s' % (self.version, local), PYTORCH_BUILD_NUMBER='1')
-        asked.update(self.compilers())
-        # a dry run asks no compiler
-        banner = 'gcc' if self.dry_run else self.first_line(self.compilers().get('CXX', 'g++'))
-        asked.update(build_options.architecture_flags(os.uname().machine, build_options.compiler_family(banner),
-                                                      self.version))
+        asked['PYTORCH_BUILD_VERSION'] = '%s+%s' % (self.version, local)
+        asked['PYTORCH_BUILD_NUMBER'] = '1'
         if contract.plain(self.custom_opts.get('USE_DISTRIBUTED', '1')) == 'OFF':
             # only the table asks for it then
             asked['USE_GLOO'] = '0'
@@ -165,8 +171,10 @@ class WheelBuild(LockedEnvironment):
             name, equals, value = option.partition('=')
             if not equals:
                 raise EasyBuildError("expected NAME=VALUE in custom_opts, found %r", option)
-            # flags are added to those that the architecture needs; everything else is the easyconfig's
-            asked[name] = ' '.join([asked[name], value]) if name.endswith('FLAGS') and name in asked else value
+            if name.endswith('FLAGS') and name in asked:
+                # added to those that the architecture needs; everything else is the easyconfig's
+                value = asked[name] + ' ' + value
+            asked[name] = value
         return asked
 
     def configure_step(self):
@@ -197,9 +205,9 @@ class WheelBuild(LockedEnvironment):
 
     def make_gpu_aware(self):
         """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
-        with as_easybuild_error("gpu_aware_mpi: PyTorch %s has a new %s. Set gpu_aware_mpi = False to build without, "
-                                "or add the new place to hpc_pytorch/source/gpu_aware_mpi.py: "
-                                % (self.version, gpu_aware_mpi.BACKEND)):
+        problem = ("gpu_aware_mpi: PyTorch %s has a new %s. Set gpu_aware_mpi = False to build without, or add the new "
+                   "place to hpc_pytorch/source/gpu_aware_mpi.py: ")
+        with as_easybuild_error(problem % (self.version, gpu_aware_mpi.BACKEND)):
             gpu_aware_mpi.apply(self.tree)
 
     def roots(self, own):
@@ -212,13 +220,15 @@ class WheelBuild(LockedEnvironment):
             found['EBROOTFLEXIBLAS'] = os.sep
         if self.cuda_architectures() and not get_software_root('CUDA'):
             # a dry run loads no modules, one of which may have it
-            found['EBROOTCUDA'] = os.sep if self.dry_run else os.path.dirname(os.path.dirname(self.nvcc()))
+            nvcc = '/bin/nvcc' if self.dry_run else self.nvcc()
+            found['EBROOTCUDA'] = os.path.dirname(os.path.dirname(nvcc))
         return found
 
     def ask_upstream(self, own):
         """Let upstream's easyblock add what the dependencies mean; it leaves all in front of the build command only."""
         self.named = own
-        given, self.cfg['custom_opts'] = self.cfg['custom_opts'], ['%s=%s' % option for option in own.items()]
+        given = self.cfg['custom_opts']
+        self.cfg['custom_opts'] = ['%s=%s' % option for option in own.items()]
         roots = self.roots(own)
         for name, root in roots.items():
             env.setvar(name, root)
@@ -230,8 +240,10 @@ class WheelBuild(LockedEnvironment):
                 self.cfg['custom_opts'] = given
                 self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
                 env.unset_env_vars(list(roots), verbose=False)
-        asked = dict(build_options.as_dict(self.cfg['prebuildopts'].split()), **own)
-        self.asked = {name: os.path.expandvars(value) for name, value in asked.items()}
+        self.asked = build_options.as_dict(self.cfg['prebuildopts'].split())
+        self.asked.update(own)
+        for name, value in self.asked.items():
+            self.asked[name] = os.path.expandvars(value)
         if self.asked.get('USE_CUDA') == '1':
             self.asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
 
@@ -255,9 +267,11 @@ class WheelBuild(LockedEnvironment):
 
     def run_cmake(self):
         """Have CMake configure, with ramgate in front of it, as what CMake writes is what is built."""
-        if self.route.configure:
-            self.cmake_output = self.cmake_output or self.run_python(self.route.configure, "configuring PyTorch")
-            self.check_contract()
+        if not self.route.configure:
+            return
+        if not self.cmake_output:
+            self.cmake_output = self.run_python(self.route.configure, "configuring PyTorch")
+        self.check_contract()
 
     def check_contract(self):
         """Stop unless CMake decided what was asked for."""
@@ -267,18 +281,16 @@ class WheelBuild(LockedEnvironment):
             contract.check(self.tree, self.cmake_output, self.asked, self.named)
         print_msg("CMake's decisions are what was asked for", log=self.log)
 
-    # --- building ---------------------------------------------------------------------------------------------------
-
     def build_step(self):
         """Build the wheel; upstream would build inside the installation."""
         output = self.run_python(self.route.build, "building PyTorch")
         if self.dry_run:
             return
-        say_what_was_watched(self.report_directory, self.log)
+        say_what_was_watched(self)
         if not self.route.configure:
             self.cmake_output = output
             self.check_contract()
-        wheels = [str(path) for path in Path(self.tree, 'dist').glob('torch-*.whl')]
+        wheels = glob.glob(glob.escape(self.tree) + '/dist/torch-*.whl')
         if len(wheels) != 1:
             raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
         self.wheel = wheels[0]
@@ -294,21 +306,11 @@ class WheelBuild(LockedEnvironment):
             raise EasyBuildError("The wheel was built with libraries that no module should have (%s):\n%s", ', '.join(
                 nub(item.option for item in differences)), contract.table(differences))
 
-    @property
-    def report_directory(self):
-        """Where ramgate writes what every compilation needed, and provenance looks for it."""
-        return os.path.join(self.builddir, 'ramgate')
-
-    @property
-    def memory_profile(self):
-        """Where ramgate keeps what the files of this version need, or None."""
-        return None
-
     def run_python(self, words, doing):
         """Run Python with these words in the tree, within the memory; returns its output, explains its failure."""
-        command = [self.python.path if self.python else 'python3'] + list(words)
-        if os.path.isfile(os.path.join(collection_path('ramgate'), 'ramgate', '__main__.py')):
-            command = ramgate(self.cfg, self.report_directory, self.memory_profile) + ['--'] + command
+        # a dry run has found none
+        python = self.python.path if self.python else 'python3'
+        command = ramgate(self, self.memory_profile) + ['--', python] + list(words)
         result = run_shell_cmd(command, work_dir=self.tree, fail_on_error=False, use_bash=False)
         if result.exit_code:
             raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,

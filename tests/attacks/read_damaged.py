@@ -122,7 +122,7 @@ READERS = {
     'built': (json.dumps(NOTE).encode(), find_built),
     'record': (json.dumps(RECORD).encode(), read_record),
     'profile': (json.dumps(PROFILE).encode(), lambda path: resource_needs.fitted(resource_needs.measured(
-        resource_needs.OTHERS, resource_needs.read_profile(path) or [(1, 1)], 4), {'cores': 4, 'memory': 2 ** 34})),
+        resource_needs.OTHERS, resource_needs.read_profile(path) or [(1, 1)]), {'cores': 4, 'memory': 2 ** 34})),
     'ramgate': (json.dumps(PROFILE).encode(),
                 lambda path: estimates.Knowledge(str(path)).estimate('a.cpp', 'CXX').peak),
     'image': (SIF, read_image),

@@ -38,6 +38,7 @@ def test_refused_here(eb, tmp_path):
 def test_with_this_machines_wheel(eb, tmp_path):
     """Everything but the wheel itself, which is for Arm: mpi4py and the mpi backend belong to Bede's Open MPI."""
     here = edited(tmp_path, (r"^version = .*", "version = '2.13.0'"), (r'whl/cu126', 'whl/cpu'),
+                  ("'gpu', 'nccl', ", "'cpu', "),
                   (r"^lock_files = .*", "lock_files = ['torch-2.13.0-cpu.lock', 'PyTorch-2.13.0-workstation.lock', "
                    "'mpi4py.lock']"))
     eb(here, '--rehearse', '--system=bede')

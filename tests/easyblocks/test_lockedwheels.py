@@ -147,7 +147,7 @@ class _C:
 
 @pytest.mark.slow
 def test_wheel_for_processors_alone(eb, toy):
-    """Refused where the user named GPUs; on a system that has some it is installed."""
+    """Refused where the user named GPUs, and on a system that has some, unless the easyconfig says so."""
     toy.wheels.append(make_wheel(toy.index, 'torch', '2.6.0', text="""
 __version__ = '2.6.0+cpu'
 class version:
@@ -158,7 +158,30 @@ class _C:
     toy.write()
     output = eb('--system=derecho', toy.easyconfig, '--cuda-compute-capabilities=8.0', env=toy.online, status=None)
     assert output.returncode != 0 and 'torch 2.6.0+cpu has no code for the GPU 8.0' in output.stdout
+    output = eb('--system=derecho', toy.easyconfig, env=toy.online, status=None)
+    assert output.returncode != 0 and "the nodes of derecho have GPUs" in output.stdout
+    assert "features = ['cpu']" in output.stdout and not list(eb.modules.glob('toy/*'))
+    text = toy.easyconfig.read_text()
+    toy.easyconfig.write_text(text + "features = ['cpu']\n")
     eb('--system=derecho', toy.easyconfig, env=toy.online)
+
+
+@pytest.mark.parametrize('system, version, marker, refused', [
+    ('bede', '2.10.0', '', True), ('bede', '2.9.1+cpu', '', True), ('bede', '2.11.0', '', False),
+    ('bede', '2.6.0+cu126', '', False), ('bede', '2.10.0', " ; platform_machine == 'x86_64'", False),
+    ('derecho', '2.10.0', '', False), ('derecho', '2.15.0+cpu', '', True), ('archer2', '2.15.0+cpu', '', False),
+])
+def test_lock_for_processors_alone(eb, toy, system, version, marker, refused):
+    """PyPI's wheels for Arm had no CUDA before 2.11: known from the lock file, before anything is fetched."""
+    with open(toy.folder / 'toy.lock', 'a') as lock:
+        lock.write('torch==%s%s --hash=sha256:%s\n' % (version, marker, 64 * '0'))
+    output = eb('--system=' + system, '-x', toy.easyconfig, env=toy.online).stdout
+    assert refused == ("Installing would stop:" in output)
+    assert refused == ('torch %s is for processors alone' % version in output)
+    if refused:
+        assert "features = ['cpu']" in output[output.index('[SUCCESS]'):]
+        output = eb('--system=' + system, toy.easyconfig, env=toy.online, status=None)
+        assert output.returncode and 'torch %s is for processors alone' % version in output.stdout
 
 
 def test_no_network(eb, toy):

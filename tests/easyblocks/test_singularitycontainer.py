@@ -112,7 +112,9 @@ def test_extended_dry_run_without_the_image(place):
     easyconfig = place.easyconfig()
     assert 'Installing would stop here' not in place.install(easyconfig, '-x')
     (place.store / 'tool.sif').unlink()
-    assert 'Installing would stop here: the image' in place.install(easyconfig, '-x')
+    output = place.install(easyconfig, '-x')
+    assert 'Installing would stop here: the image' in output
+    assert 'the image tool.sif' in output[output.index('[SUCCESS]'):], "in its last lines, too"
 
 
 def test_extended_dry_run(place):

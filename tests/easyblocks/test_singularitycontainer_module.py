@@ -35,7 +35,8 @@ def installed(request, small_image):
     with small_place(small_image) as place:
         for name in ('project', 'mine', 'removed'):
             (place.directory / name).mkdir()
-        easyconfig = place.easyconfig("bind_paths = ['%s', '%s']\nmodextravars = {'NCCL_SOCKET_IFNAME': 'hsn7'}" % (
+        easyconfig = place.easyconfig("bind_paths = ['%s', '%s']\nmodextravars = {'NCCL_SOCKET_IFNAME': 'hsn7'}\n"
+                                      "image_software = {'rocm': '6.2'}" % (
             place.directory / 'project', place.directory / 'scratch'))
         place.install(easyconfig, place.easyconfig(name='Other'), *OPTIONS[syntax])
         site_modules(place.directory / 'site')

@@ -1,5 +1,6 @@
 """The systems as data: the schema, its errors, and the choice between systems."""
 import configparser
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,20 +36,28 @@ memory = 512 GiB
 gpus = 2
 gpu_cores = 0-31 32-63
 
+[sources]
+notes = 2026-08-21 the plugin's release notes
+ours = 2026 nobody
+    but us
+
 [setting NCCL_NET (old)]
 value = AWS Libfabric
 reason = the plugin's name
+source = notes
 when = nccl aws-ofi-nccl<1.13
 
 [setting NCCL_NET]
 value = OFI
 reason = the plugin's name
+source = notes
 when = nccl aws-ofi-nccl>=1.13
 
 [setting ALWAYS]
 value = a b
 reason = a reason
     that goes on
+source = ours
 """
 
 
@@ -65,9 +74,11 @@ def test_every_system_loads(name):
     loaded = system.load(name)
     assert loaded.name == name and loaded.directory == str(SYSTEMS / name)
     for section, schema in system.SCHEMA.items():
-        assert set(getattr(loaded, section)) == set(schema)
+        assert section == 'sources' or set(getattr(loaded, section)) == set(schema)
     for variable in loaded.settings + loaded.advice:
         assert len(variable.reason) > 10 and variable.value
+    text = (SYSTEMS / name / 'system.cfg').read_text()
+    assert all(re.search(r'^(source = %s$|# %s:)' % (word, word), text, re.M) for word in loaded.sources)
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -84,6 +95,8 @@ def test_values_are_typed(tmp_path):
     assert test.node['temporary_directory'] is None and test.launcher['gpu_options'] == []
     assert test.container['bind_paths'] == []
     assert test.settings[2].reason == 'a reason that goes on'
+    assert test.sources == {'notes': ('2026-08-21', "the plugin's release notes"), 'ours': ('2026', 'nobody but us')}
+    assert test.settings[2].source == 'ours'
 
 
 def test_settings_by_feature_and_version(tmp_path):
@@ -106,6 +119,9 @@ def test_settings_by_feature_and_version(tmp_path):
     ('[node]', '[nodes]', ['[nodes]', 'did you mean node?']),
     ('[setting ALWAYS]', '[setings ALWAYS]', ['[setings ALWAYS]', 'did you mean setting']),
     ('[setting ALWAYS]', '[setting]', ['[setting]']),
+    ('source = ours', '', ["'source' is missing", '[setting ALWAYS]']),
+    ('source = ours', 'source = our', ['source = our', 'notes, ours', 'did you mean ours?']),
+    ('notes = 2026-08-21 the', 'notes = the', ["notes = the plugin's", 'a date and a document']),
     ('value = a b', 'valeu = a b', ["'value' is missing"]),
     ('title = Test', '', ["'title' is missing", '[system]']),
     ('[launcher]', '[network]', ["'command'", '[network]']),
@@ -194,6 +210,16 @@ def test_choosing_imports_nothing_heavy():
     answer = subprocess.run([sys.executable, '-I', '-S', '-c', code, str(CHECKOUT)], stdout=subprocess.PIPE, text=True,
                             check=True)
     assert answer.stdout == '[]\n'
+
+
+@pytest.mark.parametrize('rocm, expected', [
+    ('5.6.1', {'NCCL_NET_GDR_LEVEL': '3'}), ('6.2.4', {'NCCL_NET_GDR_LEVEL': '3'}),
+    ('7.0', {'FI_MR_CACHE_MONITOR': 'userfaultfd'}), ('7.2', {'FI_MR_CACHE_MONITOR': 'userfaultfd'}),
+])
+def test_lumi_by_rocm(rocm, expected):
+    """With ROCm 7 the level may make jobs hang (laifs-container-recipes issue 30); another setting is advised."""
+    found = system.load('lumi').settings_for(['container', 'gpu', 'nccl'], {'rocm': rocm})
+    assert {one.name: one.value for one in found} == dict(expected, NCCL_SOCKET_IFNAME='hsn0,hsn1,hsn2,hsn3')
 
 
 def test_masks_of_lumi():

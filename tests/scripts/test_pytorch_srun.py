@@ -259,7 +259,7 @@ def test_on_every_system():
     for path in CHECKOUT.glob('easyconfigs/p/PyTorch/*.eb'):
         text = path.read_text()
         assert 'pytorch-srun' in text or "'SingularityContainer'" in text, path.name
-    assert "'pytorch-srun'" in (CHECKOUT / 'hpc_pytorch/packages/container_scripts.py').read_text()
+    assert 'pytorch-srun = ' in (CHECKOUT / 'hpc_pytorch/packages/container_scripts.cfg').read_text()
 
 
 @pytest.mark.slow

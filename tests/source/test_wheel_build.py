@@ -13,7 +13,7 @@ class Config(dict):
     parallel = 8
 
 if sys.argv[1] == 'ramgate':
-    print(json.dumps(ramgate(Config(name='PyTorch'), '/b/ramgate', sys.argv[2])))
+    print(json.dumps(ramgate(SimpleNamespace(cfg=Config(name='PyTorch'), builddir='/b'), sys.argv[2])))
 else:
     system = SimpleNamespace(name='x', compilers={'c': 'gcc', 'cxx': 'g++', 'fortran': 'gfortran'})
     block = SimpleNamespace(version='2.6.0', dry_run=True, system=system,

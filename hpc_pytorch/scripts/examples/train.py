@@ -14,8 +14,8 @@ pytorch-run --requeue N queues it again then.
 To make it yours, replace `make_model` and `Numbers`; the rest can stay.
 """
 import argparse
-import fnmatch
 import gc
+import glob
 import hashlib
 import itertools
 import os
@@ -74,15 +74,13 @@ def save_snapshot(directory, steps, state):
 
 def snapshots(directory):
     """All snapshots, newest first."""
-    names = fnmatch.filter(os.listdir(directory), 'snapshot-*.pt')
-    return [os.path.join(directory, name) for name in sorted(names, reverse=True)]
+    return sorted(glob.glob(os.path.join(glob.escape(directory), 'snapshot-*.pt')), reverse=True)
 
 
 def newest_snapshot(directory):
     """The newest snapshot that can be read; None without any. Removes what was killed while it was written."""
-    for name in os.listdir(directory):
-        if name.startswith('.snapshot-'):
-            os.remove(os.path.join(directory, name))
+    for partial in glob.glob(os.path.join(glob.escape(directory), '.snapshot-*')):
+        os.remove(partial)
     for path in snapshots(directory):
         try:
             torch.load(path, map_location='cpu', weights_only=True)
@@ -134,7 +132,9 @@ def prepare(model, loader, device):
 
 def train(options, device):
     """Train until the last epoch, from the last snapshot on; returns the model, or None if it was asked to leave."""
-    rank, size, first = dist.get_rank(), dist.get_world_size(), dist.get_rank() == 0
+    rank = dist.get_rank()
+    size = dist.get_world_size()
+    first = rank == 0
     torch.manual_seed(options.seed)
     model = DistributedDataParallel(make_model().to(device), device_ids=[device] if device.type == 'cuda' else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
