@@ -188,23 +188,33 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             interrupted_builds.leave(self.builddir, note)
 
     def build_step(self):
-        """Build the wheel, unless one that was built earlier is installed, and keep it for the next installation."""
+        """Build the wheel, unless one that was built earlier is installed."""
         if self.wheel:
             return
         super().build_step()
         if self.wheel:
             self.check_tags(self.wheel)
-        if self.wheel and self.facts:
+            if not self.runs_own_tests():
+                self.keep_for_the_next()
+
+    def runs_own_tests(self):
+        """Find out whether the easyconfig has a command for PyTorch's own tests, which take a day (runtest)."""
+        return isinstance(self.cfg.get('runtest', resolve=False), str)
+
+    def keep_for_the_next(self):
+        """Keep the wheel for the next installation, if it is known what it was built from."""
+        if self.facts:
             more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
             self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts, more)
 
     def test_step(self):
-        """Run PyTorch's own tests, which take a day, only where the easyconfig has a command for them (runtest)."""
-        if not isinstance(self.cfg.get('runtest', resolve=False), str):
+        """Run PyTorch's own tests where that is asked for; a wheel that fails is not kept."""
+        if not self.runs_own_tests():
             return
         if self.src:
             self.cfg['install_src'] = self.wheel
             super().test_step()
+            self.keep_for_the_next()
         else:
             print_msg("PyTorch's own tests are not run: the wheel was built earlier", log=self.log)
 
