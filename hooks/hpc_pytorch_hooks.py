@@ -19,8 +19,8 @@ except ImportError:
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import UsersProblem, fsync  # noqa: E402
 from hpc_pytorch.packages import dry_run  # noqa: E402
-from hpc_pytorch.rules import disk_space, early_checks, installation_locks, known_pairs, own_python  # noqa: E402
-from hpc_pytorch.rules import policy, provenance, usage_hints, within_memory  # noqa: E402
+from hpc_pytorch.rules import disk_space, early_checks, installation_locks, interrupts, known_pairs  # noqa: E402
+from hpc_pytorch.rules import own_python, policy, provenance, usage_hints, within_memory  # noqa: E402
 
 
 def fsync_software(easyblock):
@@ -40,6 +40,7 @@ RULES = {
         ("the site's policies", policy.read),
         ('directories can be written to', early_checks.check_directories),
         ("the user's umask", early_checks.keep_umask),
+        ('an end within seconds', interrupts.limit_waiting),
     ],
     # an easyconfig was read
     'parse_hook': [

@@ -272,9 +272,11 @@ class LockedEnvironment(EasyBlock):
         except IndexNotReached:
             if not self.cfg['lock_files_instead']:
                 raise
-            print_msg("Cannot reach %s; falling back to your own index (its wheels may be larger)",
-                      ' '.join(self.cfg['extra_index_urls']), log=self.log)
             self.locks = 'lock_files_instead'
+            cuda = any(entry.name.startswith('nvidia-') for entry in self.locked(self.locks))
+            print_msg("Cannot reach %s; falling back to your own index, %s. To avoid that, set https_proxy, or "
+                      "PIP_EXTRA_INDEX_URL to a mirror of it", ' '.join(self.cfg['extra_index_urls']),
+                      "whose wheels bring CUDA: about 3 GB" if cuda else "whose wheels may be larger", log=self.log)
             self.gather_files()
 
     def gather_files(self):
@@ -363,8 +365,9 @@ class LockedEnvironment(EasyBlock):
         Compile what is installed on all cores. Not every file of every package is for this Python, and the packages'
         own tests, a fifth of all, are for nobody here.
         """
-        ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
-            'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
+        with progress("compiling to byte code", self.log):
+            ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
+                'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
 
     def build_packages(self, entries):
         """Build these locked packages, and those whose sources the easyconfig names, with the system's MPI."""

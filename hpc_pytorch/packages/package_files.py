@@ -12,7 +12,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import download_file, mkdir
 
-from hpc_pytorch import part_directory, fsync
+from hpc_pytorch import fsync, part_directory, writable_place
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.progress import progress
@@ -98,8 +98,8 @@ class PackageFiles:
             if os.access(store, os.W_OK | os.X_OK):
                 return store
         raise EasyBuildError("%s %s must be fetched, and you cannot write to the source path. Put a directory of yours "
-                             "in front of it: --sourcepath=$HOME/easybuild/sources:%s",
-                             entry.name, entry.version, shlex.quote(':'.join(source_paths())))
+                             "in front of it: --sourcepath=%s/easybuild/sources:%s",
+                             entry.name, entry.version, writable_place(), shlex.quote(':'.join(source_paths())))
 
     def download_wheels(self, entries, extra_index_urls):
         """Download wheels from the user's indexes; if they do not have them, from these, too."""

@@ -1,5 +1,6 @@
 """Refuse an installation for which a disk, or a quota, has too little room, before it begins."""
 import collections
+import contextlib
 import ctypes
 import errno
 import glob
@@ -65,6 +66,9 @@ def check_room(easyblock):
         path = existing(place())
         problem = why_no_room(path, room[kind], together[device_of(path)]) if kind in room else None
         if problem:
+            # EasyBuild has made it, before it knew the size
+            with contextlib.suppress(OSError):
+                os.removedirs(easyblock.installdir)
             policy.decide('free_space', "The %s directory %s has too little room: %s. Make room, or choose another "
                           "place with %s." % (kind, path, problem, option))
 

@@ -12,6 +12,7 @@ from easybuild.tools.config import build_option, build_path, install_path, sourc
 from easybuild.tools.modules import curr_module_paths, modules_tool
 from easybuild.tools.utilities import nub
 
+from hpc_pytorch import writable_place
 from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
@@ -54,14 +55,23 @@ def check_external_modules(ec):
         before = ' '.join(names[:names.index(name)]) or 'nothing'
         searched = shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH'
         raise EasyBuildError(
-            "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Searched: %s. On the "
-            "system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the system's "
-            "stand-in: ./eb --rehearse %s",
-            easyconfig, name, before, why_missing(shell, name, said), searched, shlex.quote(easyconfig))
+            "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Searched: %s. %s",
+            easyconfig, name, before, why_missing(shell, name, said), searched, advice(easyconfig, name))
     if build_option('extended_dry_run'):
         # EasyBuild only pretends to load what it cannot see from the start, and prefixes then have no values
         opened = shell.environ['MODULEPATH'].split(os.pathsep)
         os.environ['MODULEPATH'] = os.pathsep.join(nub(curr_module_paths() + opened))
+
+
+def advice(easyconfig, module):
+    """What to do about a module that is missing, here or on a stand-in."""
+    system = os.environ.get('HPC_PYTORCH_REHEARSAL')
+    if system:
+        return ("This is the stand-in of %s. If the system has the module, add it to systems/%s/stand_in.cfg: "
+                "[module %s], with a part of hpc_pytorch/stand_ins/parts.cfg; else name another version in the "
+                "easyconfig's dependencies" % (system, system, module))
+    return ("On the system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the "
+            "system's stand-in: ./eb --rehearse %s" % shlex.quote(easyconfig))
 
 
 def why_missing(shell, name, said):
@@ -93,7 +103,7 @@ def check_directory(kind, path, option):
     place = existing(path)
     if not os.access(place, os.W_OK | os.X_OK):
         raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with %s, "
-                             "for example: --prefix=$HOME/easybuild", kind, path, place, option)
+                             "for example: --prefix=%s/easybuild", kind, path, place, option, writable_place())
 
 
 def check_install_path(easyconfig):

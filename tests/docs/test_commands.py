@@ -18,6 +18,7 @@ from hpc_pytorch.machine.systems import LAUNCHERS
 
 # A line -> a test's file and the words in it that try the line.
 TRIED = (
+    (r'git clone https://example\.org/\S+|cd hpc-pytorch|git pull', 'tests/docs/test_docs.py', 'example.org'),
     (r'\./test [^|]*', '.ci/run', 'test'),
     (r'PYTHONPATH=COLLECTION/ramgate python3 -m ramgate run .*', 'ramgate/tests/conftest.py', "'-m', 'ramgate', 'run'"),
     (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),
@@ -141,16 +142,16 @@ SYSTEMS = [path for path in sorted(DOCS.glob('systems/*.rst')) if path.stem != '
 
 @pytest.mark.parametrize('path', SYSTEMS, ids=lambda path: path.stem)
 def test_job_scripts(path, tmp_path):
-    """The one on each page is what pytorch-jobscript writes, with the page's words and the module that it loads."""
+    """The one on each page is what pytorch-run submits, with the page's last words and the module that it loads."""
     jobs = ['\n'.join(line[4:] for line in lines).strip() + '\n' for _, lines, _ in blocks(path) if is_job(lines)]
-    called, = [command for page, _, command in commands() if page == path and command.startswith('pytorch-jobscript')]
+    called = [command for page, _, command in commands() if page == path and command.startswith('pytorch-run')][-1]
     system = 'systems/%s/system.cfg' % path.stem
     for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-run'), ('share', system), ('share', LAUNCHERS)):
         (tmp_path / name).mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / source, tmp_path / name)
     module = re.search(r'module load (\S+)', jobs[0]).group(1)
     done = subprocess.run([sys.executable, '-I', tmp_path / 'bin/pytorch-run', '--dry-run',
-                           *shlex.split(called.split(' > ')[0])[1:]], env={'LOADEDMODULES': module}, check=True,
+                           *shlex.split(called)[1:]], env={'LOADEDMODULES': module}, check=True,
                           stdout=subprocess.PIPE, text=True)
     assert jobs == [done.stdout]
     # the module of that name has the program, and the example that the page copies

@@ -1,11 +1,13 @@
 """The documents build without a warning, the reference is what the code says, and files that they name exist."""
 import io
+import json
 import re
 import subprocess
 import sys
 
 import docutils.core
 import pytest
+import snowballstemmer
 from common import CHECKOUT
 from test_style import tracked
 
@@ -22,13 +24,21 @@ def documents():
     return [path for path in tracked() if path.suffix == '.rst' and (path.parent == CHECKOUT or DOCS in path.parents)]
 
 
-def test_they_build(tmp_path):
-    """Without a warning: no link inside leads nowhere, no page is missing in the table of contents."""
+@pytest.fixture(scope='module')
+def site(tmp_path_factory):
+    """Where the site was built, with what Sphinx said."""
+    place = tmp_path_factory.mktemp('site')
     done = subprocess.run([sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-b', 'html', '-d',
-                           str(tmp_path / 'doctrees'), str(DOCS), str(tmp_path / 'html')],
+                           str(place / 'doctrees'), str(DOCS), str(place / 'html')],
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return place / 'html', done
+
+
+def test_they_build(site):
+    """Without a warning: no link inside leads nowhere, no page is missing in the table of contents."""
+    html, done = site
     assert done.returncode == 0 and not done.stdout, done.stdout
-    assert (tmp_path / 'html' / 'reference' / 'parameters.html').exists()
+    assert (html / 'reference' / 'parameters.html').exists()
 
 
 @pytest.mark.parametrize('path', [path for path in tracked() if path.suffix == '.rst' and DOCS not in path.parents],
@@ -59,6 +69,57 @@ def test_files_that_are_named_exist(path):
 
 
 def test_every_system_has_a_page():
-    """And every page is of a system."""
+    """Every page is of a system, has the same prerequisites, and says that its machine was not reached."""
     systems = {path.parent.name for path in (CHECKOUT / 'systems').glob('*/system.cfg')}
-    assert {path.stem for path in (DOCS / 'systems').glob('*.rst')} == systems
+    pages = {path.stem: path.read_text() for path in (DOCS / 'systems').glob('*.rst')}
+    assert set(pages) == systems
+    for system, text in pages.items():
+        assert ':start-after: .. Begin: prerequisites' in text, system
+        assert system == 'workstation' or '**Not yet run on ' in text, system
+
+
+def test_the_address_is_the_same_everywhere():
+    """pyproject.toml's; no document has another, nor the placeholder (example.org) after it was filled in."""
+    address, = re.findall('^Repository = "(.*)"', (CHECKOUT / 'pyproject.toml').read_text(), re.M)
+    readme = (CHECKOUT / 'README.rst').read_text()
+    assert 'git clone %s\n' % address in readme and address + '/issues' in readme
+    for path in documents():
+        assert set(re.findall(r'https://example\.org/[\w-]+', path.read_text())) <= {address}, path
+
+
+def test_the_readme_is_one_page():
+    """Nobody reads more."""
+    assert len((CHECKOUT / 'README.rst').read_text().splitlines()) <= 130
+
+
+# What people type into the site's search, and the page that answers. Sphinx finds pages that have all words.
+SEARCHES = (
+    ('Grace Hopper', 'new-gpu-system'), ('hierarchical', 'new-gpu-system'), ('uninstall', 'support'),
+    ('upgrade', 'support'), ('FAQ', 'troubleshooting'), ('certificate', 'troubleshooting'),
+    ('NCCL timeout', 'troubleshooting'), ('permission denied', 'troubleshooting'), ('quota', 'troubleshooting'),
+    ('proxy', 'troubleshooting'), ('undefined symbol', 'troubleshooting'), ('out of memory', 'troubleshooting'),
+    ('hangs', 'troubleshooting'), ('module not found', 'troubleshooting'), ('stand-in', 'glossary'),
+    ('contract', 'easybuild'), ('lock file', 'glossary'), ('survey', 'glossary'), ('resume', 'researchers'),
+    ('two versions', 'support'), ('clone', 'index'), ('Ubuntu', 'index'), ('plugin', 'new-gpu-system'),
+    ('Slingshot', 'new-gpu-system'), ('flash-attn', 'researchers'), ('Horovod', 'systems/archer2'),
+    ('container', 'systems/lumi'), ('MI250X', 'systems/frontier'), ('report', 'troubleshooting'))
+
+
+@pytest.fixture(scope='module')
+def search_index(site):
+    """What the site's search looks into."""
+    return json.loads((site[0] / 'searchindex.js').read_text()[len('Search.setIndex('):-1])
+
+
+@pytest.mark.parametrize('words, page', SEARCHES, ids=lambda one: one)
+def test_searches_find_their_page(search_index, words, page):
+    """As the site's own search: stems of all words but its stop words, in the text or in titles."""
+    found = set(search_index['docnames'])
+    for word in re.findall(r'\w+', words.lower()):
+        stem = snowballstemmer.stemmer('english').stemWord(word)
+        hits = set()
+        for terms in (search_index['terms'], search_index['titleterms']):
+            here = terms.get(stem, terms.get(word, []))
+            hits |= {here} if isinstance(here, int) else set(here)
+        found &= {search_index['docnames'][hit] for hit in hits} if word not in ('of', 'not', 'out', 'in') else found
+    assert page in found

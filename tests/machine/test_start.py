@@ -116,7 +116,10 @@ def test_read_only_prefix(tmp_path, read_only):
     output = EB(read_only / 'prefix')(WORKSTATION, '--robot', status=None)
     assert output.returncode != 0
     assert 'cannot be written to' in output.stdout
-    assert '--prefix' in output.stdout
+    assert '--prefix=$HOME/' in output.stdout
+    other = {'HOME': str(read_only), 'SCRATCH': str(tmp_path)}
+    output = EB(read_only / 'prefix')(WORKSTATION, '--robot', status=None, env=other)
+    assert '--prefix=$SCRATCH/' in output.stdout
 
 
 def test_nothing_stays_in_tmp(eb, tmp_path):

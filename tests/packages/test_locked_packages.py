@@ -55,6 +55,7 @@ def test_locks_instead(eb, toy):
     for options in (['--fetch'], []):
         output = eb(toy.easyconfig, *options, env=env).stdout
         assert 'Cannot reach http://127.0.0.1:9/simple; falling back to your own index' in output
+        assert 'PIP_EXTRA_INDEX_URL' in output and 'CUDA' not in output
     kept = {path.name for path in (eb.prefix / 'software/toy/1.0/easybuild/provenance').glob('*.lock')}
     assert kept == {'gone.lock', 'toy.lock'}
 

@@ -52,7 +52,9 @@ def test_all_is_well(site):
     """Packages that another one brought along are not imported for themselves."""
     package(site, 'inner', 'raise OSError("nobody imports it")')
     package(site, 'outer', requires=['inner>=1.0'])
-    assert packages_of(site, 0) == 'packages works: 2 packages import, and find their symbols\n'
+    works, others = packages_of(site, 0).splitlines()
+    assert works == 'packages works: 2 packages import, and find their symbols'
+    assert others == 'not checked: import, gloo, mpi4py, mpi, horovod, compile, plugin (not asked for)'
 
 
 def test_another_abi(site):
@@ -83,7 +85,7 @@ def test_import_ends_the_process(site):
     """The package whose import crashes is the last one that is named."""
     package(site, 'crashing', 'import os; os.abort()')
     output = packages_of(site, 1)
-    assert 'exit status -6' in output and output.splitlines()[-1] == 'importing crashing'
+    assert 'exit status -6' in output and output.splitlines()[-2] == 'importing crashing'
 
 
 def test_without_torch(tmp_path):
@@ -92,7 +94,7 @@ def test_without_torch(tmp_path):
     package(next(tmp_path.glob('lib/python3*/site-packages')), 'alone')
     done = subprocess.run([tmp_path / 'bin/python', SCRIPTS / 'pytorch-check', 'packages'], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, env=clean_environment())
-    assert done.stdout == 'packages works: 1 packages import, and find their symbols\n'
+    assert done.stdout.startswith('packages works: 1 packages import, and find their symbols\n')
 
 
 def test_unknown_probe():
@@ -147,3 +149,24 @@ def test_idle_machine(check, monkeypatch):
     monkeypatch.setattr(os, 'getloadavg', lambda: (0.0, 0, 0))
     with pytest.raises(check.Failed, match='no end after'):
         check.finish(slow())
+
+
+# --- what it does not check -----------------------------------------------------------------------------------------
+
+def test_what_is_not_checked(check, monkeypatch, capsys):
+    """The last line names what is not installed, what this machine cannot do and what needs a job, with the reasons."""
+    def needs_job():
+        raise check.NotHere("srun needs a job")
+
+    monkeypatch.setenv('CXX', 'CC-of-no-module')
+    monkeypatch.setitem(sys.modules, 'torch', None)
+    monkeypatch.setattr(check.importlib.util, 'find_spec', lambda name: name == 'mpi4py')
+    for name in ('import', 'packages', 'gloo'):
+        monkeypatch.setitem(check.PROBES, name, lambda: "well")
+    monkeypatch.setitem(check.PROBES, 'mpi4py', needs_job)
+    monkeypatch.setattr(sys, 'argv', ['pytorch-check'])
+    assert check.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ['import', 'packages', 'gloo', 'not']
+    assert lines[-1] == ('not checked: mpi (PyTorch cannot be imported); horovod (not installed); compile (found no '
+                         'CC-of-no-module); plugin (needs a GPU: pytorch-check plugin); mpi4py (srun needs a job)')

@@ -1,0 +1,40 @@
+"""
+An interrupted eb ends within seconds.
+
+EasyBuild's own handlers of signals wait for the running command without limit, and leave commands behind that ignore
+Ctrl-C.
+"""
+import contextlib
+import os
+import signal
+import threading
+import time
+
+from ramgate.processes import descendants, stat
+
+# for commands to clean up
+SECONDS = 5
+
+
+def limit_waiting():
+    """Add to the handlers that EasyBuild has: what still runs some seconds later is killed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, handler(signal.getsignal(number)))
+
+
+def handler(before):
+    def handle(number, frame):
+        # not a daemon: Python waits for it at the end
+        threading.Thread(target=end, args=(descendants(os.getpid()),)).start()
+        before(number, frame)
+    return handle
+
+
+def end(processes):
+    """Wait for processes, which may be nobody's children by now, and kill those that do not end."""
+    deadline = time.monotonic() + SECONDS
+    while time.monotonic() < deadline and any(map(stat, processes)):
+        time.sleep(0.1)
+    for pid in processes + descendants(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
