@@ -64,7 +64,6 @@ PROBES = {
     'run-in-container': Probe('run-in-container ' + ONES, CONTAINER, ONES_PRINTED),
     'wrapper': Probe(ONES, r"wrappers = .*'python'", ONES_PRINTED),
 }
-# probes of pytorch-check, and the words
 CHECKS = {
     'import': '',
     'packages': '',
