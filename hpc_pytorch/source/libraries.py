@@ -16,7 +16,7 @@ RUNTIMES = (('libgomp', 'gcc'), ('libomp', 'clang'), ('libiomp5', 'clang'))
 # A name as linkers have it: libgomp.so.1, and what auditwheel makes of it.
 NAME = r'%s[.-]'
 
-STUBS = "CUDA's stubs, which are no driver: set LIBRARY_PATH to their directory before CMake runs for the first time"
+STUBS = "CUDA's stubs, which are no driver: put their directory into LIBRARY_PATH before CMake runs for the first time"
 BUILD_DIRECTORY = "the build directory, which others may fill once it is removed"
 ANOTHER_OPENMP = "another one was found before the compiler's, in the system or in a dependency"
 

@@ -70,6 +70,12 @@ def find_program(name):
     return which(name, log_ok=False, on_error=IGNORE)
 
 
+def stubs_of(nvcc):
+    """List the directories of CUDA's stubs, which are libraries to link with and never to load."""
+    home = glob.escape(os.path.dirname(os.path.dirname(nvcc)))
+    return glob.glob(home + '/lib64/stubs') + glob.glob(home + '/targets/*/lib/stubs')
+
+
 class WheelBuild(LockedEnvironment):
     """Support for building PyTorch's wheel within the memory; `super()` is upstream's EB_PyTorch in the end."""
     # so nothing else has to watch it
@@ -194,7 +200,14 @@ class WheelBuild(LockedEnvironment):
             raise EasyBuildError("The build would clone %s. Use the release tarball, which has it, or add NCCL to the "
                                  "dependencies", ', '.join(cloned))
         self.install_build_tools()
+        if self.asked.get('USE_CUDA') == '1' and not self.dry_run:
+            self.keep_stubs_out_of_runpath()
         self.run_cmake()
+
+    def keep_stubs_out_of_runpath(self):
+        """Let the compiler search CUDA's stubs by itself: what it does, CMake does not write into RUNPATH."""
+        paths = stubs_of(self.nvcc()) + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
+        env.setvar('LIBRARY_PATH', os.pathsep.join(filter(None, paths)))
 
     def check_options(self):
         """Refuse options that the tree does not know."""

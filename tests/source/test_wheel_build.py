@@ -3,16 +3,20 @@ import json
 import os
 import subprocess
 
+import pytest
+
 # EasyBuild is in an environment of its own
 PROGRAM = '''
 import json, sys
 from types import SimpleNamespace
-from hpc_pytorch.source.wheel_build import WheelBuild, ramgate
+from hpc_pytorch.source.wheel_build import WheelBuild, ramgate, stubs_of
 
 class Config(dict):
     parallel = 8
 
-if sys.argv[1] == 'ramgate':
+if sys.argv[1] == 'stubs':
+    print(json.dumps(stubs_of(sys.argv[2])))
+elif sys.argv[1] == 'ramgate':
     print(json.dumps(ramgate(SimpleNamespace(cfg=Config(name='PyTorch'), builddir='/b'), sys.argv[2])))
 else:
     system = SimpleNamespace(name='x', compilers={'c': 'gcc', 'cxx': 'g++', 'fortran': 'gfortran'})
@@ -57,3 +61,33 @@ def test_version_names_system_and_flags_are_added(checkout):
     options = said(checkout, 'options', 'BUILD_TEST=1', 'CXXFLAGS=-O1')
     assert options['PYTORCH_BUILD_VERSION'] == '2.6.0+x' and options['CXX'] == 'g++'
     assert options['BUILD_TEST'] == '1' and options['CXXFLAGS'].endswith('-O1')
+
+
+PROJECT = """cmake_minimum_required(VERSION 3.18)
+project(small C)
+add_library(user SHARED user.c)
+target_link_libraries(user %s)
+"""
+
+
+@pytest.mark.slow
+def test_stubs_stay_out_of_runpath(tmp_path, checkout):
+    """A real CMake writes the directory of a library that is linked by its path into RUNPATH, but not one of these."""
+    stubs = tmp_path / 'cuda/lib64/stubs'
+    stubs.mkdir(parents=True)
+    nvcc = tmp_path / 'cuda/bin/nvcc'
+    (tmp_path / 'cuda.c').write_text('int cuInit(void) { return 0; }\n')
+    library = stubs / 'libcuda.so'
+    subprocess.run(['gcc', '-shared', '-o', library, tmp_path / 'cuda.c'], check=True)
+    (tmp_path / 'user.c').write_text('int cuInit(void); int user(void) { return cuInit(); }\n')
+    (tmp_path / 'CMakeLists.txt').write_text(PROJECT % library)
+    found = said(checkout, 'stubs', str(nvcc))
+    runpaths = {}
+    for name, paths in (('before', []), ('after', found)):
+        build = tmp_path / name
+        environment = dict(os.environ, LIBRARY_PATH=':'.join(paths))
+        for words in (['-S', tmp_path, '-B', build], ['--build', build]):
+            subprocess.run(['cmake', *words], env=environment, check=True, stdout=subprocess.DEVNULL)
+        runpaths[name] = subprocess.run(['readelf', '-d', build / 'libuser.so'], check=True, stdout=subprocess.PIPE,
+                                        text=True).stdout
+    assert str(stubs) in runpaths['before'] and str(stubs) not in runpaths['after']
