@@ -99,12 +99,14 @@ def fetch(names, release, work):
     for directory in ('lists/partial', 'cache/archives/partial', 'packages'):
         (work / directory).mkdir(parents=True)
     (work / 'status').touch()
-    (work / 'sources.list').write_text(sources_of(release))
     command = ['apt-get', '-qq']
-    for setting in ('APT::Sandbox::User=root', 'Acquire::Languages=none', 'Dir::Etc::sourceparts=-',
-                    'Dir::Etc::sourcelist=%s/sources.list' % work, 'Dir::State::Lists=%s/lists' % work,
+    for setting in ('APT::Sandbox::User=root', 'Acquire::Languages=none', 'Dir::State::Lists=%s/lists' % work,
                     'Dir::State::status=%s/status' % work, 'Dir::Cache=%s/cache' % work):
         command += ['-o', setting]
+    if release != codename():
+        run(command + ['update'])
+        (work / 'sources.list').write_text(sources_of(release, command))
+        command += ['-o', 'Dir::Etc::sourceparts=-', '-o', 'Dir::Etc::sourcelist=%s/sources.list' % work]
     for words in (['update'], ['download'] + names):
         done = run(command + words, cwd=str(work / 'packages'))
         if done.returncode:
@@ -113,8 +115,8 @@ def fetch(names, release, work):
     return list((work / 'packages').iterdir())
 
 
-def sources_of(release):
-    """List the machine's package sources as they are for another release."""
-    targets = run(['apt-get', 'indextargets', '--format', LISTED % release, 'Created-By: Packages']).stdout
+def sources_of(release, command):
+    """List the machine's package sources, whose lists were fetched, as they are for another release."""
+    targets = run(command + ['indextargets', '--format', LISTED % release, 'Created-By: Packages']).stdout
     ours = [line.partition(' ')[2] for line in targets.splitlines() if line.startswith(codename() + ' ')]
     return '\n'.join(sorted(set(ours))) + '\n'
