@@ -1,8 +1,8 @@
 """
 Packages of the operating system that the first call needs: installs all at once, or says so before anything is fetched.
 
-make-environment runs this file with the name of a lock file and the arguments of ./eb. Prints the path of a wheel of pip,
-where Python has none and nothing may be installed.
+make-environment runs this file with the name of a lock file and the arguments of ./eb. Prints the path of a wheel of
+pip, where Python has none and nothing may be installed.
 """
 import glob
 import importlib.util
@@ -12,7 +12,7 @@ import sys
 import sysconfig
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
-from hpc_pytorch import UsersProblem, collection_path  # noqa: E402
+from hpc_pytorch import UsersProblem, collection_path, say  # noqa: E402
 from hpc_pytorch.machine import own_lmod  # noqa: E402
 from hpc_pytorch.machine.collection_files import plain_values  # noqa: E402
 from hpc_pytorch.machine.distribution_packages import NotAllowed, WouldRemove, install  # noqa: E402
@@ -76,6 +76,7 @@ def own_pip():
     """Return the path of a wheel of pip, unpacked beside the checkout."""
     wheels = os.path.join(glob.escape(OWN_PIP), 'usr/share/python-wheels/pip-*.whl')
     if not glob.glob(wheels):
+        say("unpacking pip to %s" % OWN_PIP)
         own_lmod.unpack({own_lmod.codename(): ['python3-pip-whl']}, OWN_PIP)
     return glob.glob(wheels)[0]
 

@@ -1,5 +1,5 @@
 """
-The modules tool of ./eb: the machine's, else Lmod as the distribution has it or, where that is too old or nothing may be
+The modules tool of ./eb: the machine's, else Lmod as the distribution has it or, where that is too old or may not be
 installed, an Lmod unpacked beside the checkout.
 """
 import os
