@@ -20,6 +20,8 @@ NEXT_RELEASES = {'bullseye': 'bookworm', 'focal': 'noble', 'jammy': 'noble'}
 REQUIREMENTS = ['lua5.3', 'lua-bit32', 'lua-filesystem', 'lua-json', 'lua-lpeg', 'lua-posix', 'lua-term']
 # Where Lmod's files expect Lmod and Lua.
 PLACES = re.compile(rb'(?<![\w/.-])/usr/(share/lmod|share/lua|lib/[\w-]+/lua|bin/lua5\.3)\b')
+# Lmod's default, a library for Tcl's modules that the machine may lack: it fails at the start, tclsh when it is needed
+FAST_TCL = re.compile(rb'(name *= *"LMOD_FAST_TCL_INTERP",\s*sedV *= *)"\w+"')
 LISTED = '$(RELEASE) deb $(REPO_URI) %s $(COMPONENT)'
 
 
@@ -88,7 +90,7 @@ def relocate(directory):
         if path.is_file() and not path.is_symlink():
             content = path.read_bytes()
             if b'\0' not in content:
-                path.write_bytes(PLACES.sub(own, content))
+                path.write_bytes(FAST_TCL.sub(rb'\1"no"', PLACES.sub(own, content)))
 
 
 def fetch(names, release, work):

@@ -1,5 +1,6 @@
 """What the first call needs of the operating system: all in one message, or unpacked where nothing may be installed."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,9 @@ def test_unpacked(tmp_path, monkeypatch):
     assert said == 'yes %s/lmod/usr/share/lmod/lmod/libexec/lmod\n' % tmp_path
     program = (tmp_path / 'lmod/usr/share/lmod/lmod/libexec/lmod').read_text()
     assert program.startswith('#!%s/lmod/usr/bin/lua' % tmp_path) and '"/usr/share/lua' not in program
+    # a machine without Tcl's library would end with an error at once
+    settings = (tmp_path / 'lmod/usr/share/lmod/lmod/libexec/myGlobals.lua').read_text()
+    assert re.search(r'"LMOD_FAST_TCL_INTERP",\s*sedV = "no"', settings)
     pip = first_packages.own_pip()
     said = subprocess.run([sys.executable, pip + '/pip', '--version'], env=clean_environment(), cwd=CHECKOUT,
                           stdout=subprocess.PIPE, text=True).stdout
