@@ -23,6 +23,8 @@ highlight_language = 'bash'
 copybutton_exclude = '.linenos, .gp'
 
 html_theme = 'furo'
+html_static_path = ['static']
+html_css_files = ['site.css']
 html_show_copyright = False
 html_title = 'PyTorch on supercomputers'
 # two dashes are an option, not a long one

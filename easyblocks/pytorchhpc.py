@@ -18,6 +18,7 @@ import os
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import build_path
 from easybuild.tools.filetools import copy_file, mkdir
 from easybuild.tools.systemtools import get_cuda_architectures
 from easybuild.tools.utilities import nub
@@ -28,7 +29,7 @@ from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import contract, gpu_aware_mpi, interrupted_builds, upstream_patches
+from hpc_pytorch.source import contract, gpu_aware_mpi, installed, interrupted_builds, upstream_patches
 from hpc_pytorch.source.wheel_build import WheelBuild, commit_of, find_program
 
 
@@ -187,23 +188,33 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             interrupted_builds.leave(self.builddir, note)
 
     def build_step(self):
-        """Build the wheel, unless one that was built earlier is installed, and keep it for the next installation."""
+        """Build the wheel, unless one that was built earlier is installed."""
         if self.wheel:
             return
         super().build_step()
         if self.wheel:
             self.check_tags(self.wheel)
-        if self.wheel and self.facts:
+            if not self.runs_own_tests():
+                self.keep_for_the_next()
+
+    def runs_own_tests(self):
+        """Find out whether the easyconfig has a command for PyTorch's own tests, which take a day (runtest)."""
+        return isinstance(self.cfg.get('runtest', resolve=False), str)
+
+    def keep_for_the_next(self):
+        """Keep the wheel for the next installation, if it is known what it was built from."""
+        if self.facts:
             more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
             self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts, more)
 
     def test_step(self):
-        """Run PyTorch's own tests, which take a day, only where the easyconfig has a command for them (runtest)."""
-        if not isinstance(self.cfg.get('runtest', resolve=False), str):
+        """Run PyTorch's own tests where that is asked for; a wheel that fails is not kept."""
+        if not self.runs_own_tests():
             return
         if self.src:
             self.cfg['install_src'] = self.wheel
             super().test_step()
+            self.keep_for_the_next()
         else:
             print_msg("PyTorch's own tests are not run: the wheel was built earlier", log=self.log)
 
@@ -259,12 +270,12 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             device_code = None
         if missing and asked.get('TORCH_CUDA_ARCH_LIST'):
             print_msg("GPU code was not checked; missing tools: %s", ', '.join(missing), log=self.log)
-        differences, ldd = contract.ask_installed(self.path('bin', 'python'), asked, device_code)
+        differences, ldd = installed.ask_installed(self.path('bin', 'python'), asked, device_code, build_path())
         if differences:
-            options = ', '.join(item.option for item in differences)
+            options = ', '.join(nub(item.option for item in differences))
             raise UsersProblem("the installed PyTorch is not what was asked for (%s):\n%s" % (
                 options, contract.table(differences)))
-        mpi = [path for path in nub(contract.resolved(ldd, 'libmpi')) if path != 'not found']
+        mpi = [path for path in nub(installed.resolved(ldd, 'libmpi')) if path != 'not found']
         print_msg("PyTorch is what was asked for; MPI: %s", ', '.join(mpi) or 'none', log=self.log)
 
     @staticmethod

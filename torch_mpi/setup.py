@@ -1,6 +1,6 @@
 """Compile the extension against the PyTorch of this Python with the MPI's own compiler wrapper.
 
-The wrapper is ``$MPICXX``, or the ``mpicxx`` on ``PATH`` (``CC`` on Cray systems).
+The wrapper is ``$MPICXX``, options included, or the ``mpicxx`` on ``PATH`` (``CC`` on Cray systems).
 """
 
 import os
@@ -12,36 +12,16 @@ import sys
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
-
-OLDEST_TORCH = "2.1"
-
-
-def pytorch():
-    """Return the PyTorch of this Python, or exit with one line that says how to get it."""
-    expected = "torch_mpi: expected PyTorch %s or newer in %s, found " % (OLDEST_TORCH, sys.executable)
-    try:
-        import torch
-    except ImportError as error:
-        sys.exit(expected + "none (%s); install it there, then run: "
-                 "pip install --no-build-isolation --no-deps ./torch_mpi" % error)
-    if release(torch.__version__) < release(OLDEST_TORCH):
-        sys.exit(expected + "%s; install a newer one, for example: pip install 'torch>=%s'" % (
-            torch.__version__, OLDEST_TORCH))
-    return torch
-
-
-def release(version):
-    """Return the first two numbers of a version."""
-    return tuple(int(part) for part in version.split(".")[:2])
+from torch_mpi_build import pytorch, release
 
 
 def mpi_compiler():
-    """Return the path of the MPI's C++ compiler wrapper."""
-    candidates = [os.environ["MPICXX"]] if os.environ.get("MPICXX") else ["mpicxx", "CC"]
-    for name in candidates:
+    """Return the MPI's C++ compiler wrapper, its path and the options that it was given."""
+    given = shlex.split(os.environ.get("MPICXX", ""))
+    for name in given[:1] or ["mpicxx", "CC"]:
         path = shutil.which(name)
         if path:
-            return path
+            return [path] + given[1:]
     sys.exit("torch_mpi: expected an MPI C++ compiler, found none; set MPICXX to it, for example MPICXX=mpicxx")
 
 
@@ -50,7 +30,7 @@ def mpi_include_dirs(compiler):
 
     They must come first: a venv may hold the mpi.h of another MPI, and setuptools puts that directory before them.
     """
-    shown = subprocess.run([compiler, "-show"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    shown = subprocess.run(compiler + ["-show"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     return [word[2:] for word in shlex.split(shown) if word.startswith("-I")]
 
 
@@ -86,11 +66,11 @@ class BuildExtension(build_ext):
         # the setuptools that Python 3.11 puts into a venv does not know the names in _cxx
         for name in self.compiler.executables:
             if name in ("compiler_so", "compiler_so_cxx"):
-                self.compiler.set_executable(name, [compiler, "-fPIC"])
+                self.compiler.set_executable(name, compiler + ["-fPIC"])
             if name in ("linker_so", "linker_so_cxx"):
-                self.compiler.set_executable(name, [compiler, "-shared"])
+                self.compiler.set_executable(name, compiler + ["-shared"])
             if name == "compiler_cxx":
-                self.compiler.set_executable(name, [compiler])
+                self.compiler.set_executable(name, compiler)
         super().build_extension(ext)
 
 
@@ -103,7 +83,8 @@ class BuildPackage(build_py):
         super().run()
         self.copy_file("torch_mpi.pth", os.path.join(self.build_lib, "torch_mpi.pth"))
         with open(os.path.join(self.build_lib, "torch_mpi", "_built.py"), "w") as note:
-            note.write("torch_version = %r\ncompiler = %r\n" % (torch.__version__, mpi_compiler()))
+            note.write("torch_version = %r\ncompiler = %r\n" % (
+                torch.__version__, shlex.join(mpi_compiler())))
 
 
 setup(

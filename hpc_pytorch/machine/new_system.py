@@ -13,7 +13,15 @@ from hpc_pytorch.machine.inspection import NotAsked
 from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
-EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
+# for processors; for NVIDIA's GPUs with a driver of 580 or newer the wheels of the second
+EASYCONFIG = 'PyTorch-2.13.0-ARCHER2-whl.eb'
+CUDA_13 = 'PyTorch-2.15.0-workstation.eb'
+OTHER_WHEELS = """# These wheels are for processors alone, and are refused where system.cfg has GPUs.
+# Take version, lock_files, extra_index_urls, python_versions and features of
+# %s
+"""
+OLDER_DRIVER = "PyTorch-2.7.1-Derecho-whl.eb (x86_64) or PyTorch-2.11.0-IsambardAI-whl.eb (aarch64), for CUDA 12"
+AMD = "PyTorch-2.10.0-Frontier.eb; wheels for another ROCm: ./eb --new-version 2.9.1+rocm6.4"
 EASYBUILD_CFG = """# EasyBuild's configuration for {name}; see systems/workstation/easybuild.cfg.
 [DEFAULT]
 COLLECTION = .
@@ -134,20 +142,39 @@ def version_of(module):
     return release(version), version
 
 
-def easyconfig_text(name, modules, kind):
-    """Make the easyconfig of the workstation one of this system."""
-    path = os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG)
-    with open(path, encoding='utf-8') as handle:
-        text = handle.read()
-    text = text.replace("versionsuffix = '-workstation'", "versionsuffix = '-%s'" % suffix_of(name))
-    text = re.sub(r'this machine\'s MPI\..*?"""', 'the MPI of %s."""' % name, text, flags=re.S)
-    if modules:
-        dependencies = "\ndependencies = [\n"
-        for module, _, _ in modules:
-            dependencies += "    ('%s', EXTERNAL_MODULE),\n" % module
-        text = text.replace("toolchain = SYSTEM\n", "toolchain = SYSTEM\n%s]\n" % dependencies, 1)
-    if kind in DATA['backends']:
-        text = text.replace("'pytorch-srun', ", "'pytorch-jobscript', 'pytorch-run', 'pytorch-srun', ", 1)
+def easyconfig_of(name):
+    with open(os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', name), encoding='utf-8') as handle:
+        return handle.read()
+
+
+def with_cuda_13(text):
+    """Take PyPI's wheels, which have CUDA 13 on x86_64 and Arm, in place of those for processors."""
+    other = easyconfig_of(CUDA_13)
+    for key in ('version', 'python_versions', 'lock_files'):
+        pattern = r'(?m)^%s = .*' % key
+        text = re.sub(pattern, re.search(pattern, other).group(), text)
+    text = text.replace("pypi.lock']", "pypi.lock', 'mpi4py.lock']")
+    text = re.sub(r'(?m)^extra_index_urls = .*\n', '', text)
+    text = text.replace("features = ['mpi']", "features = ['gpu', 'nccl', 'mpi']")
+    return text.replace('official CPU wheels', 'official wheels with CUDA 13')
+
+
+def easyconfig_text(name, modules, kind, values):
+    """Make an easyconfig with MPI, and with CUDA for NVIDIA's GPUs, one of this system."""
+    text = re.sub(r'(?m)^#.*\n', '', easyconfig_of(EASYCONFIG), count=1)
+    if values['node cuda'][0]:
+        if int(values['node cuda'][0]) >= 13:
+            text = with_cuda_13(text)
+        else:
+            text = OTHER_WHEELS % OLDER_DRIVER + text
+    elif any(software == 'ROCm' for _, software, _ in modules):
+        text = OTHER_WHEELS % AMD + text
+    text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % suffix_of(name))
+    text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
+    dependencies = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
+    text = re.sub(r'(?s)dependencies = \[\n.*?\]\n', lambda _: "dependencies = [\n%s]\n" % dependencies, text, count=1)
+    if kind not in DATA['backends']:
+        text = text.replace("'pytorch-jobscript', 'pytorch-run', ", '')
     return text
 
 
@@ -165,7 +192,8 @@ def drafts(name, machine):
     configuration = EASYBUILD_CFG.format(name=name)
     if kind in DATA['backends']:
         configuration += '\n[config]\njob-backend = %s\n' % DATA['backends'][kind]
-    easyconfig = EASYCONFIG.replace('workstation', suffix_of(name))
+    text = easyconfig_text(name, modules, kind, values)
+    easyconfig = 'PyTorch-%s-%s.eb' % (re.search(r"(?m)^version = '(.*)'", text).group(1), suffix_of(name))
     place = 'systems/%s/' % name
     title = 'Stand-in of ' + name
     return {
@@ -175,7 +203,7 @@ def drafts(name, machine):
         place + 'stand_in.cfg': stand_in,
         place + 'stand_in.rst': README.format(title=title, line='=' * len(title)),
         place + 'easystack.yaml': 'easyconfigs:\n  - %s\n' % easyconfig,
-        'easyconfigs/p/PyTorch/' + easyconfig: easyconfig_text(name, modules, kind),
+        'easyconfigs/p/PyTorch/' + easyconfig: text,
     }
 
 

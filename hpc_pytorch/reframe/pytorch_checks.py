@@ -28,6 +28,7 @@ sys.path.append(os.path.dirname(os.path.dirname(HERE)))
 from hpc_pytorch.machine.collection_files import plain_values  # noqa: E402
 from hpc_pytorch.machine.module_files import installed  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
+from hpc_pytorch.source import installed as installed_pytorch  # noqa: E402
 sys.path.pop()
 
 INSTALLED = installed(os.environ.get('MODULEPATH', ''))
@@ -47,7 +48,7 @@ for one in importlib.metadata.distributions():
 for file, path in sorted(places.items()):
     if not os.path.exists(path) or None not in sizes[file] and os.path.getsize(path) not in sizes[file]:
         print('changed:', file)
-""" + contract.PROBE + """
+""" + installed_pytorch.PROBE + """
 subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
 """
 # in an easyconfig: what promises something
@@ -194,8 +195,9 @@ class WorksCheck(ModuleCheck):
         if not note.exists():
             return []
         found = json.loads(self.must_print(r'^\{"show".*')[0])
-        differences = contract.compare_installed(json.loads(note.read_text())['asked'], found['show'],
-                                                 found['backends'], '\n'.join(self.must_print('.* => .*')))
+        differences = installed_pytorch.compare_installed(
+            json.loads(note.read_text())['asked'], found['show'], found['backends'],
+            '\n'.join(self.must_print('.* => .*')))
         return [contract.table([one]) for one in differences]
 
 

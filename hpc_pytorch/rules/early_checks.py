@@ -55,14 +55,23 @@ def check_external_modules(ec):
         before = ' '.join(names[:names.index(name)]) or 'nothing'
         searched = shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH'
         raise EasyBuildError(
-            "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Searched: %s. On the "
-            "system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the system's "
-            "stand-in: ./eb --rehearse %s",
-            easyconfig, name, before, why_missing(shell, name, said), searched, shlex.quote(easyconfig))
+            "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Searched: %s. %s",
+            easyconfig, name, before, why_missing(shell, name, said), searched, advice(easyconfig, name))
     if build_option('extended_dry_run'):
         # EasyBuild only pretends to load what it cannot see from the start, and prefixes then have no values
         opened = shell.environ['MODULEPATH'].split(os.pathsep)
         os.environ['MODULEPATH'] = os.pathsep.join(nub(curr_module_paths() + opened))
+
+
+def advice(easyconfig, module):
+    """What to do about a module that is missing, here or on a stand-in."""
+    system = os.environ.get('HPC_PYTORCH_REHEARSAL')
+    if system:
+        return ("This is the stand-in of %s. If the system has the module, add it to systems/%s/stand_in.cfg: "
+                "[module %s], with a part of hpc_pytorch/stand_ins/parts.cfg; else name another version in the "
+                "easyconfig's dependencies" % (system, system, module))
+    return ("On the system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the "
+            "system's stand-in: ./eb --rehearse %s" % shlex.quote(easyconfig))
 
 
 def why_missing(shell, name, said):

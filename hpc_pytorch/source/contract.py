@@ -2,41 +2,54 @@
 The configuration contract: what CMake decided, compared with what was asked for.
 
 PyTorch builds silently without what CMake did not find. CMake's decisions are in its summary and in its cache, which
-exist after a minute; what comes out of it is asked again when it is installed (PROBE, compare_installed).
+exist after a minute; libraries.py looks at what was built, and installed.py asks again once it is installed.
 
 Standard library only, Python 3.6.
 """
-import fnmatch
 import glob
-import json
 import os
 import re
-import subprocess
 from collections import namedtuple
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages.known_errors import excerpt
 
 # A switch that can be asked for: the cache variables that tell where CMake looked, and why it usually fails.
 Term = namedtuple('Term', 'option places reason')
 TERMS = (
-    Term('USE_MPI', ('MPI_CXX_COMPILER', 'MPI_C_COMPILER', 'MPI_CXX_HEADER_DIR', 'MPI_mpi_LIBRARY'),
+    Term('USE_MPI',
+         ('MPI_CXX_COMPILER', 'MPI_C_COMPILER', 'MPI_CXX_HEADER_DIR', 'MPI_mpi_LIBRARY'),
          "the MPI's module is not loaded, or the compiler does not find mpi.h by itself (cc and CC do)"),
     Term('USE_DISTRIBUTED', (), "this platform has no support for it"),
-    Term('USE_GLOO', ('Gloo_INCLUDE_DIR', 'Gloo_LIBRARY'), "third_party/gloo is missing"),
-    Term('USE_CUDA', ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
+    Term('USE_GLOO',
+         ('Gloo_INCLUDE_DIR', 'Gloo_LIBRARY'),
+         "third_party/gloo is missing"),
+    Term('USE_CUDA',
+         ('CUDA_TOOLKIT_ROOT_DIR', 'CUDAToolkit_BIN_DIR', 'CMAKE_CUDA_COMPILER'),
          "the CUDA module is not loaded, or its nvcc does not support this host compiler"),
-    Term('USE_CUDNN', ('CUDNN_INCLUDE_DIR', 'CUDNN_LIBRARY'), "cuDNN's module is not loaded, or for another CUDA"),
-    Term('TORCH_CUDA_ARCH_LIST', ('CMAKE_CUDA_FLAGS',), "this CUDA does not know the architecture"),
-    Term('USE_NCCL', ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'), "NCCL's module is not loaded, or no third_party/nccl"),
-    Term('USE_SYSTEM_NCCL', ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'), "NCCL's module is not loaded"),
-    Term('USE_ROCM', ('ROCM_PATH', 'HIP_PATH'), "ROCm's module is not loaded"),
-    Term('USE_NUMPY', ('NUMPY_INCLUDE_DIR',), "NumPy is not installed for the Python that builds"),
-    Term('USE_FBGEMM', (), "the processor has no AVX2, or third_party/fbgemm is missing"),
+    Term('USE_CUDNN',
+         ('CUDNN_INCLUDE_DIR', 'CUDNN_LIBRARY'),
+         "cuDNN's module is not loaded, or for another CUDA"),
+    Term('TORCH_CUDA_ARCH_LIST', ('CMAKE_CUDA_FLAGS',),
+         "this CUDA does not know the architecture"),
+    Term('USE_NCCL',
+         ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'),
+         "NCCL's module is not loaded, or no third_party/nccl"),
+    Term('USE_SYSTEM_NCCL',
+         ('NCCL_INCLUDE_DIRS', 'NCCL_LIBRARIES'),
+         "NCCL's module is not loaded"),
+    Term('USE_ROCM',
+         ('ROCM_PATH', 'HIP_PATH'),
+         "ROCm's module is not loaded"),
+    Term('USE_NUMPY', ('NUMPY_INCLUDE_DIR',),
+         "NumPy is not installed for the Python that builds"),
+    Term('USE_FBGEMM', (),
+         "the processor has no AVX2, or third_party/fbgemm is missing"),
     Term('USE_MKLDNN', ('MKLDNN_INCLUDE_DIR',), "third_party/ideep is missing"),
-    Term('BLAS', ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
+    Term('BLAS',
+         ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
          "the BLAS's module is not loaded, or its directory has another layout than FindMKL.cmake expects"),
-    Term('MKL_THREADING', ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
+    Term('MKL_THREADING',
+         ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
          "MKL's library for this kind of threading was not found"),
     Term('CMAKE_BUILD_TYPE', (), "something else set it"),
 )
@@ -44,12 +57,15 @@ KNOWN = {term.option for term in TERMS}
 # What PyTorch's setup.py asks for by itself: without Python's headers CMake goes on, and hours later there is no wheel.
 BY_ITSELF = {'BUILD_PYTHON': '1'}
 # Why other switches usually fail.
-REASONS = {'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
-           'USE_MKL': "MKL's module is not loaded",
-           'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)"}
+REASONS = {
+    'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
+    'USE_MKL': "MKL's module is not loaded",
+    'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)",
+}
 OTHERWISE = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
 # Compilers are asked for by command and found as paths.
 COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
+OTHER_COMPILER = "the compilers' module is not loaded, or the build was configured before"
 # Directories that are asked for, and what must have been found in them: another one works, and not as it should.
 DIRECTORIES = (
     ('NCCL_INCLUDE_DIR', 'NCCL_INCLUDE_DIRS', "another NCCL's headers come first: CPATH, or a CMake package of it"),
@@ -57,28 +73,9 @@ DIRECTORIES = (
     ('CUDNN_ROOT', 'CUDNN_LIBRARY_PATH', "the module's is not where CMake looks, and the CUDA toolkit has another"),
 )
 
-# How the installed PyTorch calls, among its build settings, what can be asked for.
-SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
 # What CMake's summary and BLAS_INFO call what can be asked for (cmake/Dependencies.cmake)
 BLAS_NAMES = {'open': 'OpenBLAS', 'flexi': 'FlexiBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
-# Backends of torch.distributed: the switch of each, and the library without which it is none.
-BACKENDS = (('mpi', 'USE_MPI', 'libmpi'), ('gloo', 'USE_GLOO', None), ('nccl', 'USE_NCCL', None))
-# What the installed PyTorch is asked, by its own Python.
-PROBE = """
-import json, os, torch, torch.distributed as dist
-names = %r
-print(json.dumps({
-    'show': torch.__config__.show(),
-    'directory': os.path.dirname(torch.__file__),
-    'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
-""" % ([backend for backend, _, _ in BACKENDS],)
-
-# The libraries of PyTorch with its own device code; others have what static libraries bring along.
-DEVICE_LIBRARIES = 'libtorch_cuda*.so'
-
 Difference = namedtuple('Difference', 'option asked found places reason')
-ANOTHER_WHEEL = "it was built without, or this is another wheel than the one built here"
-
 TRUE = ('1', 'ON', 'TRUE', 'YES', 'Y')
 FALSE = ('', '0', 'OFF', 'FALSE', 'NO', 'N', 'IGNORE', 'NOTFOUND')
 
@@ -116,7 +113,9 @@ def read_cache(path):
 def read_summary(text):
     """The decisions that CMake prints, `--   USE_MPI   : OFF`."""
     start = text.rfind('******** Summary ********')
-    found = dict(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M)) if start >= 0 else {}
+    found = {}
+    if start >= 0:
+        found.update(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M))
     flags = re.findall(r'Added CUDA NVCC flags for: *(.*)', text)
     if flags:
         found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(flags[-1])
@@ -127,7 +126,8 @@ def architectures_of_flags(flags):
     """'-gencode;arch=compute_80,code=sm_80' as TORCH_CUDA_ARCH_LIST says it: 8.0."""
     found = set()
     for kind, major, minor, letter in re.findall(r'code=\[?(sm|compute)_(\d+)(\d)(\w?)', flags):
-        found.add('%s.%s%s%s' % (major, minor, letter, '+PTX' if kind == 'compute' else ''))
+        suffix = '+PTX' if kind == 'compute' else ''
+        found.add('%s.%s%s%s' % (major, minor, letter, suffix))
     return ';'.join(sorted(found))
 
 
@@ -143,7 +143,9 @@ def decided(option, cache, summary):
     value = summary.get(option, cache.get(option))
     if value is None:
         return None
-    return plain(BLAS_NAMES.get(value, value) if option == 'BLAS' else value)
+    if option == 'BLAS':
+        value = BLAS_NAMES.get(value, value)
+    return plain(value)
 
 
 # --- what was asked for, compared with it ---------------------------------------------------------------------------
@@ -162,8 +164,11 @@ def compare(options, cache, summary, named=()):
 
 def other_switches(named):
     """A term for each switch that was asked for by name and is not in the table."""
-    names = [name for name in sorted(named) if is_switch(name) and name not in KNOWN]
-    return tuple(Term(name, (), REASONS.get(name, OTHERWISE)) for name in names if plain(named[name]) in ('ON', 'OFF'))
+    terms = []
+    for name in sorted(named):
+        if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'):
+            terms.append(Term(name, (), REASONS.get(name, OTHERWISE)))
+    return tuple(terms)
 
 
 def compare_switch(term, asked, cache, summary):
@@ -184,16 +189,19 @@ def compare_directories(options, cache):
     differences = []
     for option, variable, reason in DIRECTORIES:
         # what is not wanted is not looked for
-        wanted = option in options and plain(options.get('USE_' + option.split('_')[0], 'ON')) != 'OFF'
-        if wanted and not inside(cache.get(variable, ''), options[option]):
-            differences.append(Difference(option, options[option], cache.get(variable, 'nothing'), [], reason))
+        switch = 'USE_' + option.split('_')[0]
+        wanted = option in options and plain(options.get(switch, 'ON')) != 'OFF'
+        found = cache.get(variable, '')
+        if wanted and not inside(found, options[option]):
+            differences.append(Difference(option, options[option], found or 'nothing', [], reason))
     return differences
 
 
 def inside(path, directory):
     """True if a path is this directory or in it, whatever links lead there."""
-    for one, other in ((path, directory), (os.path.realpath(path), os.path.realpath(directory))):
-        if (one + os.sep).startswith(other.rstrip(os.sep) + os.sep):
+    for see in (str, os.path.realpath):
+        top = see(directory).rstrip(os.sep) + os.sep
+        if (see(path) + os.sep).startswith(top):
             return True
     return False
 
@@ -201,27 +209,31 @@ def inside(path, directory):
 def compare_compilers(options, cache):
     differences = []
     for option, variable in COMPILERS:
-        found = cache.get(variable, '')
-        if option in options and os.path.basename(found) != os.path.basename(options[option]):
-            differences.append(Difference(option, options[option], found or 'nothing', [],
-                                          "the compilers' module is not loaded, or the build was configured before"))
+        if option not in options:
+            continue
+        asked, found = options[option], cache.get(variable, '')
+        if os.path.basename(found) != os.path.basename(asked):
+            differences.append(Difference(option, asked, found or 'nothing', [], OTHER_COMPILER))
     return differences
 
 
 def check(tree, output, asked, named):
     """Stop unless CMake decided what was asked for; its cache is wherever this version puts it."""
-    found = glob.glob(os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt'), recursive=True)
+    caches = os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt')
+    found = glob.glob(caches, recursive=True)
     if not found:
         raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
     wanted = downloads(output)
     if wanted:
         raise UsersProblem("CMake downloads %s by itself; build stopped: name it in `sources` or build_lock_files, "
                            "which are fetched and compared before" % ', '.join(wanted))
-    differences = compare(dict(BY_ITSELF, **asked), read_cache(min(found, key=len)), read_summary(output),
-                          named=dict(BY_ITSELF, **named))
+    cache = read_cache(min(found, key=len))
+    asked, named = dict(BY_ITSELF, **asked), dict(BY_ITSELF, **named)
+    differences = compare(asked, cache, read_summary(output), named)
     if differences:
+        names = ', '.join(item.option for item in differences)
         raise UsersProblem("CMake did not enable the requested options (%s); build stopped:\n%s" % (
-            ', '.join(item.option for item in differences), table(differences)))
+            names, table(differences)))
 
 
 def downloads(text):
@@ -235,89 +247,10 @@ def table(differences):
     """The differences for people."""
     lines = []
     for item in differences:
-        lines += ["  %s" % item.option,
-                  "    asked for:     %s" % item.asked,
-                  "    found:         %s" % item.found,
-                  "    looked at:     %s" % ('; '.join(item.places) or 'CMake does not say'),
-                  "    likely reason: %s" % item.reason]
+        places = '; '.join(item.places) or 'CMake does not say'
+        lines.append("  %s" % item.option)
+        lines.append("    asked for:     %s" % item.asked)
+        lines.append("    found:         %s" % item.found)
+        lines.append("    looked at:     %s" % places)
+        lines.append("    likely reason: %s" % item.reason)
     return '\n'.join(lines)
-
-
-# --- what is installed, compared with it ----------------------------------------------------------------------------
-
-def run(command, directory):
-    """Run a command in a directory, where Python finds nothing besides what is installed."""
-    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
-
-
-def ask_installed(python, options, architectures_of=None):
-    """
-    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
-    `architectures_of` returns those of a library's device code ('8.0'), where there is a program that tells.
-    """
-    directory = os.path.dirname(python)
-    probe = run([python, '-c', PROBE], directory)
-    if probe.returncode:
-        raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
-    found = json.loads(probe.stdout.splitlines()[-1])
-    libraries = []
-    for pattern in ('*.so', 'lib/*.so'):
-        libraries += glob.glob(os.path.join(glob.escape(found['directory']), pattern))
-    ldd = run(['ldd'] + libraries, directory).stdout
-    differences = compare_installed(options, found['show'], found['backends'], ldd)
-    if architectures_of and options.get('TORCH_CUDA_ARCH_LIST'):
-        paths = fnmatch.filter(libraries, os.path.join('*', DEVICE_LIBRARIES)) or libraries
-        code = set()
-        for path in paths:
-            code.update(architectures_of(path) or ())
-        differences += compare_device_code(options['TORCH_CUDA_ARCH_LIST'], code, paths)
-    return differences, ldd
-
-
-def compare_installed(options, show, backends, ldd):
-    """All differences between what was asked for and what is installed; nothing is said of what it does not tell."""
-    settings = read_settings(show)
-    known = {name: value for name, value in options.items() if name in settings and name not in ('CC', 'CXX')}
-    if settings['CMAKE_CXX_COMPILER'] and 'CXX' in options:
-        known['CXX'] = options['CXX']
-    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
-    for backend, option, library in BACKENDS:
-        if plain(options.get(option, '')) == 'ON':
-            differences += compare_backend(backend, option, library, backends, ldd)
-    return differences
-
-
-def compare_backend(backend, option, library, backends, ldd):
-    if not backends.get(backend):
-        return [Difference(option, 'ON', 'no %s backend in torch.distributed' % backend,
-                           ['torch.distributed.is_%s_available()' % backend], ANOTHER_WHEEL)]
-    if library and set(resolved(ldd, library)) <= {'not found'}:
-        return [Difference(option, 'ON', 'a %s backend without its library' % backend, ['ldd'],
-                           "the module does not load the MPI that it was built with")]
-    return []
-
-
-def compare_device_code(asked, found, paths):
-    """Check that the libraries have machine code for each architecture; static libraries may bring more along."""
-    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
-    if asked <= found:
-        return []
-    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)), ';'.join(sorted(found)) or 'no device code',
-                       ['cuobjdump ' + path for path in paths], ANOTHER_WHEEL)]
-
-
-def read_settings(text):
-    """The build settings that torch.__config__.show() prints, under the names by which they are asked for."""
-    line = re.search(r'Build settings: *(.*)', text)
-    printed = re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ') if line else []
-    found = {SETTINGS.get(name, name): value for name, value in printed}
-    if found.get('CUDA_FLAGS'):
-        found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
-    found['CMAKE_CXX_COMPILER'] = found.get('CXX_COMPILER', '')
-    return found
-
-
-def resolved(ldd, name):
-    """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
-    return [path for _, path in re.findall(r'^\s*(%s[\w.-]*) => (not found|\S+)' % re.escape(name), ldd, re.M)]

@@ -4,14 +4,16 @@ import io
 import json
 import os
 import sys
+import tempfile
 from contextlib import redirect_stderr
 
 import easybuild.tools.environment as env
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import IGNORE
+from easybuild.tools.config import IGNORE, build_path
 from easybuild.tools.filetools import read_file, which, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
+from easybuild.tools.utilities import nub
 
 from hpc_pytorch import collection_path
 from hpc_pytorch.packages import known_errors
@@ -19,7 +21,7 @@ from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.programs import ask
-from hpc_pytorch.source import build_options, contract, gpu_aware_mpi
+from hpc_pytorch.source import build_options, contract, gpu_aware_mpi, libraries
 
 # Runs ramgate without putting the collection on the $PYTHONPATH of what it starts.
 RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
@@ -292,6 +294,17 @@ class WheelBuild(LockedEnvironment):
         if len(wheels) != 1:
             raise EasyBuildError("The build left %d wheels in %s/dist, expected one", len(wheels), self.tree)
         self.wheel = wheels[0]
+        self.check_libraries()
+
+    def check_libraries(self):
+        """Stop if the wheel's libraries search where no library should, or load another OpenMP."""
+        with tempfile.TemporaryDirectory(dir=self.builddir) as directory:
+            paths = libraries.unpack(self.wheel, directory)
+            compiler = build_options.compiler_family(self.first_line(self.compilers().get('CXX', 'g++')))
+            differences = libraries.compare(paths, libraries.ldd(paths, directory), compiler, build_path())
+        if differences:
+            raise EasyBuildError("The wheel was built with libraries that no module should have (%s):\n%s", ', '.join(
+                nub(item.option for item in differences)), contract.table(differences))
 
     def run_python(self, words, doing):
         """Run Python with these words in the tree, within the memory; returns its output, explains its failure."""

@@ -68,10 +68,13 @@ def make_stand_ins(directory, slots, environ):
         if name not in BUILD_TOOLS:
             os.symlink(WRAPPER, path)
             continue
-        words = [sys.executable, '-I', '-S', os.path.join(HERE, 'build_tools.py'), directory, str(slots),
-                 shutil.which(name, path=environ.get('PATH'))]
+        python = shlex.quote(sys.executable) + ' -I -S'
+        tool = shlex.quote(shutil.which(name, path=environ.get('PATH')))
+        words = [os.path.join(HERE, 'build_tools.py'), directory, str(slots)]
         with open(path, 'w') as file:
-            file.write('#!/bin/sh\nexec %s "$@"\n' % ' '.join(map(shlex.quote, words)))
+            # what a build loads may break this Python
+            file.write('#!/bin/sh\n%s -c "" 2>/dev/null || exec %s "$@"\n' % (python, tool))
+            file.write('exec %s %s %s "$@"\n' % (python, ' '.join(map(shlex.quote, words)), tool))
         os.chmod(path, 0o700)
     return found
 

@@ -175,6 +175,9 @@ class Tree:
         elif name == WRAPPER:
             # the launcher's script, about to become something else
             del self.names[pid]
+        elif b'RAMGATE_WRAPPED=' in read(pid, 'environ'):
+            # below a wrapper that an emulator runs
+            self.owners[pid] = MANAGED
         elif is_compiler(name) and compiles(words):
             self.owners[pid] = pid
             self.born.append(pid)

@@ -251,5 +251,7 @@ def test_jobs_and_memory_hold(builds, way):
     assert re.search(r'compilers in .*\b[1-9]\d* %s' % came, output.splitlines()[-1]), output
     builds.again()
     output, ran, _, memory = builds.run(command, '--jobs', '8', '--memory', '130M')
-    assert ran in (FILES, 2 * FILES) and MB * 0.9 < memory <= 130 * LATE, output
+    assert ran in (FILES, 2 * FILES) and MB * 0.9 < memory <= FILES * MB * 0.75, output
+    # or the last line says that they took more
+    assert memory <= 130 * LATE or 'only watched, as' in output.splitlines()[-1], output
     assert '130.0 MB (--memory)' in output

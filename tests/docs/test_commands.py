@@ -18,7 +18,7 @@ from hpc_pytorch.machine.systems import LAUNCHERS
 
 # A line -> a test's file and the words in it that try the line.
 TRIED = (
-    (r'git clone https://example\.org/\S+|cd hpc-pytorch', 'tests/docs/test_docs.py', 'example.org'),
+    (r'git clone https://example\.org/\S+|cd hpc-pytorch|git pull', 'tests/docs/test_docs.py', 'example.org'),
     (r'\./test [^|]*', '.ci/run', 'test'),
     (r'PYTHONPATH=COLLECTION/ramgate python3 -m ramgate run .*', 'ramgate/tests/conftest.py', "'-m', 'ramgate', 'run'"),
     (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),

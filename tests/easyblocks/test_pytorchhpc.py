@@ -85,6 +85,14 @@ if __name__ == '__main__':
 FILL = """
 add_custom_target(fill ALL COMMAND dd if=/dev/zero of=filled bs=1M count=400)
 """
+FAULTS = """
+file(WRITE ${CMAKE_BINARY_DIR}/omp.c "void omp(void) {}")
+add_library(omp SHARED ${CMAKE_BINARY_DIR}/omp.c)
+target_link_options(_C PRIVATE -Wl,--no-as-needed)
+target_link_libraries(_C PRIVATE omp)
+set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN;/opt/cuda/lib64/stubs")
+install(TARGETS omp DESTINATION torch)
+"""
 PATCH = """--- a/version.txt
 +++ b/version.txt
 @@ -1 +1 @@
@@ -158,6 +166,29 @@ def test_installed_without_mpi(small):
     assert done.returncode and 'the installed PyTorch is not what was asked for (USE_MPI)' in done.stdout
     assert 'no mpi backend in torch.distributed' in done.stdout
     assert not list(small.eb.modules.glob('PyTorch/*'))
+
+
+def test_faults_in_libraries(small):
+    """CUDA's stubs in RUNPATH and a second OpenMP: in the wheel, then in what is installed, where they came later."""
+    cmake = small.tree / 'CMakeLists.txt'
+    whole = cmake.read_text()
+    cmake.write_text(whole + FAULTS)
+    small.write()
+    output = small.refused()
+    assert 'libraries that no module should have (RUNPATH, OpenMP)' in output, output
+    assert '/opt/cuda/lib64/stubs' in output and 'libomp.so' in output
+    cmake.write_text(whole)
+    small.write()
+    small()
+    source = small.directory / 'planted.c'
+    source.write_text('void planted(void) {}\n')
+    torch, = small.installation.glob('**/site-packages/torch')
+    planted = ['gcc', '-shared', '-fPIC', source, '-Wl,-rpath,$ORIGIN:%s' % (small.eb.prefix / 'build' / 'PyTorch')]
+    subprocess.run(planted + ['-o', torch / 'libomp.so'], check=True)
+    subprocess.run(planted + ['-o', torch / 'libplanted.so', '-Wl,--no-as-needed', torch / 'libomp.so'], check=True)
+    output = small('--sanity-check-only', status=None)
+    assert 'the installed PyTorch is not what was asked for (RUNPATH, OpenMP)' in output, output
+    assert 'the build directory' in output
 
 
 def test_download_failed(small):

@@ -13,7 +13,7 @@ import subprocess
 import pytest
 
 from common import CHECKOUT, clean_environment
-from hpc_pytorch.machine import inspection, survey, systems
+from hpc_pytorch.machine import inspection, new_system, survey, systems
 
 SYSTEM = """[system]
 title = Test
@@ -273,6 +273,22 @@ def test_script_of_the_job(tmp_path, monkeypatch):
     subprocess.run(['bash', '-c', survey.job_script(path)], check=True)
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
         ('my $HOME; survey.txt', '--survey=%s\n' % path)]
+
+
+@pytest.mark.parametrize('cuda, module, version, there, absent', [
+    (None, 'OpenMPI', '2.13.0', "features = ['mpi']", 'processors alone'),
+    ('13', 'CUDA', '2.15.0', "lock_files = ['torch-2.15.0-pypi.lock', 'mpi4py.lock']", 'whl/cpu'),
+    ('13', 'CUDA', '2.15.0', "features = ['gpu', 'nccl', 'mpi']", 'processors alone'),
+    ('12', 'CUDA', '2.13.0', 'PyTorch-2.11.0-IsambardAI-whl.eb (aarch64)', "'gpu'"),
+    (None, 'ROCm', '2.13.0', 'PyTorch-2.10.0-Frontier.eb', "'gpu'"),
+])
+def test_easyconfig_for_the_gpus(cuda, module, version, there, absent):
+    """With MPI, and with CUDA where the driver takes PyPI's; else it says what to take."""
+    text = new_system.easyconfig_text('the-eighth', [('some/1.0', module, 'part')], 'slurm', {'node cuda': (cuda, '')})
+    compile(text, 'easyconfig', 'exec')
+    assert "version = '%s'" % version in text and "versionsuffix = '-theeighth'" in text
+    assert "collection_packages = ['torch_mpi']" in text and "dependencies = [\n    ('some/1.0', EXTERNAL" in text
+    assert there in text and absent not in text and 'ARCHER2' not in text
 
 
 @pytest.mark.slow

@@ -153,8 +153,8 @@ def test_ramgate_alone(ramgate_alone, tmp_path):
               if path.is_relative_to(CHECKOUT / 'ramgate/ramgate')}
     assert [path for path in wanted if not (tmp_path / 'there' / path).exists()] == []
     done = run(tmp_path / 'there' / 'bin' / 'ramgate', 'run', '--report', tmp_path / 'report', '--', 'sh', '-c',
-               'ramgate-cc true', env=environment)
-    assert done == '' and (tmp_path / 'report' / 'report.html').exists()
+               '"$CMAKE_C_COMPILER_LAUNCHER" true', env=environment)
+    assert '1 by launcher' in done and (tmp_path / 'report' / 'report.html').exists()
     run(sys.executable, '-m', 'pytest', 'tests/test_main.py', 'tests/test_schedule.py', cwd=ramgate_alone)
 
 

@@ -99,6 +99,9 @@ def test_first_missing_module(eb, tmp_path):
     output = eb('--rehearse', path, '-D', status=None).stdout
     assert ('does not have: cray-mpich/8.1.99; loaded before it: ncarenv/23.09 gcc/12.2.0; '
             'versions of it here: cray-mpich/8.1.27' in output)
+    # not the command that was just typed
+    assert './eb --rehearse' not in output
+    assert 'systems/derecho/stand_in.cfg: [module cray-mpich/8.1.99]' in ' '.join(output.split())
 
 
 def test_users_modules_do_not_get_in(eb, easyconfig, tmp_path):

@@ -92,6 +92,7 @@ def configured(tmp_path_factory, toolkit):
     shutil.rmtree(build.directory)
 
 
+@pytest.mark.nightly
 def test_contract_holds(configured):
     """CMake decides what was asked for: both GPUs, cuDNN, the toolkit's NCCL and the machine's MPI."""
     assert "CMake's decisions are what was asked for" in configured.output
@@ -100,6 +101,7 @@ def test_contract_holds(configured):
     assert cache['NCCL_LIBRARIES'].startswith(str(configured.toolkit)) and cache['USE_MPI'] == '1'
 
 
+@pytest.mark.nightly
 def test_device_code(configured):
     """Kernels and the NCCL backend, compiled under ramgate, as the build does it: code for the two GPUs alone."""
     objects = ['caffe2/CMakeFiles/torch_cuda.dir/__/%s.o' % name for name in FILES]
@@ -114,6 +116,7 @@ def test_device_code(configured):
         assert set(re.findall(r'\.(sm_\w+)\.cubin', found)) == expected, path
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('package, option', [('CUDA', 'USE_CUDA'), ('CUDNN', 'USE_CUDNN'), ('NCCL', 'NCCL_LIB_DIR')])
 def test_hidden(configured, package, option):
     """Each part that CMake does not find is named; without NCCL it stops by itself."""

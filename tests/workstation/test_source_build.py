@@ -91,6 +91,7 @@ def test_contract_holds(configured):
     assert '/tools/' in cache['CMAKE_COMMAND']
 
 
+@pytest.mark.nightly
 def test_files_compile(configured):
     """With the flags as configured, under ramgate; the objects call the libraries that were asked for."""
     build, tools = configured.build, configured.build.parent.parent / 'tools'

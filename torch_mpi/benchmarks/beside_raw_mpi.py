@@ -34,7 +34,9 @@ def contenders(directory, mpicc):
     raw = os.path.join(directory, "raw")
     subprocess.run([mpicc, "-O2", os.path.join(HERE, "raw.c"), "-o", raw], check=True)
     python = [sys.executable, os.path.join(HERE, "operations.py")]
-    found = {"raw": [raw], "mpi": python + ["mpi", "group"], "mpi.f": python + ["mpi", "functions"],
+    found = {"raw": [raw], "mpi": python + ["mpi", "group"],
+             "mpi.n": ["env", "TORCH_MPI_COMPARE=0"] + python + ["mpi", "group"],
+             "mpi.f": python + ["mpi", "functions"],
              "gloo": python + ["gloo", "group"], "fake": python + ["fake", "group"],
              "fake.f": python + ["fake", "functions"]}
     if "BUILTIN_MPI" in os.environ:

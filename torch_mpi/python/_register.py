@@ -9,6 +9,7 @@ import os
 import sys
 import warnings
 
+from ._meeting import MeetingStore
 from ._process import MPIUnavailable, load, start, state
 from ._rendezvous import register_rendezvous
 
@@ -43,6 +44,7 @@ def register():
     # ROCm builds of torch call their devices cuda
     compiled.set_platform("hip" if torch.version.hip else "cuda" if torch.version.cuda else "other")
     extend_monitored_barrier()
+    extend_groups()
     register_rendezvous()
     c10d._MPI_AVAILABLE = True  # what init_process_group looks at
     dist.is_mpi_available = is_mpi_available
@@ -77,6 +79,39 @@ def extend_monitored_barrier():
         return group.monitored_barrier(*arguments, wait_all_ranks=wait_all_ranks)
 
     dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
+
+
+def extend_groups():
+    """Make groups of "mpi" and of other backends work beside each other, by the one function that makes all of them.
+
+    All processes call it, members or not. Beside a default group of MPI other backends need a store, which torch leaves
+    out there; beside another default group, MPI must be started.
+    """
+    import torch.distributed as dist
+    c10d = dist.distributed_c10d
+    original = c10d._new_process_group_helper
+
+    @functools.wraps(original)
+    def new_group(size, rank, ranks, backend, store, *others, **options):
+        of_mpi = "mpi" in str(backend).lower()
+        if not ranks and str(backend).lower() == "mpi":
+            store = MeetingStore()
+        elif ranks and of_mpi and not state["started"]:
+            meet_and_start(store, options.get("timeout"))
+        elif ranks and not of_mpi and dist.get_backend() == dist.Backend.MPI:
+            store = MeetingStore.of_default_group(arguments_of("_new_group_with_tag"))
+        return original(size, rank, ranks, backend, store, *others, **options)
+
+    c10d._new_process_group_helper = new_group
+
+
+def meet_and_start(store, timeout):
+    """Start MPI when all processes have come, which its start would otherwise wait for without end."""
+    import torch.distributed as dist
+    c10d = dist.distributed_c10d
+    timeout = timeout or c10d.default_pg_timeout
+    c10d._store_based_barrier(dist.get_rank(), store, "torch_mpi", dist.get_world_size(), timeout)
+    start(timeout)
 
 
 def create_for_plugin(options, _):

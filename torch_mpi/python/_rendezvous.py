@@ -21,7 +21,6 @@ def register_rendezvous():
 
 def rendezvous(url, timeout=None, **_):
     """Yield a store, the rank and the number of ranks, as torch expects from a scheme."""
-    import torch.distributed as dist
     start()
     from . import _c
     rank = _c.world_rank()
@@ -38,16 +37,28 @@ def rendezvous(url, timeout=None, **_):
     }
     for name, number in numbers.items():
         os.environ[name] = str(number)
-    host = hosts[0] if len(set(hosts)) > 1 else "localhost"
-    if rank == 0:
-        allow_files(size)
-        store = dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
-        all_gather_text(backend, str(store.port))
-    else:
-        port = all_gather_text(backend, "")[0]
-        store = dist.TCPStore(host, int(port), size, is_master=False, timeout=timeout)
-    yield store, rank, size
+    yield meet(backend, hosts, timeout), rank, size
     raise RuntimeError("torch_mpi: mpi:// cannot be used for a second rendezvous")
+
+
+def meet(backend, hosts, timeout):
+    """Return the store of all ranks, which listens on the first of these hosts."""
+    import torch.distributed as dist
+    host = hosts[0] if len(set(hosts)) > 1 else "localhost"
+    if backend.rank() == 0:
+        allow_files(len(hosts))
+        store = dist.TCPStore(host, 0, len(hosts), is_master=True, timeout=timeout, wait_for_workers=False)
+        all_gather_text(backend, str(store.port))
+        return store
+    port = all_gather_text(backend, "")[0]
+    return dist.TCPStore(host, int(port), len(hosts), is_master=False, timeout=timeout)
+
+
+def tcp_store(timeout):
+    """Return a new store of all ranks; all call it."""
+    from . import _c
+    backend = _c.create([], timeout)
+    return meet(backend, all_gather_text(backend, socket.gethostname()), timeout)
 
 
 def allow_files(ranks):

@@ -105,15 +105,79 @@ void in_parts(int64_t length, const Post& post) {
   } while (start < length);
 }
 
+// What a call of this rank is like, and what the left neighbour's must be like.
+struct Agreement {
+  Agreement(const Call& call, bool needs_all = true) : mine(call), expected(call), needs_all(needs_all) {}
+  Agreement(const Call& mine, const Call& expected) : mine(mine), expected(expected) {}
+  Call mine, expected;
+  bool needs_all = true;
+};
+
+Call call_of(OpType what, const at::Tensor& tensor, int64_t root = Call::kNone) {
+  Call call;
+  call.what = static_cast<int32_t>(what);
+  call.type = static_cast<int32_t>(tensor.scalar_type());
+  call.root = static_cast<int32_t>(root);
+  call.elements = tensor.numel();
+  return call;
+}
+
+Call call_of(OpType what, const at::Tensor& tensor, const ReduceOp& op, int64_t root = Call::kNone) {
+  auto call = call_of(what, tensor, root);
+  call.reduction = static_cast<int32_t>(op.op_);
+  return call;
+}
+
+// Of several tensors.
+Call call_of(OpType what, const Tensors& tensors) {
+  Call call;
+  call.what = static_cast<int32_t>(what);
+  std::vector<int64_t> lengths;
+  for (const auto& tensor : tensors) {
+    call.type = static_cast<int32_t>(tensor.scalar_type());
+    call.elements += tensor.numel();
+    lengths.push_back(tensor.numel());
+  }
+  call.lengths = number_of(lengths);
+  return call;
+}
+
+Call call_of(OpType what, const Tensors& tensors, const ReduceOp& op) {
+  auto call = call_of(what, tensors);
+  call.reduction = static_cast<int32_t>(op.op_);
+  return call;
+}
+
+// Where each pair of ranks exchanges another amount: what neighbours exchange. MPI itself notices too short a receive.
+Agreement agreement_of(
+    OpType what,
+    const at::Tensor& model,
+    int rank,
+    const std::vector<Piece>& sends,
+    const std::vector<Piece>& receives) {
+  const size_t size = sends.size(), left = (rank + size - 1) % size, right = (rank + 1) % size;
+  auto mine = call_of(what, model), expected = mine;
+  const auto width = static_cast<int64_t>(model.element_size());
+  mine.elements = sends[right].bytes / width;
+  mine.lengths = receives[right].bytes / width;
+  expected.elements = receives[left].bytes / width;
+  expected.lengths = sends[left].bytes / width;
+  return {mine, expected};
+}
+
 template <class Options, class Post>
-WorkHandle post(const WorkPointer& work, const Options& options, const Post& requests) {
-  Runtime::get().post(work, asked_async(options, 0), requests);
+WorkHandle post(const WorkPointer& work, const Options& options, const Agreement& agreement, const Post& requests) {
+  Runtime::get().post(work, asked_async(options, 0), [&] {
+    work->compare(agreement.mine, agreement.expected, agreement.needs_all);
+    requests();
+  });
   return work;
 }
 
 template <class Options>
-WorkHandle post_all(const WorkPointer& work, const Options& options, const Posts& posts) {
-  return post(work, options, [&] {
+WorkHandle post_all(
+    const WorkPointer& work, const Options& options, const Agreement& agreement, const Posts& posts) {
+  return post(work, options, agreement, [&] {
     for (auto& each : posts)
       each();
   });
@@ -291,7 +355,8 @@ WorkHandle MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   const int root = static_cast<int>(options.rootRank);
   const auto buffer = root == rank_ ? send_buffer(*work, tensor) : receive_buffer(*work, tensor);
   char* data = static_cast<char*>(buffer.data_ptr());
-  return post(work, options, [&] {
+  const Agreement agreement(call_of(OpType::BROADCAST, tensor, root), root != rank_);
+  return post(work, options, agreement, [&] {
     // In parts, as MPICH 4.0 fails on one element of a large type.
     in_parts(static_cast<int64_t>(buffer.nbytes()), [&](int64_t start, int count) {
       check_mpi(MPI_Ibcast(data + start, count, MPI_BYTE, root, comm(), work->add_request()), "MPI_Ibcast");
@@ -304,7 +369,8 @@ WorkHandle MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   if (tensor.layout() != at::kStrided)
     return allreduce_sparse(tensors, options);
   auto work = make(OpType::ALLREDUCE, "mpi:all_reduce", tensors, tensors, options.timeout);
-  return post(work, options, reducing(*work, tensor, options.reduceOp));
+  const auto call = call_of(OpType::ALLREDUCE, tensor, options.reduceOp);
+  return post(work, options, call, reducing(*work, tensor, options.reduceOp));
 }
 
 WorkHandle MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -312,7 +378,7 @@ WorkHandle MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allredu
   Posts posts;
   for (const auto& tensor : tensors)
     posts.push_back(reducing(*work, tensor, options.reduceOp));
-  return post_all(work, options, posts);
+  return post_all(work, options, call_of(OpType::ALLREDUCE_COALESCED, tensors, options.reduceOp), posts);
 }
 
 // The ranks first learn how many elements each has, then gather indices and values, and each adds them up.
@@ -341,7 +407,7 @@ WorkHandle MPIBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceO
       tensor.copy_(at::sparse_coo_tensor(at::cat(all_indices).t(), at::cat(all_values), tensor.sizes()).coalesce());
     });
   });
-  return post(work, options, [&] {
+  return post(work, options, call_of(OpType::_ALLREDUCE_SPARSE, tensor), [&] {
     check_mpi(
         MPI_Iallgather(
             MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, counts->data(), 1, MPI_INT64_T, comm(), work->add_request()),
@@ -360,7 +426,8 @@ WorkHandle MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   const auto buffer =
       is_root ? reduction_buffer(*work, tensor, op, size_) : send_buffer(*work, premultiplied(tensor, op));
   char* data = static_cast<char*>(buffer.data_ptr());
-  return post(work, options, [&] {
+  const Agreement agreement(call_of(OpType::REDUCE, tensor, op, root), is_root);
+  return post(work, options, agreement, [&] {
     in_parts(buffer.numel(), [&](int64_t start, int count) {
       char* part = data + start * buffer.element_size();
       check_mpi(
@@ -376,7 +443,7 @@ WorkHandle MPIBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
   check_same_type({output}, input, "all_gather");
   auto work = make(OpType::_ALLGATHER_BASE, "mpi:_all_gather_base", input, {output}, options.timeout);
-  return post(work, options, gathering(*work, output, input));
+  return post(work, options, call_of(OpType::_ALLGATHER_BASE, output), gathering(*work, output, input));
 }
 
 WorkHandle MPIBackend::allgather_into_tensor_coalesced(
@@ -388,7 +455,7 @@ WorkHandle MPIBackend::allgather_into_tensor_coalesced(
     check_same_type({outputs[i]}, inputs[i], "all_gather");
     posts.push_back(gathering(*work, outputs[i], inputs[i]));
   }
-  return post_all(work, options, posts);
+  return post_all(work, options, call_of(OpType::COALESCED, outputs), posts);
 }
 
 WorkHandle MPIBackend::allgather(
@@ -396,7 +463,7 @@ WorkHandle MPIBackend::allgather(
   const auto& input = only(inputs, "all_gather");
   TORCH_CHECK(outputs.size() == 1, "torch_mpi: all_gather takes one list of output tensors");
   auto work = make(OpType::ALLGATHER, "mpi:all_gather", inputs, outputs[0], options.timeout);
-  return post(work, options, gathering(*work, outputs[0], input));
+  return post(work, options, call_of(OpType::ALLGATHER, outputs[0]), gathering(*work, outputs[0], input));
 }
 
 WorkHandle MPIBackend::allgather_coalesced(
@@ -418,7 +485,7 @@ WorkHandle MPIBackend::allgather_coalesced(
       parts.push_back(list[i]);
     posts.push_back(gathering(*work, parts, inputs[i]));
   }
-  return post_all(work, options, posts);
+  return post_all(work, options, call_of(OpType::ALLGATHER_COALESCED, flat), posts);
 }
 
 WorkHandle MPIBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
@@ -439,7 +506,8 @@ WorkHandle MPIBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, co
           output.numel() == input.numel(), "torch_mpi: gather: all tensors must have the same number of elements");
     to = receive_buffer(*work, outputs[0]);
   }
-  return post(work, options, [&] {
+  const Agreement agreement(call_of(OpType::GATHER, input, options.rootRank), is_root);
+  return post(work, options, agreement, [&] {
     const Span span(static_cast<int64_t>(from.nbytes()));
     check_mpi(
         MPI_Igather(
@@ -467,7 +535,8 @@ WorkHandle MPIBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, c
           input.numel() == output.numel(), "torch_mpi: scatter: all tensors must have the same number of elements");
     from = send_buffer(*work, inputs[0]);
   }
-  return post(work, options, [&] {
+  const Agreement agreement(call_of(OpType::SCATTER, output, options.rootRank), !is_root);
+  return post(work, options, agreement, [&] {
     const Span span(static_cast<int64_t>(to.nbytes()));
     check_mpi(
         MPI_Iscatter(
@@ -480,7 +549,8 @@ WorkHandle MPIBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, c
 WorkHandle MPIBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   auto work = make(OpType::_REDUCE_SCATTER_BASE, "mpi:_reduce_scatter_base", input, {output}, options.timeout);
-  return post(work, options, reduce_scattering(*work, output, input, options.reduceOp));
+  const auto call = call_of(OpType::_REDUCE_SCATTER_BASE, input, options.reduceOp);
+  return post(work, options, call, reduce_scattering(*work, output, input, options.reduceOp));
 }
 
 WorkHandle MPIBackend::reduce_scatter_tensor_coalesced(
@@ -490,7 +560,7 @@ WorkHandle MPIBackend::reduce_scatter_tensor_coalesced(
   Posts posts;
   for (size_t i = 0; i < outputs.size(); ++i)
     posts.push_back(reduce_scattering(*work, outputs[i], inputs[i], options.reduceOp));
-  return post_all(work, options, posts);
+  return post_all(work, options, call_of(OpType::COALESCED, inputs, options.reduceOp), posts);
 }
 
 WorkHandle MPIBackend::reduce_scatter(
@@ -509,8 +579,9 @@ WorkHandle MPIBackend::reduce_scatter(
   auto work = make(OpType::REDUCE_SCATTER, "mpi:reduce_scatter", parts, outputs, options.timeout);
   // A copy in any case: the output is often one of the inputs, and MPI forbids the overlap.
   const at::Tensor source = concatenated(parts);
+  const auto call = call_of(OpType::REDUCE_SCATTER, parts, op);
   if (same_length(parts))
-    return post(work, options, reduce_scattering(*work, output, source, op));
+    return post(work, options, call, reduce_scattering(*work, output, source, op));
   auto counts = std::make_shared<std::vector<int>>();
   work->keep(counts);
   for (const auto& part : parts) {
@@ -519,7 +590,7 @@ WorkHandle MPIBackend::reduce_scatter(
   }
   const auto from = send_buffer(*work, premultiplied(source, op)), to = receive_buffer(*work, output);
   then_divide(*work, output, op, size_);
-  return post(work, options, [&] {
+  return post(work, options, call, [&] {
     check_mpi(
         MPI_Ireduce_scatter(
             from.data_ptr(), to.data_ptr(), counts->data(), reduction.type, reduction.op, comm(), work->add_request()),
@@ -541,7 +612,9 @@ WorkHandle MPIBackend::alltoall_base(
         input.numel() == output.numel() && (input.dim() == 0 ? input.numel() : input.size(0)) % size_ == 0,
         "torch_mpi: all_to_all: input and output must be equally large and their first dimension a multiple of ", size_);
     const int64_t bytes = static_cast<int64_t>(from.nbytes()) / size_;
-    return post(work, options, [&] {
+    auto call = call_of(OpType::ALLTOALL_BASE, input);
+    call.elements = call.lengths = call.elements / size_;  // as agreement_of() has it
+    return post(work, options, call, [&] {
       const Span span(bytes);
       check_mpi(
           MPI_Ialltoall(
@@ -568,7 +641,8 @@ WorkHandle MPIBackend::alltoall_base(
     return made;
   };
   const auto sends = pieces(from, input_splits), receives = pieces(to, output_splits);
-  return post(work, options, [&] { exchange(*work, comm(), sends, receives); });
+  const auto agreement = agreement_of(OpType::ALLTOALL_BASE, input, rank_, sends, receives);
+  return post(work, options, agreement, [&] { exchange(*work, comm(), sends, receives); });
 }
 
 WorkHandle MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
@@ -583,7 +657,8 @@ WorkHandle MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::A
     sends.push_back(whole(send_buffer(*work, inputs[i])));
     receives.push_back(whole(receive_buffer(*work, outputs[i])));
   }
-  return post(work, options, [&] { exchange(*work, comm(), sends, receives); });
+  const auto agreement = agreement_of(OpType::ALLTOALL, inputs[0], rank_, sends, receives);
+  return post(work, options, agreement, [&] { exchange(*work, comm(), sends, receives); });
 }
 
 // -------------------------------------------------------------------------------------------- point to point
@@ -593,6 +668,7 @@ WorkHandle MPIBackend::send(Tensors& tensors, int rank, int tag) {
   check_rank(rank, "send");
   check_tag(tag);
   auto work = make(OpType::SEND, "mpi:send", tensors, {}, timeout_);
+  work->set_peer(rank);
   const auto from = send_buffer(*work, tensor);
   return post_message(work, [&] {
     const Span span(static_cast<int64_t>(from.nbytes()));
@@ -610,6 +686,7 @@ WorkHandle MPIBackend::recv(Tensors& tensors, int rank, int tag) {
   const bool any = rank == MPI_ANY_SOURCE;
   auto work = make(
       any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors, timeout_);
+  work->set_peer(rank);
   const auto to = receive_buffer(*work, tensor);
   return post_message(work, [&] {
     const Span span(static_cast<int64_t>(to.nbytes()));
@@ -625,7 +702,9 @@ WorkHandle MPIBackend::recvAnysource(Tensors& tensors, int tag) {
 
 WorkHandle MPIBackend::barrier(const c10d::BarrierOptions& options) {
   auto work = make(OpType::BARRIER, "mpi:barrier", {}, {}, options.timeout);
-  return post(work, options, [&] {
+  Call call;
+  call.what = static_cast<int32_t>(OpType::BARRIER);
+  return post(work, options, call, [&] {
     check_mpi(MPI_Ibarrier(comm(), work->add_request()), "MPI_Ibarrier");
   });
 }

@@ -14,6 +14,8 @@ constexpr auto kNoticeDelivery = std::chrono::seconds(1);
 constexpr auto kDrain = std::chrono::seconds(5);
 constexpr auto kOutputRead = std::chrono::seconds(1);
 constexpr auto kOthersEnd = std::chrono::seconds(10);
+// Who waits for a message so long asks whether its sender has ended; so long we wait for what may explain an error.
+constexpr auto kPatience = std::chrono::milliseconds(500);
 constexpr size_t kNoticeLength = 512;
 
 void end_all(int rank, const std::string& why, int status = 1) {
@@ -151,6 +153,43 @@ void MPIWork::give_up(const std::string& reason) {
   end(error_of("torch_mpi: " + message));
 }
 
+// What it sent is on its way for a moment at most.
+void MPIWork::give_up_if_peer_ended(Clock::time_point now) {
+  if (peer_ < 0 || now < deadline_ - timeout_ + kPatience)
+    return;
+  const int process = communicator_->world_rank(peer_);
+  if (Runtime::get().has_ended(process))
+    give_up(c10::str("rank ", peer_, " has ended"));
+}
+
+bool Runtime::has_ended(int process) {
+  bool first = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    first = asked_.insert(process).second;
+  }
+  if (first)
+    ControlMessages(control_, notice_tag, 0).send(process, /*has it ended?*/ false);
+  std::lock_guard<std::mutex> lock(mutex);
+  hear_of_ends();
+  const auto found = ended_.find(process);
+  return found != ended_.end() && Clock::now() > found->second + kPatience;
+}
+
+// Under the lock. A message is a question, or the answer to one.
+void Runtime::hear_of_ends() {
+  int64_t message[2];
+  int found = 0;
+  MPI_Status status;
+  while (MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, control_, &found, &status) == MPI_SUCCESS && found) {
+    MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, notice_tag, control_, MPI_STATUS_IGNORE);
+    if (message[1])
+      ended_[status.MPI_SOURCE] = Clock::now();
+    else
+      askers_.push_back(status.MPI_SOURCE);
+  }
+}
+
 void MPIWork::abort() {
   give_up("aborted");
 }
@@ -178,18 +217,31 @@ void Runtime::give_up_late_ones() {
       work->give_up("the process group failed: " + communicator.reason());
     else if (now >= work->deadline_)
       work->give_up(c10::str("Timed out after ", in_seconds(work->timeout_)));
+    else
+      work->give_up_if_peer_ended(now);
   }
+}
+
+// MPI may refuse what does not fit what another rank sent; the neighbour's call, if that is it, says it better.
+void MPIWork::await_neighbour() {
+  Runtime::get().test_until(Clock::now() + kPatience, [this] { return compared(); });
 }
 
 // MPI may hold the memory of what was posted before the error, and the other ranks wait for all of it.
 void Runtime::posting_failed(const WorkPointer& work) {
+  work->await_neighbour();
+  bool held = work->comparison_ != nullptr;
   for (const auto request : work->requests_)
-    if (request != MPI_REQUEST_NULL) {
-      abandon(work);
-      break;
-    }
-  if (!work->is_message())
-    work->communicator_->fail(c10::str(work->description(), " of rank ", work->rank_, " could not be started"));
+    held |= request != MPI_REQUEST_NULL;
+  if (held)
+    abandon(work);
+  if (work->is_message())
+    return;
+  const auto& disagreement = work->disagreement_;
+  const auto whose = c10::str(work->description(), " of rank ", work->rank_);
+  work->communicator_->fail(whose + (disagreement.empty() ? " could not be started" : ": " + disagreement));
+  if (!disagreement.empty())
+    C10_THROW_ERROR(DistBackendError, c10::str("torch_mpi: ", whose, ": ", disagreement));
 }
 
 // ------------------------------------------------------------------------------------------ the end of the process
@@ -219,9 +271,43 @@ void Runtime::stop(bool failed) {
   {
     std::lock_guard<std::mutex> lock(mutex);
     stopping_ = true;
+    keep_communicators();
     wake();
   }
   thread_.join();
+}
+
+// Under the lock: this rank has made its last call in every group. Python destroys these while it ends.
+void Runtime::keep_communicators() {
+  std::set<Communicator*> kept;
+  for (auto* communicator : communicators)
+    if (!communicator->failed())
+      kept.insert(communicator->twin().release());
+  communicators.swap(kept);
+}
+
+void Runtime::say_goodbyes() {
+  for (auto* communicator : communicators) {
+    communicator->say_goodbye();
+    retired_.emplace_back(communicator->handle, std::move(communicator->comparisons_));
+  }
+}
+
+void Runtime::answer_askers() {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    hear_of_ends();
+  }
+  for (const int asker : askers_)
+    ControlMessages(control_, notice_tag, 0).send(asker, /*it has ended*/ true);
+  askers_.clear();
+}
+
+void Runtime::cancel_comparisons() {
+  for (auto& [comm, comparisons] : retired_)
+    for (auto& comparison : comparisons)
+      if (!comparison->done())
+        comparison.release()->cancel();
 }
 
 // True when all ranks have come to their end, too. A rank that failed does not wait for the others for long.
@@ -234,6 +320,7 @@ bool Runtime::others_end(int status) {
   while (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS && !complete) {
     if (status != 0 && Clock::now() > deadline)
       return false;
+    answer_askers();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return true;
@@ -263,6 +350,8 @@ void Runtime::end_process(int status) {
   stop(false);
   if (!clean_)
     end_all(world_rank, "ends with operations that never became complete");
+  if (status == 0)  // with another one it ends all
+    say_goodbyes();
   if (!others_end(status))
     end_all(world_rank, c10::str("ends with status ", status), status);
   // Receive messages to ranks that had given up: some MPIs warn of those left over.
@@ -270,6 +359,7 @@ void Runtime::end_process(int status) {
   int left = 0;
   while (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &left, MPI_STATUS_IGNORE) == MPI_SUCCESS && left)
     MPI_Recv(message, 2, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, control_, MPI_STATUS_IGNORE);
+  cancel_comparisons();
   free_reductions();
   finalise(status);
 }

@@ -25,6 +25,19 @@ constexpr size_t kRetired = 64;
 // Before one is freed, we probe so often for a message that was never received; each probe makes MPI progress.
 constexpr int kLastLooks = 10;
 
+// MPI may write to them as long as the process lives.
+void release(Comparisons& comparisons) {
+  for (auto& comparison : comparisons)
+    comparison.release();
+}
+
+bool all_done(Comparisons& comparisons) {
+  for (auto& comparison : comparisons)
+    if (!comparison->done())
+      return false;
+  return true;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------------------------------- the process and its thread
@@ -83,6 +96,8 @@ void Runtime::start(Milliseconds timeout) {
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &highest_tag, &found);
   if (found)
     notice_tag = *highest_tag;
+  const char* compare = std::getenv("TORCH_MPI_COMPARE");
+  compares = !compare || std::string(compare) != "0";
   started_ = true;
   thread_ = std::thread([this] { progress_thread(); });
   control_ = duplicate_world(timeout);
@@ -207,31 +222,83 @@ Communicator::Communicator(MPI_Comm comm) : handle(comm) {
   check_mpi(MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(handle, &rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(handle, &size), "MPI_Comm_size");
+  Runtime::get().communicators.insert(this);
 }
 
 Communicator::~Communicator() {
-  // A failed one has requests that will never be complete: MPI keeps it.
-  if (failed() || leftovers_ || !Runtime::get().usable())
+  auto& runtime = Runtime::get();
+  if (!runtime.usable()) {
+    release(comparisons_);
     return;
-  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  Runtime::get().retire(handle);
+  }
+  std::lock_guard<std::mutex> lock(runtime.mutex);
+  runtime.communicators.erase(this);
+  say_goodbye();
+  // A failed one has requests that will never be complete: MPI keeps it.
+  if (failed() || leftovers_)
+    release(comparisons_);
+  else
+    runtime.retire(handle, std::move(comparisons_));
 }
 
-// A later communicator may get the number of one that was freed, and with it the messages that nobody received: from a
-// rank whose operation failed while the others destroyed the group. They may also still be on their way, so that
-// communicators are freed late, and those with such a message (a failure sends a notice) never.
-void Runtime::retire(MPI_Comm comm) {
-  retired_.push_back(comm);
-  if (retired_.size() <= kRetired)
+std::unique_ptr<Communicator> Communicator::twin() {
+  auto made = std::unique_ptr<Communicator>(new Communicator(handle, rank, size));
+  made->comparisons_.swap(comparisons_);
+  return made;
+}
+
+void Communicator::say_goodbye() {
+  if (failed() || size == 1 || !Runtime::get().compares)
     return;
-  MPI_Comm oldest = retired_.front();
-  retired_.pop_front();
+  auto goodbye = std::make_unique<Comparison>(Call{}, Call{});
+  goodbye->post(handle, rank, size, Runtime::get().call_tag());
+  keep(std::move(goodbye));
+}
+
+void Communicator::compare_earlier() {
+  while (!comparisons_.empty() && comparisons_.front()->done()) {
+    const auto earliest = std::move(comparisons_.front());
+    comparisons_.pop_front();
+    if (!earliest->agrees())
+      C10_THROW_ERROR(DistBackendError, c10::str("in an earlier call ", earliest->disagreement(rank, size)));
+  }
+}
+
+int Communicator::world_rank(int of) const {
+  MPI_Group all, some;
+  int found = -1;
+  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+  MPI_Comm_group(MPI_COMM_WORLD, &all);
+  MPI_Comm_group(handle, &some);
+  MPI_Group_translate_ranks(some, 1, &of, all, &found);
+  MPI_Group_free(&some);
+  MPI_Group_free(&all);
+  return found;
+}
+
+static void free_unless_left_over(MPI_Comm oldest) {
   int found = 0;
   for (int turn = 0; !found && turn < kLastLooks; ++turn)
     if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, oldest, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS)
       return;
   if (!found)
     MPI_Comm_free(&oldest);
+}
+
+// A later communicator may get the number of one that was freed, and with it the messages that nobody received: from a
+// rank whose operation failed while the others destroyed the group. They may also still be on their way, so that
+// communicators are freed late, those with such a message (a failure sends a notice) never, and none before the left
+// neighbour said goodbye.
+void Runtime::retire(MPI_Comm comm, Comparisons comparisons) {
+  retired_.emplace_back(comm, std::move(comparisons));
+  for (size_t surplus = retired_.size(); surplus > kRetired; --surplus) {
+    auto oldest = std::move(retired_.front());
+    retired_.pop_front();
+    if (all_done(oldest.second))
+      free_unless_left_over(oldest.first);
+    else
+      retired_.push_back(std::move(oldest));
+  }
 }
 
 void ControlMessages::send(int rank, int64_t value) const {

@@ -12,10 +12,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "agreement.h"
 #include "gpu_aware.h"
 #include "torch_api.h"
 
@@ -59,6 +61,8 @@ using WorkPointer = c10::intrusive_ptr<MPIWork>;
 class Communicator {
  public:
   explicit Communicator(MPI_Comm comm);
+  // The end of Python destroys the other one.
+  std::unique_ptr<Communicator> twin();
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -76,6 +80,17 @@ class Communicator {
   void fail(const std::string& reason);
   // Has another rank sent notice of a failure?
   void look_for_notice();
+  // Under the lock. What became of those that nobody waited for: throws where the ranks disagree.
+  void compare_earlier();
+  // A call is over, but not its comparison.
+  void keep(std::unique_ptr<Comparison> comparison) {
+    comparisons_.push_back(std::move(comparison));
+  }
+  // This rank makes no more calls here.
+  void say_goodbye();
+  // The process of MPI_COMM_WORLD that is this rank of the group.
+  int world_rank(int of) const;
+
   // Some ranks may never receive what was sent to them here.
   void expect_leftovers() {
     leftovers_.store(true, std::memory_order_relaxed);
@@ -83,9 +98,12 @@ class Communicator {
 
  private:
   void mark_failed(const std::string& reason);
+  Communicator(MPI_Comm comm, int rank, int size) : handle(comm), rank(rank), size(size) {}
 
   std::atomic<bool> failed_{false};
   std::atomic<bool> leftovers_{false};
+  friend class Runtime;
+  Comparisons comparisons_;
   std::mutex reason_mutex_;
   std::string reason_;
 };
@@ -121,6 +139,13 @@ class MPIWork : public c10d::Work {
   void keep(std::shared_ptr<void> data) {
     kept_data_.push_back(std::move(data));
   }
+  // Under the lock, before anything else is posted: has the ranks compare their calls. It is over before the left
+  // neighbour was heard unless this rank needs something of all.
+  void compare(const Call& mine, const Call& expected, bool needs_all);
+  // Of a message.
+  void set_peer(int rank) {
+    peer_ = rank;
+  }
   // Runs when all requests are complete, before the work is: copies results to where they belong.
   void then(std::function<void()> finish) {
     finish_.push_back(std::move(finish));
@@ -148,9 +173,13 @@ class MPIWork : public c10d::Work {
   // Under the runtime's lock. True when there is nothing more to wait for.
   bool advance();
   bool test_requests();
+  bool test_own_requests();
   // Without any lock: finishes and notifies everyone who waits.
   void end(std::exception_ptr error);
   void give_up(const std::string& reason);
+  void give_up_if_peer_ended(Clock::time_point now);
+  bool compared();
+  void await_neighbour();
   bool cancel_receive();
   std::string description() const;
 
@@ -161,6 +190,10 @@ class MPIWork : public c10d::Work {
   std::vector<std::shared_ptr<void>> kept_data_;
   c10::SmallVector<MPI_Request, 2> requests_;
   size_t complete_requests_ = 0;
+  std::unique_ptr<Comparison> comparison_;
+  bool needs_all_ = true;
+  std::string disagreement_;
+  int peer_ = -1;
   std::vector<std::function<void()>> finish_;
   std::function<void()> second_stage_;
   Clock::time_point deadline_;
@@ -233,7 +266,11 @@ class Runtime {
   // Its requests may still write into its memory: neither is ever released.
   void abandon(const WorkPointer& work);
   // Nobody uses this communicator any more; under the lock.
-  void retire(MPI_Comm comm);
+  void retire(MPI_Comm comm, Comparisons comparisons);
+  // Those that are in use, from stop() on copies of them that nobody destroys; under the lock.
+  std::set<Communicator*> communicators;
+  // Has this process of MPI_COMM_WORLD come to its end? The first call asks it, which answers when it has.
+  bool has_ended(int world_rank);
   // Makes the progress thread look now.
   void wake();
 
@@ -246,7 +283,9 @@ class Runtime {
   enum gpu_platform platform = GPU_PLATFORM_OTHER;
   int world_rank = 0;
   int world_size = 1;
-  // The highest tags are reserved: for failure notices, monitoredBarrier and all_gather.
+  // Do the ranks compare their calls?
+  bool compares = true;
+  // The highest tags are reserved: for failure notices, monitoredBarrier, all_gather and comparing calls.
   int notice_tag = 32767;
   int barrier_tag() const {
     return notice_tag - 1;
@@ -254,8 +293,11 @@ class Runtime {
   int gather_tag() const {
     return notice_tag - 2;
   }
-  int highest_user_tag() const {
+  int call_tag() const {
     return notice_tag - 3;
+  }
+  int highest_user_tag() const {
+    return notice_tag - 4;
   }
 
  private:
@@ -269,6 +311,11 @@ class Runtime {
   bool test_all();
   void give_up_late_ones();
   void nudge_mpi();
+  void hear_of_ends();
+  void answer_askers();
+  void keep_communicators();
+  void say_goodbyes();
+  void cancel_comparisons();
   bool doze(Milliseconds time);
   bool drain();
   void end_process(int status);
@@ -281,7 +328,11 @@ class Runtime {
   std::atomic<size_t> count_{0};
   std::atomic<size_t> waited_for_{0};
   std::vector<WorkPointer> abandoned_;
-  std::deque<MPI_Comm> retired_;
+  std::deque<std::pair<MPI_Comm, Comparisons>> retired_;
+  // Processes that were asked whether they have ended, that have, since when, and that want to know it of this one.
+  std::set<int> asked_;
+  std::map<int, Clock::time_point> ended_;
+  std::vector<int> askers_;
   std::map<std::vector<int>, unsigned> created_;  // how many groups of these ranks there were
   MPI_Comm control_ = MPI_COMM_NULL;  // of all processes, for the members of a new group and for the end
   std::thread thread_;

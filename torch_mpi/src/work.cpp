@@ -73,7 +73,45 @@ MPIWork::MPIWork(
       deadline_(Clock::now() + timeout),
       timeout_(timeout) {}
 
+void MPIWork::compare(const Call& mine, const Call& expected, bool needs_all) {
+  if (communicator_->size == 1 || !Runtime::get().compares)
+    return;
+  communicator_->compare_earlier();
+  needs_all_ = needs_all;
+  comparison_ = std::make_unique<Comparison>(mine, expected);
+  comparison_->post(communicator_->handle, communicator_->rank, communicator_->size, Runtime::get().call_tag());
+}
+
+// Has the left neighbour been heard? Where the ranks disagree this sets disagreement_.
+bool MPIWork::compared() {
+  if (!comparison_ || !disagreement_.empty())
+    return true;
+  if (!comparison_->heard())
+    return false;
+  if (!comparison_->agrees())
+    disagreement_ = comparison_->disagreement(communicator_->rank, communicator_->size);
+  return true;
+}
+
+// Some of the collectives are over while nobody knows yet whether others call the same.
 bool MPIWork::test_requests() {
+  const bool heard = compared();
+  if (C10_UNLIKELY(!disagreement_.empty()))
+    return true;
+  if (!test_own_requests())
+    return false;
+  if (!comparison_ || mpi_error_ != MPI_SUCCESS)
+    return true;
+  if (needs_all_ && !heard)
+    return false;
+  if (comparison_->done() && heard)
+    comparison_.reset();
+  else
+    communicator_->keep(std::move(comparison_));
+  return true;
+}
+
+bool MPIWork::test_own_requests() {
   for (; complete_requests_ < requests_.size(); ++complete_requests_) {
     MPI_Status status;
     int complete = 0;
@@ -97,7 +135,7 @@ bool MPIWork::test_requests() {
 bool MPIWork::advance() {
   if (!test_requests())
     return false;
-  if (mpi_error_ != MPI_SUCCESS || !second_stage_)
+  if (mpi_error_ != MPI_SUCCESS || !disagreement_.empty() || !second_stage_)
     return true;
   try {
     std::exchange(second_stage_, nullptr)();
@@ -113,8 +151,10 @@ std::string MPIWork::description() const {
 }
 
 void MPIWork::end(std::exception_ptr error) {
-  if (!error && mpi_error_ != MPI_SUCCESS) {
-    const auto reason = c10::str(description(), ": ", mpi_error_text(mpi_error_));
+  if (!error && (mpi_error_ != MPI_SUCCESS || !disagreement_.empty())) {
+    const auto reason = c10::str(
+        description(), " of rank ", rank_, ": ",
+        disagreement_.empty() ? mpi_error_text(mpi_error_) : disagreement_);
     communicator_->fail(reason);
     Runtime::get().abandon(WorkPointer::reclaim_copy(this));
     error = error_of("torch_mpi: " + reason);
@@ -226,6 +266,7 @@ bool MPIWork::wait(Milliseconds asked) {
         communicator_->look_for_notice();
         if (communicator_->failed())
           give_up("the process group failed: " + communicator_->reason());
+        give_up_if_peer_ended(now);
       }
       if (now >= limit)
         give_up(c10::str("Timed out after ", in_seconds(sooner ? asked : timeout_)));

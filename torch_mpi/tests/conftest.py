@@ -3,15 +3,7 @@
 import concurrent.futures
 
 import pytest
-from mpi_installation import MPIS, Installed, build, mpi_program, python_with_torch
-
-# What the compiler is told beyond what everyone's is.
-VARIANTS = {
-    "mpich": "",
-    "openmpi": "",
-    "mpich-memory": "-O0 -g1 -fsanitize=address,undefined",
-    "mpich-threads": "-O0 -g1 -fsanitize=thread",
-}
+from mpi_installation import MPIS, VARIANTS, Installed, build, mpi_program, python_with_torch
 
 
 @pytest.fixture(scope="session")
@@ -33,13 +25,23 @@ def builds(request, python):
     there = [mpi for mpi in MPIS if mpi_program("mpicxx", mpi)]
     assert there, "expected mpicxx and mpirun of MPICH or Open MPI on PATH, found none"
     chosen = [item.callspec.params.get(fixture) for item in request.session.items if hasattr(item, "callspec")
-              for fixture in ("installed", "sanitized", "mpi")]
+              for fixture in ("installed", "beside", "sanitized", "mpi")]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         yield Builds((variant, pool.submit(build, variant, flags, python)) for variant, flags in VARIANTS.items()
                      if variant in chosen and variant.split("-")[0] in there)
 
 
-@pytest.fixture(scope="session", params=sorted(MPIS))
+# One build is enough for most tests; `./test nightly` runs all of them with the other MPI, too.
+FIRST, *OTHERS = [mpi for mpi in MPIS if mpi_program("mpicxx", mpi)] or list(MPIS)
+
+
+@pytest.fixture(scope="session", params=[FIRST, *(pytest.param(mpi, marks=pytest.mark.nightly) for mpi in OTHERS)])
 def installed(request, python, builds):
-    """torch_mpi, once for each MPI."""
+    """torch_mpi; every night once for each MPI."""
+    return Installed(request.param, python, builds[request.param].result())
+
+
+@pytest.fixture(scope="session", params=OTHERS)
+def beside(request, python, builds):
+    """torch_mpi for the other MPI."""
     return Installed(request.param, python, builds[request.param].result())

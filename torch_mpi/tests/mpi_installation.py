@@ -27,6 +27,14 @@ MPIS = {
     "openmpi": ["--oversubscribe", "--bind-to", "none"],
 }
 
+# What the compiler is told beyond what everyone's is.
+VARIANTS = {
+    "mpich": "",
+    "openmpi": "",
+    "mpich-memory": "-O0 -g1 -fsanitize=address,undefined",
+    "mpich-threads": "-O0 -g1 -fsanitize=thread",
+}
+
 
 @functools.lru_cache(maxsize=None)
 def plain_mpi():

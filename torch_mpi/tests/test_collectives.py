@@ -16,7 +16,12 @@ def test_every_collective(installed, ranks):
     assert output.count("all collectives are right") == ranks
 
 
-@pytest.mark.parametrize("case", ["alone", "beside", "by_device"])
+def test_every_collective_with_the_other_mpi(beside):
+    """Every day, with what the nightly tests do more thoroughly."""
+    assert beside.run(2, "collectives.py").count("all collectives are right") == 2
+
+
+@pytest.mark.parametrize("case", ["alone", "beside", "others", "by_device"])
 def test_groups_also_when_torch_looks_closely(installed, tmp_path, case):
     """DETAIL has torch wrap backends, from 2.14 on this one too, to compare the calls of the ranks over gloo."""
     output = installed.run(2, "groups.py", case, MEETING_FILE=str(tmp_path / "meeting"),

@@ -39,6 +39,11 @@ ENDS_ALL = {
     "aborted": (3, [("the process group failed: rank 1: the process group was aborted", 2)]),
     "inherited": (3, [("nothing inherited", 3)]),
     "truncated": (2, [("runcate", 2)]),
+    # two of three ranks at least: with Open MPI the third may get "message truncated" first
+    "disagreeing": (3, [(": told [", 2 * 13), ("all said", 3)]),
+    "gone": (3, [("all_reduce of rank 2: rank 1 has ended or destroyed the group, rank 2 calls ALLREDUCE", 2)]),
+    "gone_silently": (3, [("recv of rank 0: rank 1 has ended", 1), ("send of rank 2: rank 1 has ended", 1)]),
+    "gone_later": (3, [("all arrived", 2)]),
 }
 
 

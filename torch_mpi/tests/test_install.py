@@ -142,7 +142,7 @@ def bare(tmp_path_factory):
 
 
 @pytest.mark.parametrize("version, message", [
-    (None, "expected PyTorch 2.1 or newer in {python}, found none"),
+    (None, "expected PyTorch 2.1 or newer in {python}, found no PyTorch"),
     ("2.0.1+cu117", "expected PyTorch 2.1 or newer in {python}, found 2.0.1+cu117"),
     ("1.13.1", "expected PyTorch 2.1 or newer in {python}, found 1.13.1"),
 ])

@@ -10,14 +10,15 @@ pytestmark = pytest.mark.slow
 # Who starts it, the MPI that torch_mpi is for → the words before the program, and what it is to train on.
 STARTED_BY = {
     ("mpirun", "mpich"): (["MPIRUN", "-n", "2", "PYTHON"], "2 on mpi"),
-    ("mpirun", "openmpi"): (["MPIRUN", "-n", "2", "PYTHON"], "2 on mpi"),
-    ("torchrun", "openmpi"): (["PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+    ("mpirun again", "openmpi"): (["MPIRUN", "-n", "2", "PYTHON"], "2 on mpi"),
+    ("torchrun", "mpich"): (["PYTHON", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
                               "2 on gloo"),
     ("python", "mpich"): (["PYTHON"], "1 on nothing"),
 }
 
 
-@pytest.mark.parametrize("starter, mpi", STARTED_BY)
+@pytest.mark.parametrize("starter, mpi", [
+    pytest.param(*case, marks=[pytest.mark.nightly] * (case[1] == "openmpi")) for case in STARTED_BY])
 def test_trainers(builds, starter, mpi, tmp_path):
     python = kept_venv("trainers", make_venv_of_trainers)
     installed = Installed(mpi, python, builds[mpi].result())

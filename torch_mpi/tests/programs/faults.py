@@ -90,7 +90,7 @@ def notice():
     elif rank == 1:
         report_together(*outcome(dist.recv, torch.ones(5), 0))
     else:
-        report_together(*outcome(dist.barrier))
+        report_together(*outcome(dist.all_reduce, torch.ones(5)))
 
 
 def asynchronous():
@@ -164,6 +164,91 @@ def truncated():
         report_together(*outcome(dist.barrier))
     elif rank == 1:
         report_together(*outcome(dist.recv, torch.ones(5), 0))
+
+
+def calls_that_differ(mine):
+    """What rank 1 calls, and what the others do: what differs → a function of the group. `mine`: on rank 1."""
+    number = 8 if mine else 4
+    real = torch.float64 if mine else torch.float32
+    size = dist.get_world_size()
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+    def exchange(group):
+        splits = [number] * size
+        dist.all_to_all_single(torch.ones(sum(splits)), torch.ones(sum(splits)), splits, splits, group=group)
+    return {
+        "size of all_reduce": lambda group: dist.all_reduce(torch.ones(number), group=group),
+        "large all_reduce": lambda group: dist.all_reduce(torch.ones(number << 18), group=group),
+        "type of all_reduce": lambda group: dist.all_reduce(torch.ones(4, dtype=real), group=group),
+        "operation of all_reduce": lambda group: dist.all_reduce(
+            torch.ones(4), dist.ReduceOp.MAX if mine else dist.ReduceOp.MIN, group=group),
+        "size of broadcast": lambda group: dist.broadcast(torch.ones(number), 0, group=group),
+        "root of broadcast": lambda group: dist.broadcast(torch.ones(4), int(mine), group=group),
+        "size of reduce": lambda group: dist.reduce(torch.ones(number), 0, group=group),
+        "size of all_gather": lambda group: gather(torch.ones(number * size), torch.ones(number), group=group),
+        "list of all_gather": lambda group: dist.all_gather(
+            [torch.ones(number + rank) for rank in range(size)], torch.ones(number + dist.get_rank()), group=group),
+        "size of reduce_scatter": lambda group: scatter(torch.ones(number), torch.ones(number * size), group=group),
+        "type of scatter": lambda group: dist.scatter(
+            torch.ones(4, dtype=real), None if dist.get_rank() else [torch.ones(4, dtype=real)] * size, 0, group=group),
+        "splits of all_to_all": exchange,
+        "the collective": lambda group: (dist.barrier if mine else lambda group: dist.all_reduce(
+            torch.ones(4), group=group))(group=group),
+    }
+
+
+def disagreeing():
+    """Rank 1 calls something else than the others: each of them is told, and no timeout passes."""
+    rank, size = start(100)
+    for what, call in calls_that_differ(rank == 1).items():
+        group = dist.new_group()
+        begin, text = time.monotonic(), "no error"
+        while text == "no error" and time.monotonic() < begin + 20:  # who needs nothing of rank 1 goes on
+            text, _ = outcome(call, group)
+        named = "the ranks disagree: rank 0 calls" in text or "the ranks disagree: rank 1 calls" in text
+        report("%s: %s" % (what, "told" if named else text), time.monotonic() - begin)
+        dist.barrier()
+    report_together("all said", 0)
+
+
+def gone():
+    """Rank 1 ends with status 0 while the others call a collective; the one beside it notices, and tells the others."""
+    rank, _ = start(300)
+    dist.all_reduce(torch.ones(10))
+    if rank == 1:
+        return
+    report(*outcome(dist.all_reduce, torch.ones(10)))
+
+
+def gone_silently():
+    """The same while the others wait for a message of it, or want to send it one."""
+    rank, _ = start(300)
+    dist.barrier()
+    if rank == 1:
+        return
+    if rank == 0:
+        report(*outcome(dist.recv, torch.ones(10), 1))
+    else:
+        report(*outcome(dist.send, torch.ones(1 << 22), 1))
+
+
+def gone_later():
+    """Who ends when it has done its part is no fault: what it sent arrives, however late."""
+    rank, size = start(300)
+    for turn in range(20):
+        dist.broadcast(torch.full((1000,), float(turn)), 1)
+    if rank == 1:
+        dist.send(torch.full((1 << 10,), 7.0), 0)
+        dist.isend(torch.full((1 << 22,), 8.0), 0, tag=1)
+        return
+    time.sleep(2)
+    if rank == 0:
+        for tag, length in [(0, 1 << 10), (1, 1 << 22)]:
+            tensor = torch.zeros(length)
+            dist.recv(tensor, 1, tag=tag)
+            assert tensor.eq(7.0 + tag).all()
+    report("all arrived")
 
 
 def monitored():

@@ -27,8 +27,21 @@ def alone():
 def beside():
     """The backend of groups beside a default group of gloo."""
     meet("gloo")
-    torch_mpi.start()
+    if "early" in sys.argv:
+        torch_mpi.start()
     return [dist.group.WORLD, dist.new_group(backend="mpi"), dist.new_group([0], backend="mpi")]
+
+
+def others():
+    """Other backends of groups beside a default group of this one, as samplers and checkpoints make them."""
+    dist.init_process_group("mpi")
+    first = dist.new_group(backend="gloo")
+    dist.monitored_barrier(first)
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, dist.get_rank(), group=first)
+    assert found == list(range(dist.get_world_size())), found
+    alone = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    return [dist.group.WORLD, first, dist.new_group([0], backend="gloo"), alone]
 
 
 def by_device():

@@ -1,0 +1,124 @@
+"""
+The installed PyTorch, compared with what was asked for: what it tells of itself, and its libraries.
+
+Standard library only, Python 3.6.
+"""
+import fnmatch
+import json
+import os
+import re
+from collections import namedtuple
+
+from hpc_pytorch import UsersProblem
+from hpc_pytorch.packages.known_errors import excerpt
+from hpc_pytorch.source import libraries
+from hpc_pytorch.source.build_options import compiler_family
+from hpc_pytorch.source.contract import Difference, architectures, architectures_of_flags, compare, plain
+from hpc_pytorch.source.libraries import resolved, run
+
+# How the installed PyTorch calls, among its build settings, what can be asked for.
+SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
+# Backends of torch.distributed: the switch of each, and the library without which it is none.
+Backend = namedtuple('Backend', 'name option library')
+BACKENDS = (
+    Backend('mpi', 'USE_MPI', 'libmpi'),
+    Backend('gloo', 'USE_GLOO', None),
+    Backend('nccl', 'USE_NCCL', None),
+)
+# What the installed PyTorch is asked, by its own Python.
+PROBE = """
+import json, os, torch, torch.distributed as dist
+names = %r
+print(json.dumps({
+    'show': torch.__config__.show(),
+    'directory': os.path.dirname(torch.__file__),
+    'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
+""" % ([backend.name for backend in BACKENDS],)
+
+# The libraries of PyTorch with its own device code; others have what static libraries bring along.
+DEVICE_LIBRARIES = 'libtorch_cuda*.so'
+
+ANOTHER_WHEEL = "it was built without, or this is another wheel than the one built here"
+
+
+def ask(python):
+    """What this Python's torch tells of itself: show, directory, backends."""
+    probe = run([python, '-c', PROBE], os.path.dirname(python))
+    if probe.returncode:
+        raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
+    return json.loads(probe.stdout.splitlines()[-1])
+
+
+def ask_installed(python, options, architectures_of=None, build_directory=os.devnull):
+    """
+    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
+    `architectures_of` returns those of a library's device code ('8.0'), where there is a program that tells.
+    """
+    found = ask(python)
+    paths = libraries.find(found['directory'])
+    ldd = libraries.ldd(paths, os.path.dirname(python))
+    differences = compare_installed(options, found['show'], found['backends'], ldd)
+    differences += libraries.compare(paths, ldd, compiler_family(found['show']), build_directory)
+    asked = options.get('TORCH_CUDA_ARCH_LIST')
+    if architectures_of and asked:
+        differences += ask_device_code(asked, paths, architectures_of)
+    return differences, ldd
+
+
+def ask_device_code(asked, paths, architectures_of):
+    """The differences of the device code in these libraries."""
+    paths = fnmatch.filter(paths, os.path.join('*', DEVICE_LIBRARIES)) or paths
+    code = set()
+    for path in paths:
+        code.update(architectures_of(path) or ())
+    return compare_device_code(asked, code, paths)
+
+
+def compare_installed(options, show, backends, ldd):
+    """All differences between what was asked for and what is installed; nothing is said of what it does not tell."""
+    settings = read_settings(show)
+    known = {}
+    for name, value in options.items():
+        if name in settings and name not in ('CC', 'CXX'):
+            known[name] = value
+    if settings['CMAKE_CXX_COMPILER'] and 'CXX' in options:
+        known['CXX'] = options['CXX']
+    differences = [item._replace(places=['torch.__config__.show()'])
+                   for item in compare(known, settings, {})]
+    for backend in BACKENDS:
+        if plain(options.get(backend.option, '')) == 'ON':
+            differences += compare_backend(backend, backends, ldd)
+    return differences
+
+
+def compare_backend(backend, backends, ldd):
+    if not backends.get(backend.name):
+        return [Difference(backend.option, 'ON', 'no %s backend in torch.distributed' % backend.name,
+                           ['torch.distributed.is_%s_available()' % backend.name], ANOTHER_WHEEL)]
+    if backend.library and set(resolved(ldd, backend.library)) <= {'not found'}:
+        return [Difference(backend.option, 'ON', 'a %s backend without its library' % backend.name, ['ldd'],
+                           "the module does not load the MPI that it was built with")]
+    return []
+
+
+def compare_device_code(asked, found, paths):
+    """Check that the libraries have machine code for each architecture; static libraries may bring more along."""
+    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
+    if asked <= found:
+        return []
+    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)),
+                       ';'.join(sorted(found)) or 'no device code',
+                       ['cuobjdump ' + path for path in paths], ANOTHER_WHEEL)]
+
+
+def read_settings(text):
+    """The build settings that torch.__config__.show() prints, under the names by which they are asked for."""
+    line = re.search(r'Build settings: *(.*)', text)
+    printed = []
+    if line:
+        printed = re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ')
+    found = {SETTINGS.get(name, name): value for name, value in printed}
+    if found.get('CUDA_FLAGS'):
+        found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
+    found['CMAKE_CXX_COMPILER'] = found.get('CXX_COMPILER', '')
+    return found

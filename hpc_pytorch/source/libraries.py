@@ -1,0 +1,108 @@
+"""
+The libraries of a built PyTorch: where they search for others, and whose OpenMP they load.
+
+Standard library only, Python 3.6.
+"""
+import glob
+import os
+import re
+import subprocess
+import zipfile
+
+from hpc_pytorch.source.contract import Difference, inside
+
+# OpenMP's runtimes by the beginnings of their names, and the compilers (build_options.compiler_family) they belong to.
+RUNTIMES = (('libgomp', 'gcc'), ('libomp', 'clang'), ('libiomp5', 'clang'))
+# A name as linkers have it: libgomp.so.1, and what auditwheel makes of it.
+NAME = r'%s[.-]'
+
+STUBS = "CUDA's stubs, which are no driver: set LIBRARY_PATH to their directory before CMake runs for the first time"
+BUILD_DIRECTORY = "the build directory, which others may fill once it is removed"
+ANOTHER_OPENMP = "another one was found before the compiler's, in the system or in a dependency"
+
+
+def run(command, directory):
+    """Run a command in a directory, where Python finds nothing besides what is installed."""
+    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
+
+
+def find(directory):
+    """All shared libraries below a directory."""
+    below = os.path.join(glob.escape(directory), '**')
+    found = glob.glob(os.path.join(below, '*.so'), recursive=True)
+    found += glob.glob(os.path.join(below, '*.so.*'), recursive=True)
+    return sorted(filter(os.path.isfile, found))
+
+
+def unpack(wheel, directory):
+    """Unpack the shared libraries of a wheel; returns their paths."""
+    with zipfile.ZipFile(wheel) as packed:
+        names = packed.namelist()
+        packed.extractall(directory, [name for name in names if '.so' in os.path.basename(name)])
+    return find(directory)
+
+
+def ldd(paths, directory):
+    """Return what the loader finds for all of these."""
+    return run(['ldd'] + paths, directory).stdout
+
+
+def resolved(printed, name):
+    """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
+    pattern = r'^\s*%s[\w.-]* => (not found|\S+)' % re.escape(name)
+    return re.findall(pattern, printed, re.M)
+
+
+# --- where they search ------------------------------------------------------------------------------------------------
+
+def search_path(library):
+    """The directories in RUNPATH and RPATH of a library."""
+    printed = run(['readelf', '-d', library], os.path.dirname(library)).stdout
+    values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', printed)
+    return [path for value in values for path in value.split(':') if path]
+
+
+def why_wrong(path, build_directory):
+    """Why no library may search this directory; None if it may."""
+    if 'stubs' in path.split(os.sep):
+        return STUBS
+    return BUILD_DIRECTORY if inside(path, build_directory) else None
+
+
+def compare_search_paths(paths, build_directory):
+    """What no installed library may search, and these do."""
+    differences = []
+    for library in paths:
+        for path in search_path(library):
+            reason = why_wrong(path, build_directory)
+            if reason:
+                differences.append(Difference('RUNPATH', "nothing of CUDA's stubs or the build directory",
+                                              path, [library], reason))
+    return differences
+
+
+# --- OpenMP -----------------------------------------------------------------------------------------------------------
+
+def runtimes(printed):
+    """The OpenMP runtimes that ldd shows: {path: compiler that it belongs to}."""
+    found = {}
+    for name, compiler in RUNTIMES:
+        # one that was linked by its path has no name before it
+        for path in re.findall(r'^\s+(?:%s\S* => )?(\S*/%s\S*)' % (NAME % name, NAME % name), printed, re.M):
+            found[os.path.realpath(path)] = compiler
+    return found
+
+
+def compare_openmp(printed, compiler):
+    """Check that there is one runtime of OpenMP at most, the compiler's where its family is known."""
+    found = runtimes(printed)
+    if len(found) < 2 and (not compiler or set(found.values()) <= {compiler}):
+        return []
+    return [Difference('OpenMP', "one runtime, %s's" % (compiler or 'the compiler'), ', '.join(sorted(found)),
+                       ['ldd'], ANOTHER_OPENMP)]
+
+
+def compare(paths, printed, compiler, build_directory):
+    """All that is wrong with these libraries, of which ldd printed this."""
+    return compare_search_paths(paths, build_directory) + compare_openmp(printed, compiler)
