@@ -25,12 +25,16 @@ from hpc_pytorch.machine.module_files import installed
 # by unit: how far a value may be from its reference; a site changes it in its file of references
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
 # EasyBuild's options that may stand beside ours
-EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
-              '--tmpdir')
+EASYBUILDS = (
+    '--prefix',
+    '--installpath',
+    '--installpath-modules',
+    '--installpath-software',
+    '--sourcepath',
+    '--tmpdir',
+)
 ROOT = '--allow-use-as-root-and-accept-consequences'
 
-
-# -- files
 
 def read(path):
     try:
@@ -52,17 +56,16 @@ def write(path, content):
     Path(path).write_text(json.dumps(content, indent=1, sort_keys=True) + '\n')
 
 
-# -- ReFrame
-
 def need_modules(wanted):
     """Stop unless there are modules to check; ReFrame would take its time to say less."""
     found = installed(os.environ['MODULEPATH'])
     unknown = [name for name in wanted if name not in found]
     if unknown or not found:
+        missing = ' '.join(unknown) or 'PyTorch'
+        others = ' '.join(sorted(found)) or 'none'
         raise UsersProblem("%s is not installed by this collection, so nothing was checked. Found: %s, in %s. Is it in "
-                           "another prefix? Then add --prefix=DIRECTORY; `module avail PyTorch` shows all." % (
-                               ' '.join(unknown) or 'PyTorch', ' '.join(sorted(found)) or 'none',
-                               os.environ['MODULEPATH']))
+                           "another prefix? Then add --prefix=DIRECTORY; `module avail PyTorch` shows all."
+                           % (missing, others, os.environ['MODULEPATH']))
 
 
 def wait_for_reframe(command, place):
@@ -82,12 +85,20 @@ def check(system, given, reframes):
     os.makedirs(place, exist_ok=True)
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
     need_modules(given.check)
-    path, report = os.path.join(place, 'settings.py'), os.path.join(place, 'report-%d.json' % os.getpid())
+    path = os.path.join(place, 'settings.py')
+    report = os.path.join(place, 'report-%d.json' % os.getpid())
     Path(path).write_text(settings(system))
     references = '' if given.update else given.references
-    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('reframe'), '-r',
-               '--system', system.name, '--prefix', place, '--report-file', report,
-               '-S', 'SpeedCheck.references=' + references]
+    command = [
+        locked_program('reframe', 'checks'),
+        '-C', path,
+        '-c', collection_path('reframe'),
+        '-r',
+        '--system', system.name,
+        '--prefix', place,
+        '--report-file', report,
+        '-S', 'SpeedCheck.references=' + references,
+    ]
     if given.check:
         command += ['-E', 'module in %r' % given.check]
     if not sys.stdout.isatty():
@@ -111,12 +122,14 @@ def summarize(cases):
     """Of ReFrame's report: {module: {check: result, reason and values}}."""
     modules = {}
     for case in cases:
-        name = case['display_name']
-        module = re.search(r'%module=(\S+)', name).group(1)
+        display_name = case['display_name']
+        module = re.search(r'%module=(\S+)', display_name).group(1)
+        name = re.sub(r' %module=\S+', '', display_name)
         values = {}
         for key, value in (case['perfvalues'] or {}).items():
             values[key.split(':')[-1]] = [value[0], value[4]]
-        modules.setdefault(module, {})[re.sub(r' %module=\S+', '', name)] = {
+        checks = modules.setdefault(module, {})
+        checks[name] = {
             'result': case['result'],
             'reason': (case.get('fail_reason') or '').strip(),
             'values': values,
@@ -143,8 +156,6 @@ def show_results(report):
     return int(failed)
 
 
-# -- the command
-
 def parse(words):
     """(our options, EasyBuild's, ReFrame's)."""
     parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
@@ -158,8 +169,13 @@ def parse(words):
         parser.add_argument(option, dest=option, help=argparse.SUPPRESS)
     parser.add_argument(ROOT, dest=ROOT, action='store_true', help=argparse.SUPPRESS)
     given, others = parser.parse_known_args(words)
-    easybuilds = ['%s=%s' % (option, value) for option, value in vars(given).items() if option in EASYBUILDS and value]
-    easybuilds += [ROOT] if getattr(given, ROOT) else []
+    easybuilds = []
+    for option in EASYBUILDS:
+        value = getattr(given, option)
+        if value:
+            easybuilds.append('%s=%s' % (option, value))
+    if getattr(given, ROOT):
+        easybuilds.append(ROOT)
     # modules may stand behind ReFrame's options, and argparse takes ReFrame's options with blanks in them for modules
     others = (given.check or []) + others
     given.check = [word for word in others if word.startswith('PyTorch/')]

@@ -94,7 +94,7 @@ def read_record(path):
 def read_records():
     """All records of this prefix, the oldest first."""
     paths = glob.glob(os.path.join(glob.escape(directory()), '*.json'))
-    records = [record for record in map(read_record, paths) if record]
+    records = filter(None, map(read_record, paths))
     return sorted(records, key=lambda record: (record['time'], number_of(record['job'])))
 
 

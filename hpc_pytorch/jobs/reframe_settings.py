@@ -40,7 +40,6 @@ def binding(system):
 
 
 def partition(system):
-    """The compute nodes."""
     node = system.node
     scheduler, options = SCHEDULERS[system.scheduler['kind']]
     gpus, cores = node['gpus'] or 0, node['cores'] or os.cpu_count()

@@ -13,12 +13,14 @@ from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
 
 from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records
-from hpc_pytorch.machine.batch_systems import (ALIVE, CANCELLED, DONE, FAILED, MIB, RUNNING, SCHEDULERS, UNKNOWN,
-                                               WAITING, Look, NoAnswer)
+from hpc_pytorch.machine.batch_systems import ALIVE, CANCELLED, DONE, FAILED, RUNNING, UNKNOWN, WAITING
+from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
 from hpc_pytorch.packages import known_errors
 
 # seconds between two looks with --follow
 INTERVAL = 30
+# how lines of a log begin that name an error
+ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
 STATES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'states.cfg')
 
 
@@ -30,7 +32,8 @@ def explanations(kind, words):
     for section in parser.sections():
         of_kind, _, pattern = section.partition(': ')
         if of_kind == kind and re.search(pattern, words):
-            found.append({key: ' '.join(text.split()) for key, text in parser[section].items()})
+            texts = parser[section].items()
+            found.append({key: ' '.join(text.split()) for key, text in texts})
     return found
 
 
@@ -53,15 +56,17 @@ def state_of(record):
     ended = first_line(files_of(record) + '.ended')
     try:
         if record['job'] is None:
-            found = scheduler.find(record['name'], '%s_%s' % (mark_of(record['name']), record['token']))
-            record['job'] = found[0][0] if found else None
+            mark = '%s_%s' % (mark_of(record['name']), record['token'])
+            for number, _ in scheduler.find(record['name'], mark)[:1]:
+                record['job'] = number
         look = scheduler.look(record['job']) if record['job'] else None
     except NoAnswer as problem:
         return Look(UNKNOWN, '', str(problem))
     if look:
         return look
     if ended is not None:
-        return Look(DONE if ended == '0' else FAILED, 'exit status %s' % ended, '')
+        state = DONE if ended == '0' else FAILED
+        return Look(state, 'exit status %s' % ended, '')
     if record['job'] is None:
         return Look(UNKNOWN, '', "the submission was interrupted: submit again")
     if time.time() - record['time'] < scheduler.forgets_after:
@@ -75,7 +80,8 @@ def log_tail(record, lines=400):
     for path in (record['log'], files_of(record) + '.out'):
         with contextlib.suppress(OSError):
             text = Path(path).read_text(errors='replace')
-            found += [line.rstrip() for line in text.splitlines()[-lines:] if line.strip()]
+            last = text.splitlines()[-lines:]
+            found += [line.rstrip() for line in last if line.strip()]
     return found
 
 
@@ -83,10 +89,14 @@ def describe_progress(record):
     """The step that a running job is in, and the last line of ramgate or of the log."""
     lines = log_tail(record)
     steps = [line for line in lines if line.startswith('== ')]
-    last = first_line(files_of(record) + '.progress') or (lines[-1] if lines else "nothing in its log yet")
+    last = lines[-1] if lines else "nothing in its log yet"
+    last = first_line(files_of(record) + '.progress') or last
     if not steps:
         return [last]
-    return [steps[-1][3:]] + ([last.strip()] if last != steps[-1] else [])
+    step = steps[-1]
+    if last == step:
+        return [step[3:]]
+    return [step[3:], last.strip()]
 
 
 def describe_failure(record, look):
@@ -98,9 +108,8 @@ def describe_failure(record, look):
         found.append("cause: " + end['cause'].format(memory=memory, walltime=walltime))
         found.append("what to do: " + end['remedy'])
     lines = log_tail(record)
-    explained = known_errors.explain('\n'.join(lines))
-    found += explained.splitlines() if explained else []
-    errors = [line for line in lines if line.startswith(('ERROR', '=>> PBS', 'slurmstepd: error'))]
+    found += known_errors.explain('\n'.join(lines)).splitlines()
+    errors = [line for line in lines if line.startswith(ERRORS)]
     return found + (errors or lines)[-3:]
 
 
@@ -118,7 +127,8 @@ def describe(record, look, states):
     if look.state == RUNNING:
         lines += describe_progress(record)
     elif look.state == WAITING:
-        lines += [reason['meaning'].format(job=record['job']) for reason in explanations('waits', look.about)[:1]]
+        for reason in explanations('waits', look.about)[:1]:
+            lines.append(reason['meaning'].format(job=record['job']))
     elif look.state == FAILED:
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:
@@ -132,7 +142,10 @@ def jobs_of(easyconfigs):
     """The records for these easyconfigs and for the jobs before theirs, the oldest first; all if none is named."""
     records = read_records()
     names = [os.path.basename(path) for path in easyconfigs]
-    wanted = {record['job'] for record in records if not names or os.path.basename(record['easyconfig']) in names}
+    wanted = set()
+    for record in records:
+        if not names or os.path.basename(record['easyconfig']) in names:
+            wanted.add(record['job'])
     for record in reversed(records):
         if record['job'] in wanted:
             wanted.update(record['after'])

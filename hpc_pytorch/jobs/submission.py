@@ -22,17 +22,30 @@ from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
 
 
-class Job(object):
+class Job:
     """One job, as EasyBuild's parallelbuild wants it; it sets `module` afterwards."""
 
     def __init__(self, name, command, hours):
-        self.name, self.command, self.hours = name, command, hours
-        self.module = self.jobid = None
+        self.name = name
+        self.command = command
+        self.hours = hours
+        self.module = None
+        self.jobid = None
         self.after = []
 
     def ids_before(self):
         """The jobs that have to end well first."""
         return [job.jobid for job in self.after if job.jobid]
+
+    def describe(self, already):
+        if not self.jobid:
+            return "is installed by now"
+        text = "is job %s" % self.jobid
+        if already:
+            text += " already"
+        if self.ids_before():
+            text += ", after %s" % ', '.join(self.ids_before())
+        return text
 
     def easyconfig(self):
         """The easyconfig that the command names; parsed already."""
@@ -40,7 +53,7 @@ class Job(object):
         return process_easyconfig(path)[0]['ec']
 
 
-class SystemJobs(object):
+class SystemJobs:
     """
     A JobBackend's methods for a system that is described in systems/. Nothing is submitted before all sources are
     there, and all jobs or none are. No job is held in the meantime: a submission that is killed leaves the first jobs
@@ -51,9 +64,11 @@ class SystemJobs(object):
 
     def init(self):
         """Refuse what cannot be submitted, before hours of fetching."""
-        self.jobs, self.submitted = [], []
+        self.jobs = []
+        self.submitted = []
+        easyconfig = next((word for word in sys.argv if word.endswith('.eb')), '')
         try:
-            self.system = current(next((word for word in sys.argv if word.endswith('.eb')), ''))
+            self.system = current(easyconfig)
         except UsersProblem as problem:
             raise EasyBuildError(str(problem))
         kind = self.system.scheduler['kind']
@@ -127,9 +142,10 @@ class SystemJobs(object):
         except Refused as problem:
             self.take_back()
             remedies = [found['remedy'] for found in explanations('refused', str(problem))]
-            remedy = (remedies + ["No advice is known for this message."])[0]
-            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem, remedy.format(
-                variable=self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'))
+            remedies.append("No advice is known for this message.")
+            variable = self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'
+            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
+                                 remedies[0].format(variable=variable))
         except Uncertain as problem:
             others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
             raise EasyBuildError("Could not determine whether %s was queued: %s\nNo further jobs were submitted; none "
@@ -147,11 +163,7 @@ class SystemJobs(object):
             raise
         self.lock.close()
         for job in self.jobs:
-            if job.jobid:
-                print_msg("%s is job %s%s%s", job.module, job.jobid, " already" if job in already else "",
-                          ", after %s" % ', '.join(job.ids_before()) if job.ids_before() else "", log=self.log)
-            else:
-                print_msg("%s is installed by now", job.module, log=self.log)
+            print_msg("%s %s", job.module, job.describe(job in already), log=self.log)
         print_msg("To see their state: %s", command_for('status'), log=self.log)
 
     def submitted_before(self, job):
@@ -167,17 +179,21 @@ class SystemJobs(object):
                                  "Nothing was submitted; try again. If you know that it has ended, remove %s",
                                  job.name, record['job'], look.about or look.word, record_path(job.name))
         # (job, token of its record)
+        living = []
         if look and look.state in ALIVE:
-            living = [(record['job'], record['token'])]
+            living.append((record['job'], record['token']))
         else:
-            found = self.scheduler.find(job.name, mark_of(job.name))
-            living = [(number, mark.rpartition('_')[2]) for number, mark in found]
+            for number, mark in self.scheduler.find(job.name, mark_of(job.name)):
+                token = mark.rpartition('_')[2]
+                living.append((number, token))
         if living and again:
             self.end(job, [number for number, _ in living])
         elif living:
             self.adopt(job, record, living)
             return True
-        return bool(look and look.state == DONE and not again and modules_tool().exist([job.module])[0])
+        if not look or look.state != DONE or again:
+            return False
+        return modules_tool().exist([job.module])[0]
 
     def end(self, job, numbers):
         """Cancel jobs, and wait until nothing of them runs."""
@@ -232,7 +248,11 @@ class SystemJobs(object):
         record = self.make_record(job)
         mark = '%s_%s' % (mark_of(job.name), record['token'])
         # where the batch system opens no log, the script writes it, and what the batch system has to say goes elsewhere
-        log, own_log = (record['log'], '') if self.scheduler.opens_log else (files_of(record) + '.out', record['log'])
+        log = record['log']
+        own_log = ''
+        if not self.scheduler.opens_log:
+            log = files_of(record) + '.out'
+            own_log = record['log']
         command = self.scheduler.command(self.request(job), job.name, mark, log, job.ids_before())
         try:
             script = write_script(record, job.command, own_log)

@@ -21,9 +21,11 @@ LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)
 def module_files():
     """Find the module files of this prefix: {module: path}; those of other directories are links to them."""
     directory = os.path.join(install_path('modules'), 'all')
+    paths = glob.glob(os.path.join(glob.escape(directory), '*', '*'))
     found = {}
-    for path in sorted(glob.glob(os.path.join(glob.escape(directory), '*', '*'))):
-        found[re.sub(r'\.lua$', '', os.path.relpath(path, directory))] = path
+    for path in sorted(paths):
+        name = os.path.relpath(path, directory)
+        found[re.sub(r'\.lua$', '', name)] = path
     return found
 
 
@@ -34,7 +36,10 @@ def read(path):
 
 def check_unused(name, files):
     """Stop if another module loads this one, or a job installs it."""
-    users = [other for other, path in files.items() if other != name and name in LOADED.findall(read(path))]
+    users = []
+    for other, path in files.items():
+        if other != name and name in LOADED.findall(read(path)):
+            users.append(other)
     if users:
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
     for record in read_records():
@@ -52,8 +57,9 @@ def links_to(path):
 def build_directories(name):
     """What an interrupted build of it has left."""
     software, version = name.split('/', 1)
+    top = os.path.join(build_path(), software)
     found = []
-    for path in glob.glob(os.path.join(glob.escape(build_path()), glob.escape(software), '*', 'system-system*')):
+    for path in glob.glob(os.path.join(glob.escape(top), '*', 'system-system*')):
         number, suffix = path.split(os.sep)[-2:]
         if number + suffix[len('system-system'):] == version:
             found.append(path)
@@ -67,13 +73,15 @@ def uninstall(name):
         raise EasyBuildError("%s is not installed in %s; found: %s", name, install_path('modules'),
                              ' '.join(files) or 'no modules')
     check_unused(name, files)
-    root = ROOT.search(read(files[name]))
-    software = root.group(1) if root else None
-    if not software or os.path.commonpath([software, install_path('software')]) != install_path('software'):
-        raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", files[name],
-                             install_path('software'))
-    remove_stale_lock(det_lock_path(software.replace('/', '_')))
-    for path in [files[name]] + links_to(files[name]):
+    module = files[name]
+    top = install_path('software')
+    root = ROOT.search(read(module))
+    software = root.group(1) if root else '/'
+    if os.path.commonpath([software, top]) != top:
+        raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
+    lock = det_lock_path(software.replace('/', '_'))
+    remove_stale_lock(lock)
+    for path in [module] + links_to(module):
         os.remove(path)
     for path in [software] + build_directories(name):
         shutil.rmtree(path, ignore_errors=not os.path.exists(path))

@@ -2,7 +2,6 @@
 import os
 import re
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from hpc_pytorch.packages.known_errors import table
 from hpc_pytorch.packages.lock_files import normal_name
@@ -10,8 +9,8 @@ from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
 # pip's last word about a requirement that no file fits
 NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
-# what it says about an index that it goes on without, when it is asked to say much
-NOT_FETCHED = re.compile(r'Could not fetch URL (\S+): (.*?)(?: - skipping)?$', re.M)
+# what it says about an index that it goes on without, when it is asked to say much: (server), (reason)
+NOT_FETCHED = re.compile(r'Could not fetch URL (?:\w+://)?(?:[^/\s]*@)?([^/\s]*)\S*: (.*?)(?: - skipping)?$', re.M)
 # the last line of a traceback
 RAISED = r'^[\w.]+(?:Error|Exception|Warning)\b.*'
 # (name) from (file) ... Expected sha256 (hash) [or (hash)] ... Got (hash)
@@ -35,11 +34,10 @@ def last_words(output):
 def unreached(output):
     """The servers that pip could not reach, each with the reason and what to do; '' if it reached all."""
     lines = []
-    for url, said in NOT_FETCHED.findall(output):
+    for server, said in NOT_FETCHED.findall(output):
         # one that has no such package was reached
         if '404 ' not in said:
             way = next(way for way in WAYS if way.pattern.search(said))
-            server = urlsplit(url).netloc.rpartition('@')[2]
             lines.append("  %s: %s (%s)\n    %s" % (server, way.cause, said.strip(), way.remedy))
     return '\n'.join(sorted(set(lines)))
 
@@ -49,7 +47,7 @@ def other_files(output):
     lines = []
     for package, source, expected, got in OTHER_FILE.findall(output):
         hashes = re.findall(r'\b[0-9a-f]{64}\b', expected)
-        name = os.path.basename(urlsplit(source).path)
+        name = os.path.basename(re.split('[?#]', source)[0])
         locked = ' or '.join(hashes)
         lines.append("  %s, %s: its SHA256 is %s, and the lock file says %s" % (package, name, got, locked))
     if not lines:

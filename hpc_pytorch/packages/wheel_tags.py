@@ -95,6 +95,7 @@ def why_not(path, python):
     platforms = [fits_platform(tag, python) for tag in wheel.platform.split('.')]
     if fits_python(wheel, python) and fits_abi(wheel, python) and any(platforms):
         return None
-    needs = "%s is for Python {0.python} ({0.abi}) on {0.platform}; " % name
-    has = "{0.path} is {0.implementation} {0.version} on {0.machine} with glibc "
-    return needs.format(wheel) + has.format(python) + (python.glibc or 'unknown')
+    glibc = python.glibc or 'unknown'
+    return "%s is for Python %s (%s) on %s; %s is %s %s on %s with glibc %s" % (
+        name, wheel.python, wheel.abi, wheel.platform,
+        python.path, python.implementation, python.version, python.machine, glibc)

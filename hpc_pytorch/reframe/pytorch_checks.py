@@ -64,9 +64,17 @@ PROBES = {
     'run-in-container': Probe('run-in-container ' + ONES, CONTAINER, ONES_PRINTED),
     'wrapper': Probe(ONES, r"wrappers = .*'python'", ONES_PRINTED),
 }
-for probe, promised in (
-        ('import', ''), ('packages', ''), ('gloo', ''), ('mpi4py', "'mpi4py'"), ('mpi', MPI), ('horovod', "'horovod'"),
-        ('compile', 'pytorch-check .*compile"'), ('plugin', r"'aws-ofi-\w+'")):
+CHECKS = {
+    'import': '',
+    'packages': '',
+    'gloo': '',
+    'mpi4py': "'mpi4py'",
+    'mpi': MPI,
+    'horovod': "'horovod'",
+    'compile': 'pytorch-check .*compile"',
+    'plugin': r"'aws-ofi-\w+'",
+}
+for probe, promised in CHECKS.items():
     PROBES[probe] = Probe('pytorch-check ' + probe, promised, '^%s +works' % probe)
 # what is started on every rank, where the easyconfig has these words, and on how many nodes
 Measure = collections.namedtuple('Measure', 'command promised nodes')
@@ -108,7 +116,8 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
         self.modules = [self.module]
         self.valid_systems = []
         if re.search(promised, read_easyconfig(self.module)):
-            self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)]
+            wanted = ['+' + one for one in ('hpc_pytorch',) + features]
+            self.valid_systems = [' '.join(wanted)]
 
     def output(self, name):
         return Path(self.stagedir, str(name)).read_text(errors='replace').strip()
@@ -136,26 +145,35 @@ class WorksCheck(ModuleCheck):
 
     @run_after('init')
     def prepare(self):
-        self.need(PROBES[self.probe].promised)
-        self.executable, _, options = PROBES[self.probe].command.partition(' ')
+        probe = PROBES[self.probe]
+        self.need(probe.promised)
+        self.executable, _, options = probe.command.partition(' ')
         self.executable_opts = [options]
 
     @run_before('run')
     def take_two_ranks(self):
         """pytorch-check starts them itself."""
         self.job.launcher = getlauncher('local')()
-        self.num_tasks = self.num_tasks_per_node = 2 if 'batch' in self.current_partition.features else 1
+        ranks = 2 if 'batch' in self.current_partition.features else 1
+        self.num_tasks = ranks
+        self.num_tasks_per_node = ranks
         self.num_cpus_per_task = 1
 
     @sanity_function
     def works(self):
         self.must_print(PROBES[self.probe].prints)
         if self.probe == 'contract':
-            changed = self.other_packages() + self.lost_files() + self.changed_copies() or self.other_build()
-            if changed:
-                raise SanityError("not what was installed:\n%s\nTo install it again: ./eb %s --rebuild" % (
-                    '\n'.join(changed), os.path.basename(easyconfig_of(self.module))))
+            self.check_contract()
         return True
+
+    def check_contract(self):
+        """The installation is what it was; only then its PyTorch can be asked."""
+        changed = self.other_packages() + self.lost_files() + self.changed_copies()
+        changed = changed or self.other_build()
+        if changed:
+            easyconfig = os.path.basename(easyconfig_of(self.module))
+            raise SanityError("not what was installed:\n%s\nTo install it again: ./eb %s --rebuild" % (
+                '\n'.join(changed), easyconfig))
 
     def other_packages(self):
         """Packages that are gone or have another version than in the SBOM."""
@@ -163,7 +181,8 @@ class WorksCheck(ModuleCheck):
         found = dict(self.printed(r'^package: (\S+) (\S+)'))
         changed = []
         for package in json.loads(sbom.read_text())['packages']:
-            name, version = package['name'], package['versionInfo']
+            name = package['name']
+            version = package['versionInfo']
             if package['SPDXID'] != 'SPDXRef-Module' and found.get(name) != version:
                 changed.append('%s: %s was installed, found %s' % (name, version, found.get(name, 'none')))
         return sorted(changed)
@@ -172,7 +191,8 @@ class WorksCheck(ModuleCheck):
         """Packages with files that are gone or changed."""
         lost = collections.defaultdict(list)
         for path in self.printed('^changed: (.*)'):
-            lost[path.split('/')[0]].append(path)
+            package = path.split('/')[0]
+            lost[package].append(path)
         return ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
                 for package, paths in sorted(lost.items())]
 
@@ -185,8 +205,8 @@ class WorksCheck(ModuleCheck):
             for word in values.get(name, []):
                 path = root / place / os.path.basename(word)
                 kept = root / 'easybuild/provenance' / path.name
-                same = path.exists() and (not kept.exists() or filecmp.cmp(path, kept, shallow=False))
-                changed += [] if same else ["%s is not as it was installed" % path]
+                if not path.exists() or kept.exists() and not filecmp.cmp(path, kept, shallow=False):
+                    changed.append("%s is not as it was installed" % path)
         return changed
 
     def other_build(self):
@@ -194,10 +214,10 @@ class WorksCheck(ModuleCheck):
         note = Path(INSTALLED[self.module], 'wheels/provenance.json')
         if not note.exists():
             return []
+        asked = json.loads(note.read_text())['asked']
         found = json.loads(self.must_print(r'^\{"show".*')[0])
-        differences = installed_pytorch.compare_installed(
-            json.loads(note.read_text())['asked'], found['show'], found['backends'],
-            '\n'.join(self.must_print('.* => .*')))
+        libraries = '\n'.join(self.must_print('.* => .*'))
+        differences = installed_pytorch.compare_installed(asked, found['show'], found['backends'], libraries)
         return [contract.table([one]) for one in differences]
 
 
@@ -218,7 +238,11 @@ class SpeedCheck(ModuleCheck):
     def prepare(self):
         """Several nodes need a batch system, NCCL needs GPUs."""
         measure = MEASURES[self.what]
-        features = ['batch'] * (self.nodes > 1) + ['gpu'] * ('nccl' in self.what)
+        features = []
+        if self.nodes > 1:
+            features.append('batch')
+        if 'nccl' in self.what:
+            features.append('gpu')
         self.need(measure.promised, *features)
         if self.nodes not in measure.nodes:
             self.valid_systems = []
@@ -235,9 +259,11 @@ class SpeedCheck(ModuleCheck):
         ranks = self.ranks_per_node or self.facts['gpus'] or 1
         if ranks * self.nodes == 1 and 'bandwidth' in self.what:
             ranks = 2
-        self.num_tasks, self.num_tasks_per_node = self.nodes * ranks, ranks
+        self.num_tasks = self.nodes * ranks
+        self.num_tasks_per_node = ranks
         if 'batch' in self.current_partition.features:
-            self.num_cpus_per_task = min(self.facts['cores_per_rank'], self.facts['cores'] // ranks) or 1
+            share = self.facts['cores'] // ranks
+            self.num_cpus_per_task = min(self.facts['cores_per_rank'], share) or 1
             binding = self.facts['binding'].format(per_node=ranks, cores=self.num_cpus_per_task)
             self.job.launcher.options += binding.split()
             if self.facts['gpus']:
@@ -262,33 +288,43 @@ class SpeedCheck(ModuleCheck):
     def check_bandwidth(self, backend):
         """All results are right; the way between nodes is the fast network, as the kernel or NCCL's log says."""
         lines = self.must_print(r'^%s +(\w+) .* (yes|NO)$' % backend)
-        if {right for _, right in lines} != {'yes'} or len({operation for operation, _ in lines}) < 2:
+        operations, rights = map(set, zip(*lines))
+        if rights != {'yes'} or len(operations) < 2:
             raise SanityError("wrong results, see %s/%s" % (self.stagedir, self.stdout))
         interfaces = tuple(self.facts['interfaces'])
         if self.nodes > 1 and interfaces:
             used = self.must_print('^%s between nodes: (.+)' % backend)[-1]
-            if not all(one.startswith(interfaces + FAST) for one in used.split(', ')):
+            slow = [one for one in used.split(', ') if not one.startswith(interfaces + FAST)]
+            if slow:
+                seen = ' '.join(self.printed('^setting: (.*)'))
                 raise SanityError("%s talks through %s, and the fast network is %s. Settings that were seen: %s" % (
-                    backend, used, ' '.join(interfaces), ' '.join(self.printed('^setting: (.*)'))))
+                    backend, used, ' '.join(interfaces), seen))
 
     def check_ranks(self, ranks):
-        """No rank alone is slow; each has cores of its own, near its device."""
+        """No rank alone is slow, and each has its own cores."""
         speeds = [rank['speed'] for rank in ranks]
         limit = self.slowest_rank * statistics.median(speeds or [0])
         slow = ['rank %(rank)s on %(host)s' % rank for rank in ranks if rank['speed'] < limit]
         if slow:
-            raise SanityError("slow by itself: %s; samples/s of all: %s" % (
-                ', '.join(slow), ' '.join('%.0f' % speed for speed in speeds)))
-        taken, near = collections.defaultdict(set), self.facts['gpu_cores']
-        for rank in ranks if 'batch' in self.current_partition.features else []:
+            all_speeds = ' '.join('%.0f' % speed for speed in speeds)
+            raise SanityError("slow by itself: %s; samples/s of all: %s" % (', '.join(slow), all_speeds))
+        if 'batch' in self.current_partition.features:
+            self.check_cores(ranks)
+
+    def check_cores(self, ranks):
+        """Each rank has cores of its own, near its device."""
+        near = self.facts['gpu_cores']
+        taken = collections.defaultdict(set)
+        for rank in ranks:
+            host, device = rank['host'], rank['device']
             cores = {core % self.facts['cores'] for core in rank['cores']}
-            if near and rank['device'].isdigit() and not cores <= set(near[int(rank['device'])]):
+            if near and device.isdigit() and not cores <= set(near[int(device)]):
                 raise SanityError("rank %s on %s has device %s, and cores that are not near: %s" % (
-                    rank['rank'], rank['host'], rank['device'], sorted(cores)))
-            shared = cores & taken[rank['host']]
+                    rank['rank'], host, device, sorted(cores)))
+            shared = cores & taken[host]
             if shared:
-                raise SanityError("ranks on %s share cores: %s" % (rank['host'], sorted(shared)))
-            taken[rank['host']] |= cores
+                raise SanityError("ranks on %s share cores: %s" % (host, sorted(shared)))
+            taken[host] |= cores
 
     def values(self):
         """{name: (value, unit)}; of several ranks' seconds the longest counts."""
@@ -296,11 +332,13 @@ class SpeedCheck(ModuleCheck):
         if 'bandwidth' in self.what:
             pattern = r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)'
             for operation, size, speed in self.printed(pattern):
-                found['%s_%dM' % (operation, int(size) >> 20)] = float(speed), 'GB/s'
+                name = '%s_%dM' % (operation, int(size) >> 20)
+                found[name] = (float(speed), 'GB/s')
             return found
         for result in self.measured():
             for name, value in result['values'].items():
-                found[name] = max(value, found.get(name, (0,))[0]), result['unit']
+                before, _ = found.get(name, (0, None))
+                found[name] = (max(value, before), result['unit'])
         return found
 
     @run_before('performance')
@@ -317,10 +355,12 @@ class SpeedCheck(ModuleCheck):
             return
         known = json.loads(Path(path).read_text())
         name = re.sub(' %module=[^ ]+', '', self.display_name)
+        check = known['modules'].get(self.module, {}).get(name)
+        references = check['values'] if check else {}
         limits = {}
-        checks = known['modules'].get(self.module, {})
-        for key, (reference, unit) in checks.get(name, {'values': {}})['values'].items():
+        for key, (reference, unit) in references.items():
             margin = known['margins'][unit]
+            lower, upper = (None, margin) if unit == 's' else (-margin, None)
             if key in values:
-                limits[key] = (reference, None, margin, unit) if unit == 's' else (reference, -margin, None, unit)
+                limits[key] = (reference, lower, upper, unit)
         self.reference = {'*': limits}

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 
-RANK, LOCAL_RANK = int(os.environ['RANK']), int(os.environ['LOCAL_RANK'])
+RANK = int(os.environ['RANK'])
+LOCAL_RANK = int(os.environ['LOCAL_RANK'])
 
 
 class Ranks:
@@ -102,7 +103,8 @@ def train(given):
         'speed': samples / alone,
     })
     if RANK == 0:
-        values = {'total': samples * len(about) / together, 'each': samples / together}
+        each = samples / together
+        values = {'total': len(about) * each, 'each': each}
         report('samples/s', len(set(weights)) == 1, values, about)
     ranks.dist.destroy_process_group()
 

@@ -69,7 +69,8 @@ def resume(accelerator, directory):
 
 def save(accelerator, directory, epochs):
     """Under another name until all ranks have written their part."""
-    partial, whole = os.path.join(directory, 'partial'), os.path.join(directory, 'epoch-%05d' % epochs)
+    partial = os.path.join(directory, 'partial')
+    whole = os.path.join(directory, 'epoch-%05d' % epochs)
     if accelerator.is_main_process:
         shutil.rmtree(partial, ignore_errors=True)
     accelerator.wait_for_everyone()

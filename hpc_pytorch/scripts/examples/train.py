@@ -53,10 +53,13 @@ class Numbers(Dataset):
 
 def make_model():
     """A small network; dropout, because random numbers have to survive being killed, too."""
-    return torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1))
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 64),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.1),
+        torch.nn.Linear(64, 1),
+    )
 
-
-# -- snapshots
 
 def save_snapshot(directory, steps, state):
     """Write a snapshot so that its name appears only when all of it is on the disk; then remove the oldest."""
@@ -74,7 +77,8 @@ def save_snapshot(directory, steps, state):
 
 def snapshots(directory):
     """All snapshots, newest first."""
-    return sorted(glob.glob(os.path.join(glob.escape(directory), 'snapshot-*.pt')), reverse=True)
+    paths = glob.glob(os.path.join(glob.escape(directory), 'snapshot-*.pt'))
+    return sorted(paths, reverse=True)
 
 
 def newest_snapshot(directory):
@@ -99,8 +103,6 @@ def agree_on_snapshot(directory):
     dist.broadcast_object_list(found, src=0)
     return found[0]
 
-
-# -- training
 
 def start():
     """Join the others; returns this rank's device."""
@@ -150,9 +152,9 @@ def train(options, device):
         done = state['steps']
         if first:
             print("going on after step %d, from %s" % (done, path), flush=True)
-            if state['ranks'] != size:
-                print("there were %d ranks, and are %d now: the steps are other ones" % (state['ranks'], size),
-                      flush=True)
+            before = state['ranks']
+            if before != size:
+                print("there were %d ranks, and are %d now: the steps are other ones" % (before, size), flush=True)
     prepare(model, loader, device)
     optimizer.zero_grad()
     for epoch in range(done // len(loader), options.epochs):
@@ -167,8 +169,11 @@ def train(options, device):
             leave = done < steps and done % 10 == 0 and leaving(device)
             if first and (leave or done % options.save_every == 0 or done == steps):
                 save_snapshot(options.snapshots, done, {
-                    'model': model.module.state_dict(), 'optimizer': optimizer.state_dict(), 'steps': done,
-                    'ranks': size})
+                    'model': model.module.state_dict(),
+                    'optimizer': optimizer.state_dict(),
+                    'steps': done,
+                    'ranks': size,
+                })
             if leave:
                 return None
         if first:
@@ -185,7 +190,6 @@ def fingerprint(model):
 
 
 def main():
-    """Read the options and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--epochs', type=int, default=10)
     parser.add_argument('--samples', type=int, default=2048)

@@ -27,7 +27,11 @@ class Model(lightning.LightningModule):
 
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64),
+            nn.ReLU(),
+            nn.Linear(64, 1),
+        )
 
     def training_step(self, batch, _):
         loss = nn.functional.mse_loss(self.layers(batch[0]), batch[1])
@@ -62,11 +66,18 @@ def main():
     inputs = torch.rand(options.samples, 16)
     data = TensorDataset(inputs, torch.sin(inputs.sum(dim=1, keepdim=True)))
     last = os.path.join(options.checkpoints, 'last.ckpt')
+    checkpoints = ModelCheckpoint(options.checkpoints, save_last=True, every_n_epochs=1)
     trainer = lightning.Trainer(
-        num_nodes=int(os.environ['GROUP_WORLD_SIZE']), devices=int(os.environ['LOCAL_WORLD_SIZE']), strategy='ddp',
-        max_epochs=options.epochs, logger=False, enable_progress_bar=False,
-        callbacks=[Leave(), ModelCheckpoint(options.checkpoints, save_last=True, every_n_epochs=1)])
-    trainer.fit(Model(), DataLoader(data, 32, shuffle=True), ckpt_path=last if os.path.exists(last) else None)
+        num_nodes=int(os.environ['GROUP_WORLD_SIZE']),
+        devices=int(os.environ['LOCAL_WORLD_SIZE']),
+        strategy='ddp',
+        max_epochs=options.epochs,
+        logger=False,
+        enable_progress_bar=False,
+        callbacks=[Leave(), checkpoints],
+    )
+    loader = DataLoader(data, 32, shuffle=True)
+    trainer.fit(Model(), loader, ckpt_path=last if os.path.exists(last) else None)
     done = trainer.current_epoch >= options.epochs
     if trainer.is_global_zero and done:
         print("trained on %d ranks" % trainer.world_size, flush=True)
