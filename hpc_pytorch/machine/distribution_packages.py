@@ -24,6 +24,10 @@ class WouldRemove(UsersProblem):
     """Installing this would remove other packages; one message."""
 
 
+class NotAllowed(UsersProblem):
+    """Installing takes a password; the message has the command."""
+
+
 def command_for(names):
     """Return the package manager, and the command that installs these packages with it."""
     for manager in MANAGERS.sections():
@@ -60,7 +64,7 @@ def install(names):
     if os.geteuid() != 0:
         sudo = ['sudo', '-n']
         if not shutil.which('sudo') or run(['sudo', '-n', 'true']).returncode:
-            raise UsersProblem("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
+            raise NotAllowed("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
     print("Installing with %s: %s" % (manager, ' '.join(names)), file=sys.stderr, flush=True)
     done = run_unless_it_removes(manager, sudo + command)
     if done.returncode:

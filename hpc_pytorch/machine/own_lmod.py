@@ -1,21 +1,27 @@
 """
-The modules tool of ./eb: the machine's, else Lmod as the distribution has it or, where that is too old, a newer Lmod
-unpacked beside the checkout.
+The modules tool of ./eb: the machine's, else Lmod as the distribution has it or, where that is too old or may not be
+installed, an Lmod unpacked beside the checkout.
 """
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, say
-from hpc_pytorch.machine.distribution_packages import WouldRemove, install, last_line, run
+from hpc_pytorch.machine.distribution_packages import NotAllowed, WouldRemove, install, last_line
+from hpc_pytorch.machine.distribution_packages import missing, run
 from hpc_pytorch.machine.modules import LMOD_PLACES, OWN_LMOD, modules_tool
 
 # Distributions whose Lmod is too old -> the next release of theirs whose Lmod will do.
 NEXT_RELEASES = {'bullseye': 'bookworm', 'focal': 'noble', 'jammy': 'noble'}
 # What Lmod runs with: packages of this distribution, which remove no others.
-REQUIREMENTS = ['lua5.3', 'lua-filesystem', 'lua-json', 'lua-posix', 'lua-term', 'tcl']
+REQUIREMENTS = ['lua5.3', 'lua-bit32', 'lua-filesystem', 'lua-json', 'lua-lpeg', 'lua-posix', 'lua-term']
+# Where Lmod's files expect Lmod and Lua.
+PLACES = re.compile(rb'(?<![\w/.-])/usr/(share/lmod|share/lua|lib/[\w-]+/lua|bin/lua5\.3)\b')
+# Lmod's default, a library for Tcl's modules that the machine may lack: it fails at the start, tclsh when it is needed
+FAST_TCL = re.compile(rb'(name *= *"LMOD_FAST_TCL_INTERP",\s*sedV *= *)"\w+"')
 LISTED = '$(RELEASE) deb $(REPO_URI) %s $(COMPONENT)'
 
 
@@ -25,11 +31,10 @@ def installed_modules_tool():
     if found is None:
         say("found neither Lmod 8 nor Environment Modules 5.1")
         try:
-            if codename() in NEXT_RELEASES:
-                unpack_own_lmod()
-            else:
-                install(['lmod'])
-        except WouldRemove:
+            install_lmod()
+        except (NotAllowed, WouldRemove):
+            if not shutil.which('apt-get'):
+                raise
             unpack_own_lmod()
         found = modules_tool()
     if found is None:
@@ -38,64 +43,82 @@ def installed_modules_tool():
     return found
 
 
+def install_lmod():
+    if codename() in NEXT_RELEASES:
+        install(REQUIREMENTS + ['tcl'])
+        unpack_own_lmod()
+    else:
+        install(['lmod'])
+
+
 def codename():
     """Return the distribution's name for its release, such as bookworm."""
     return run(['sh', '-c', '. /etc/os-release && echo "$VERSION_CODENAME"']).stdout.strip()
 
 
 def unpack_own_lmod():
-    """Unpack Lmod to .local/lmod."""
-    install(REQUIREMENTS)
-    say("unpacking a newer Lmod to %s" % OWN_LMOD)
-    os.makedirs(os.path.dirname(OWN_LMOD), exist_ok=True)
-    with tempfile.TemporaryDirectory() as work:
-        package = fetch_package('lmod', Path(work))
-        partial = '%s.%d' % (OWN_LMOD, os.getpid())
-        subprocess.run(['dpkg', '-x', str(package), partial], check=True)
-    relocate(partial)
-    if os.path.exists(OWN_LMOD):
+    """Unpack Lmod to .local/lmod, with its Lua where the machine has none."""
+    say("unpacking Lmod to %s" % OWN_LMOD)
+    own = codename()
+    packages = {own: missing(REQUIREMENTS)}
+    packages.setdefault(NEXT_RELEASES.get(own, own), []).append('lmod')
+    unpack(packages, OWN_LMOD, relocate)
+
+
+def unpack(packages, place, finish=lambda directory: None):
+    """Unpack Debian packages, {release: names}, to a directory beside the checkout."""
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    partial = '%s.%d' % (place, os.getpid())
+    for release, names in packages.items():
+        with tempfile.TemporaryDirectory() as work:
+            for package in fetch(names, release, Path(work)) if names else []:
+                subprocess.run(['dpkg', '-x', str(package), partial], check=True)
+    finish(partial)
+    if os.path.exists(place):
         shutil.rmtree(partial)
     else:
-        os.rename(partial, OWN_LMOD)
+        os.rename(partial, place)
 
 
 def relocate(directory):
-    """Replace the place for which the package was made, where its files name it."""
-    place = os.path.join(OWN_LMOD, 'usr/share/lmod').encode()
+    """Replace the places for which the packages were made, where their files name them."""
+    def own(found):
+        # Lua may be the machine's
+        return os.fsencode(OWN_LMOD) + found[0] if os.path.exists(os.fsencode(directory) + found[0]) else found[0]
+
     for path in Path(directory).rglob('*'):
         if path.is_file() and not path.is_symlink():
             content = path.read_bytes()
-            if b'/usr/share/lmod' in content and b'\0' not in content:
-                path.write_bytes(content.replace(b'/usr/share/lmod', place))
+            if b'\0' not in content:
+                path.write_bytes(FAST_TCL.sub(rb'\1"no"', PLACES.sub(own, content)))
 
 
-def fetch_package(name, work):
+def fetch(names, release, work):
     """
-    Fetch a Debian package of the next release. apt checks its signature; the machine's package lists and settings stay
-    as they are, and nobody needs to be root.
+    Fetch Debian packages of a release. apt checks their signatures; the machine's package lists and settings stay as
+    they are, and nobody needs to be root.
     """
-    release = NEXT_RELEASES.get(codename(), codename())
-    if not shutil.which('apt-get'):
-        raise UsersProblem("this distribution's %s is too old: install a newer one by hand" % name)
     for directory in ('lists/partial', 'cache/archives/partial', 'packages'):
         (work / directory).mkdir(parents=True)
     (work / 'status').touch()
-    (work / 'sources.list').write_text(sources_of(release))
     command = ['apt-get', '-qq']
-    for setting in ('APT::Sandbox::User=root', 'Acquire::Languages=none', 'Dir::Etc::sourceparts=-',
-                    'Dir::Etc::sourcelist=%s/sources.list' % work, 'Dir::State::Lists=%s/lists' % work,
+    for setting in ('APT::Sandbox::User=root', 'Acquire::Languages=none', 'Dir::State::Lists=%s/lists' % work,
                     'Dir::State::status=%s/status' % work, 'Dir::Cache=%s/cache' % work):
         command += ['-o', setting]
-    for words in (['update'], ['download', name]):
+    if release != codename():
+        run(command + ['update'])
+        (work / 'sources.list').write_text(sources_of(release, command))
+        command += ['-o', 'Dir::Etc::sourceparts=-', '-o', 'Dir::Etc::sourcelist=%s/sources.list' % work]
+    for words in (['update'], ['download'] + names):
         done = run(command + words, cwd=str(work / 'packages'))
         if done.returncode:
             raise UsersProblem("cannot fetch %s of %s. The package manager's last line: %s" % (
-                name, release, last_line(done.stdout)))
-    return next((work / 'packages').iterdir())
+                ' '.join(names), release, last_line(done.stdout)))
+    return list((work / 'packages').iterdir())
 
 
-def sources_of(release):
-    """List the machine's package sources as they are for another release."""
-    targets = run(['apt-get', 'indextargets', '--format', LISTED % release, 'Created-By: Packages']).stdout
+def sources_of(release, command):
+    """List the machine's package sources, whose lists were fetched, as they are for another release."""
+    targets = run(command + ['indextargets', '--format', LISTED % release, 'Created-By: Packages']).stdout
     ours = [line.partition(' ')[2] for line in targets.splitlines() if line.startswith(codename() + ' ')]
     return '\n'.join(sorted(set(ours))) + '\n'

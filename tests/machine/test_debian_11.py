@@ -67,7 +67,7 @@ def run(root, *command):
 def test_first_call(root):
     """A newer Lmod beside the checkout, where the distribution's is too old; then what it is for."""
     said = run(root, '/collection/eb', 'PyTorch-2.13.0-workstation.eb', '-x')
-    assert 'unpacking a newer Lmod' in said and 'DRY RUN' in said
+    assert 'unpacking Lmod' in said and 'DRY RUN' in said
     lmod = '/collection/.local/lmod/usr/share/lmod/lmod'
     said = run(root, 'bash', '-c', 'source %s/init/bash; module --version; module use /tmp; module list' % lmod)
     assert 'Version 8.' in said and 'No modules loaded' in said
