@@ -9,7 +9,6 @@ import os
 import sys
 import warnings
 
-from ._meeting import MeetingStore
 from ._process import MPIUnavailable, load, start, state
 from ._rendezvous import register_rendezvous
 
@@ -88,6 +87,9 @@ def extend_groups():
     out there; beside another default group, MPI must be started.
     """
     import torch.distributed as dist
+
+    # not at the top: it imports torch, which imports torch_mpi at its end
+    from ._meeting import MeetingStore
     c10d = dist.distributed_c10d
     original = c10d._new_process_group_helper
 
