@@ -20,7 +20,7 @@ from hpc_pytorch.jobs.reframe_settings import settings
 from hpc_pytorch.jobs.status import with_prefix
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
-from hpc_pytorch.machine.module_files import installed
+from hpc_pytorch.machine.module_files import CHECKED, installed
 
 # by unit: how far a value may be from its reference; a site changes it in its file of references
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 's': 0.5}
@@ -178,7 +178,7 @@ def parse(words):
         easybuilds.append(ROOT)
     # modules may stand behind ReFrame's options, and argparse takes ReFrame's options with blanks in them for modules
     others = (given.check or []) + others
-    given.check = [word for word in others if word.startswith('PyTorch/')]
+    given.check = [word for word in others if word.partition('/')[0] in CHECKED]
     return given, easybuilds, [word for word in others if word not in given.check]
 
 

@@ -111,12 +111,16 @@ def override(generator, owner, name, value):
     return OVERRIDE[generator.SYNTAX] % {'name': name, 'value': value, 'owner': owner}
 
 
+# what is checked and measured
+CHECKED = ('PyTorch', 'torch_mpi')
+
+
 def installed(modulepath):
     """Find what this collection has installed of PyTorch and its MPI backend: {module: its installation}."""
     found = {}
     for directory in filter(None, modulepath.split(':')):
         files = []
-        for software in ('PyTorch', 'torch_mpi'):
+        for software in CHECKED:
             files += sorted(glob.glob(os.path.join(glob.escape(directory), software, '*')))
         for path in files:
             with open(path, encoding='utf-8', errors='replace') as handle:

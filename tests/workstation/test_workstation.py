@@ -215,7 +215,7 @@ def test_extended_venv(modules, tmp_path, modules_tool):
         for turn in 1 2; do
             . "my venv/bin/activate"
             . "my venv/bin/activate"
-            python -c 'import sys, numpy, torch; print("inside", numpy.mine, sys.prefix)'
+            python -c 'import sys, numpy, sympy; print("inside", numpy.mine, sys.prefix)'
             deactivate
             [ "$PATH" = "$before" ]; [ "$PYTHONPATH" = /users/own ]; [ -z "$EBROOTPYTORCH" ]
         done
