@@ -11,8 +11,7 @@ import struct
 import time
 
 from ramgate.command_lines import Command, ran_out_of_memory
-from ramgate.processes import (asked_to_end, command_line, cpu_seconds, end_all, in_groups, link, own_memory, read,
-                               send, stat)
+from ramgate.processes import asked_to_end, cpu_seconds, end_all, in_groups, link, own_memory, send, stat
 from ramgate.schedule import (DONE, ENDED, FREEZE, FROZEN, KILL, LAUNCHER, REFUSE, RETRY, RUNNING, STAND_IN, START,
                               THAW, WAITING, WATCHED)
 
@@ -111,14 +110,13 @@ class Broker:
         """Hold compilers that start without asking until it is their turn; notice the end of those that had it."""
         now = time.monotonic()
         spent = time.process_time()
-        for pid in self.tree.look():
+        for pid, words in self.tree.look():
             send([pid], signal.SIGSTOP)
-            words = command_line(pid, os.fsdecode(read(pid, 'comm')).rstrip('\n'))
-            if words:
-                command = Command(link(pid, 'cwd'), words, self.top)
-                compilation = self.watched[pid] = self.schedule.asked(command, now, WATCHED)
-                compilation.pid = pid
-                self.notify('asked', compilation)
+            # it may have become another program meanwhile, such as a script that begins the real compiler
+            command = Command(link(pid, 'cwd'), words, self.top)
+            compilation = self.watched[pid] = self.schedule.asked(command, now, WATCHED)
+            compilation.pid = pid
+            self.notify('asked', compilation)
         below = self.tree.below(self.watched)
         for pid, compilation in list(self.watched.items()):
             if not stat(pid):

@@ -136,7 +136,7 @@ class Tree:
         self.born = []
 
     def look(self):
-        """Return the compilers that have started since the last look."""
+        """Return the compilers that have started since the last look, with their words: [(pid, words)]."""
         self.born = []
         present = pids()
         self.owners = {pid: self.owners[pid] for pid in present if pid in self.owners}
@@ -180,7 +180,7 @@ class Tree:
             self.owners[pid] = MANAGED
         elif is_compiler(name) and compiles(words):
             self.owners[pid] = pid
-            self.born.append(pid)
+            self.born.append((pid, words))
 
     def below(self, compilers):
         """{compiler: its processes, and itself}."""

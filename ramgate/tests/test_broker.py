@@ -12,7 +12,7 @@ import pytest
 from ramgate.broker import HEADER, Broker, listen
 from ramgate.estimates import Knowledge
 from ramgate.limits import Limits
-from ramgate.processes import descendants
+from ramgate.processes import Tree, descendants
 from ramgate.schedule import Schedule
 
 
@@ -61,6 +61,24 @@ def test_compilers_that_the_broker_held_go_on_without_it(build, eventually):
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 0, output
     build.clean()
+
+
+def test_a_compiler_that_becomes_another_program(tmp_path, monkeypatch, eventually):
+    """A script that begins the real one just when it is held: it has no command line then, and gets its turn."""
+    (tmp_path / 'gcc').symlink_to(shutil.which('sleep'))
+    process = subprocess.Popen([tmp_path / 'gcc', '60'])
+    limits = Limits(2 ** 30, groups=[])
+    monkeypatch.setattr('ramgate.broker.command_line', lambda *_: [], raising=False)
+    try:
+        tree = Tree(process.pid, '/nowhere')
+        broker = Broker(None, None, limits, Schedule(Knowledge(), 1, limits.tightest(0)), '/', tree=tree)
+        while not os.waitpid(process.pid, os.WUNTRACED | os.WNOHANG)[0]:
+            broker.watch()
+        broker.plan()
+        eventually(lambda: os.waitpid(process.pid, os.WCONTINUED | os.WNOHANG)[0])
+    finally:
+        process.kill()
+        process.wait()
 
 
 def states(root, name):
