@@ -83,8 +83,10 @@ def environment(directory, slots, environ):
     """The build's environment: stand-ins on $PATH, a launcher for CMake, slots for what runs the compilers."""
     found = dict(environ)
     for name in make_stand_ins(directory, slots, environ):
-        if name in HOMES:
-            found.setdefault(HOMES[name], os.path.dirname(os.path.dirname(shutil.which(name))))
+        # an empty one counts as none
+        if name in HOMES and not found.get(HOMES[name]):
+            compiler = shutil.which(name, path=environ.get('PATH'))
+            found[HOMES[name]] = os.path.dirname(os.path.dirname(compiler))
     found['RAMGATE_SOCKET'] = os.path.join(directory, 'socket')
     found['MAX_JOBS'] = found['CMAKE_BUILD_PARALLEL_LEVEL'] = str(slots)
     found['PATH'] = directory + os.pathsep + environ.get('PATH', os.defpath)

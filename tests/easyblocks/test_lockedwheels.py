@@ -267,21 +267,16 @@ def test_lock_of_a_dead_installation_goes(eb, toy):
 
 
 @pytest.mark.slow
-def test_progress_on_a_terminal(eb, toy):
-    """On a terminal EasyBuild shows its progress bars."""
-    command = "stty cols 120 rows 40; %s %s --prefix=%s --sourcepath=%s" % (
-        CHECKOUT / "eb", toy.easyconfig, eb.prefix, eb.sources)
+@pytest.mark.parametrize('size, kind', [('cols 120 rows 40', 'xterm-256color'), ('cols 40 rows 20', 'dumb'),
+                                        ('cols 0 rows 0', 'xterm')])
+def test_on_a_terminal(eb, toy, size, kind):
+    """Plain lines to the end, no path folded; one without columns, as cron's and `script`'s, once made pip silent."""
+    command = "stty %s; %s %s --prefix=%s --sourcepath=%s" % (
+        size, CHECKOUT / 'eb', toy.easyconfig, eb.prefix, eb.sources)
     done = subprocess.run(['script', '-qec', command, '/dev/null'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          env=dict(clean_environment(), TERM='xterm-256color', **toy.online), text=True)
+                          env=dict(clean_environment(), TERM=kind, **toy.online), text=True)
     assert done.returncode == 0, done.stdout
-    assert 'Installing toy/1.0: ' in done.stdout
-
-
-@pytest.mark.slow
-def test_terminal_without_width(eb, toy):
-    """A terminal that says it has no columns, as `script` makes, once made pip say nothing and fetching nothing."""
-    command = '%s %s --prefix=%s --sourcepath=%s' % (CHECKOUT / 'eb', toy.easyconfig, eb.prefix, eb.sources)
-    done = subprocess.run(['script', '-qec', command, '/dev/null'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          env=dict(clean_environment(), TERM='xterm', **toy.online), text=True)
-    assert done.returncode == 0, done.stdout
+    assert '[SUCCESS] toy/1.0' in done.stdout and 'module load toy/1.0' in done.stdout
+    assert '\x1b' not in done.stdout
+    assert '%s/software/toy/1.0/easybuild/easybuild-toy-1.0' % eb.prefix in done.stdout
     assert not nothing_installed(eb)
