@@ -11,9 +11,9 @@ FAMILY = 'hpc_container'
 
 
 def conflicts(generator, names):
-    text = ask(generator, 'family', FAMILY)
+    text = ask(generator, 'family', FAMILY) + '\n'
     for name in names:
-        text += ask(generator, 'conflict', name)
+        text += ask(generator, 'conflict', name) + '\n'
     return text
 
 
