@@ -261,9 +261,11 @@ class LockedEnvironment(EasyBlock):
         if nodes and nodes != here:
             self.dry_run_msg("  * not looked at: whether these have wheels for the nodes of %s (%s); this is %s",
                              self.system.name, nodes, here)
-        packages = {(entry.name, entry.version) for entry in self.locked('lock_files')}
-        for name, version in sorted(packages):
-            self.dry_run_msg("  * %s %s", name, version)
+        versions = {}
+        for entry in self.locked('lock_files'):
+            versions.setdefault(entry.name, set()).add(entry.version)
+        for name in sorted(versions):
+            self.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
 
     def fetch_packages(self):
         """Fetch from the easyconfig's own index, or the other locks from the user's where that is not reached."""

@@ -58,8 +58,9 @@ def test_module(eb, tmp_path, lmod):
     now = dict(re.findall(r'^(\w+)=(.*)$', said['frontier'], re.M))
     assert TODAY.items() <= now.items() and now['HPC_NCCL_NET'] == 'OFI'
     assert 'NCCL_PROTO=^LL128' in said['frontier'] and 'NCCL_NET_GDR_LEVEL=3' not in said['frontier']
-    assert '\nFI_CXI' not in said['frontier'] and 'NCCL_SOCKET_IFNAME=hsn0\n' in said['frontier']
-    assert 'NCCL_NET_GDR_LEVEL=3' in said['frontier'] and 'LL128' not in said['frontier']
+    then = said['frontier-2024']
+    assert '\nFI_CXI' not in then and 'NCCL_SOCKET_IFNAME=hsn0\n' in then
+    assert 'NCCL_NET_GDR_LEVEL=3' in then and 'LL128' not in then
     job = eb.prefix / 'software/toy/1.0-Frontier/bin/pytorch-jobscript'
     written = lmod.run('LOADEDMODULES=PyTorch/1 %s --nodes 2 --account a train.py' % job)
     assert '#SBATCH --network=disable_rdzv_get' in written
