@@ -21,6 +21,7 @@ from easybuild.tools.filetools import convert_name, copy, copy_file, mkdir, remo
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
+from hpc_pytorch import HERE
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import current
@@ -231,6 +232,8 @@ class SingularityContainer(EasyBlock):
                 programs[name] = name
             elif where == 'passed on':
                 programs[name] = 'run-in-container'
+        if 'torchrun' in self.scripts:
+            copy([os.path.join(HERE, 'scripts', 'examples')], self.installdir)
         for name, program in sorted(programs.items()):
             symlink('../runscripts/' + program, self.path('bin', name), use_abspath_source=False)
 
