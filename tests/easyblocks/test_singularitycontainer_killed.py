@@ -98,8 +98,9 @@ class Command:
     def again(self):
         """Run it to its end, as soon as what a killed one started has ended; it may have nothing to do."""
         deadline = time.monotonic() + 60
-        while subprocess.run(**self.options).returncode and self.place.at_work() and time.monotonic() < deadline:
+        while self.place.at_work() and time.monotonic() < deadline:
             time.sleep(0.1)
+        subprocess.run(**self.options)
 
     def check(self, version='1.0'):
         """What a shell that loads the module now has."""
