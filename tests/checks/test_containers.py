@@ -32,6 +32,7 @@ def test_container(container):
     found = container.check('probe|start')
     assert set(found) == {'import', 'packages', 'gloo', 'list-packages', 'run-in-container', 'wrapper', 'start'}
     assert not any(found.values()), found
+    assert (container.eb.prefix / 'software/PyTorch/1.0/examples/train.py').exists()
 
 
 def test_broken(container):

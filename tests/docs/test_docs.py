@@ -1,4 +1,5 @@
 """The documents build without a warning, the reference is what the code says, and files that they name exist."""
+import ast
 import io
 import json
 import re
@@ -76,6 +77,28 @@ def test_every_system_has_a_page():
     for system, text in pages.items():
         assert ':start-after: .. Begin: prerequisites' in text, system
         assert system == 'workstation' or '**Not yet run on ' in text, system
+
+
+def printed():
+    """What the collection prints: the parts of its texts between what is filled in."""
+    texts = [path.read_text() for path in (CHECKOUT / 'hpc_pytorch' / 'scripts').iterdir() if path.is_file()]
+    for directory in ('easyblocks', 'hooks', 'hpc_pytorch'):
+        for path in (CHECKOUT / directory).rglob('*.py'):
+            texts += [node.value for node in ast.walk(ast.parse(path.read_text()))
+                      if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    parts = [part for text in texts for part in re.split(r'%\S+|\$\{?\w+\}?|\n', text)]
+    return {part.strip(' :.("') for part in parts if len(part) >= 18}
+
+
+MESSAGE = re.compile(r'code-block:: none\n\n((?:    .*\n)+)\n\.\. output: of (?:\./eb|pytorch)')
+
+
+def test_messages_are_printed_like_that():
+    """A message of ours that a page quotes is found in the code."""
+    known = printed()
+    found = [' '.join(text.split()) for path in documents() for text in MESSAGE.findall(path.read_text())]
+    assert len(found) >= 7
+    assert [text for text in found if not any(part in text for part in known)] == []
 
 
 def test_the_address_is_the_same_everywhere():

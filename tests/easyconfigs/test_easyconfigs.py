@@ -159,6 +159,13 @@ def test_short_and_data(easyconfig):
             assert not re.search(r'<<|&&|\|\||\$\(|`', node.value), "shell in a string: %r" % node.value
 
 
+def test_pytorch_brings_the_example(easyconfig):
+    """Documents promise $EBROOTPYTORCH/examples/train.py in every module; the easyblock of containers copies all."""
+    found = values(easyconfig)
+    if easyconfig.name.startswith('PyTorch-') and plain(found['easyblock']) != 'SingularityContainer':
+        assert 'train.py' in plain(found['example_files'])
+
+
 def test_patches_say_why():
     """The first line of a patch says why it exists and when it can go."""
     for patch in CHECKOUT.glob('easyconfigs/*/*/*.patch'):
