@@ -12,6 +12,7 @@ Keys that a file leaves out are None, or an empty list where the type is a list.
 import collections
 import difflib
 import fnmatch
+import glob
 import os
 import re
 import socket
@@ -23,6 +24,8 @@ DEFAULT = 'workstation'
 HERE = os.path.dirname(os.path.abspath(__file__))
 # the options of the commands that start ranks
 LAUNCHERS = os.path.join(HERE, 'launchers.cfg')
+# what programs that submit jobs read, beside a system's own file
+FOR_JOBS = [LAUNCHERS] + sorted(glob.glob(os.path.join(os.path.dirname(HERE), 'share/*.py')))
 VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
 
 
@@ -166,7 +169,7 @@ class System(object):
     @property
     def for_scripts(self):
         """Files that scripts need where the collection is not: modules have them in share/."""
-        return [os.path.join(self.directory, 'system.cfg'), LAUNCHERS]
+        return [os.path.join(self.directory, 'system.cfg')] + FOR_JOBS
 
     @property
     def usable_cores(self):

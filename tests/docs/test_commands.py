@@ -14,7 +14,7 @@ import pytest
 from common import CHECKOUT
 from test_docs import DOCS
 
-from hpc_pytorch.machine.systems import LAUNCHERS
+from hpc_pytorch.machine.systems import FOR_JOBS
 
 # A line -> a test's file and the words in it that try the line.
 TRIED = (
@@ -146,7 +146,8 @@ def test_job_scripts(path, tmp_path):
     jobs = ['\n'.join(line[4:] for line in lines).strip() + '\n' for _, lines, _ in blocks(path) if is_job(lines)]
     called = [command for page, _, command in commands() if page == path and command.startswith('pytorch-run')][-1]
     system = 'systems/%s/system.cfg' % path.stem
-    for name, source in (('bin', 'hpc_pytorch/scripts/pytorch-run'), ('share', system), ('share', LAUNCHERS)):
+    shared = [('share', path) for path in [system] + FOR_JOBS]
+    for name, source in [('bin', 'hpc_pytorch/scripts/pytorch-run')] + shared:
         (tmp_path / name).mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / source, tmp_path / name)
     module = re.search(r'module load (\S+)', jobs[0]).group(1)

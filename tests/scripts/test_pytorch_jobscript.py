@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from common import CHECKOUT
 
-from hpc_pytorch.machine.systems import LAUNCHERS
+from hpc_pytorch.machine.systems import FOR_JOBS
 
 SCRIPT = CHECKOUT / 'hpc_pytorch/scripts/pytorch-jobscript'
 
@@ -20,7 +20,8 @@ def jobscript(tmp_path):
     (tmp_path / 'share').mkdir()
     for name in ('pytorch-jobscript', 'pytorch-run', 'pytorch-stage'):
         shutil.copy(SCRIPT.with_name(name), tmp_path / 'bin')
-    shutil.copy(LAUNCHERS, tmp_path / 'share')
+    for path in FOR_JOBS:
+        shutil.copy(path, tmp_path / 'share')
 
     def run(system, *arguments, status=0, **variables):
         shutil.copy(CHECKOUT / 'systems' / system / 'system.cfg', tmp_path / 'share')

@@ -14,7 +14,7 @@ from batch_systems.pbs_stand_in import Pbs, patiently
 from batch_systems.real_slurm import Slurm
 from common import CHECKOUT, clean_environment, needs_root
 
-from hpc_pytorch.machine.systems import LAUNCHERS
+from hpc_pytorch.machine.systems import FOR_JOBS
 
 SYSTEM = """[system]
 title = Here
@@ -58,7 +58,8 @@ class Login:
         (installed / 'bin/python').symlink_to(sys.executable)
         (installed / 'bin/mpirun').symlink_to(shutil.which('mpirun.openmpi'))
         (installed / 'share/system.cfg').write_text(SYSTEM % (kind, launcher))
-        shutil.copy(LAUNCHERS, installed / 'share')
+        for path in FOR_JOBS:
+            shutil.copy(path, installed / 'share')
         (directory / 'modules/PyTorch/1.0.lua').write_text(
             MODULE % (environment.get('PATH', '').split(':')[0], installed))
         (self.directory / 'train.py').write_text(PROGRAM)
@@ -147,7 +148,7 @@ def test_missed_collectives(tmp_path):
                    for group, count in numbers.items() for number in range(count)]
         content = {'entries': entries, 'pg_config': {'part': {'ranks': '[0, 2]'}}}
         (tmp_path / ('nccl-trace-%d' % rank)).write_bytes(pickle.dumps(content))
-    missed = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-run'))['missed_collectives']
+    missed = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['missed_collectives']
     assert list(missed(tmp_path)) == []
     dump(0, all=3, part=2)
     dump(1, all=2)

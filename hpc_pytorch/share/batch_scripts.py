@@ -1,0 +1,332 @@
+"""Job scripts for programs that run on this system's nodes, for pytorch-run and pytorch-serve."""
+import argparse
+import configparser
+import contextlib
+import itertools
+import os
+import re
+import shlex
+import sys
+
+HERE = os.path.dirname(os.path.realpath(__file__))
+# By the kind of batch system. PBS keeps the output until a job has ended, and lets only operators run a job again, so
+# that it becomes another one.
+BATCH_SYSTEMS = {
+    'slurm': {
+        # lasts as long and ends as the job does
+        'submit': ['sbatch', '--parsable', '--wait'],
+        'cancel': ['scancel'],
+        'head': '#SBATCH ',
+        'output option': '--output={name}-%j.out',
+        'output': '',
+        'job': '$SLURM_JOB_ID',
+        'turn': '.${SLURM_RESTART_COUNT:-0}',
+        'count': 'SLURM_RESTART_COUNT',
+        'again': 'scontrol requeue "$SLURM_JOB_ID"',
+    },
+    'pbs': {
+        'submit': ['qsub', '-W', 'block=true'],
+        'cancel': ['qdel'],
+        'head': '#PBS ',
+        'output option': '-o {name}.pbs',
+        'output': 'exec >"$PBS_O_WORKDIR/{name}-${{PBS_JOBID%%.*}}.out" 2>&1',
+        'job': '${PBS_JOBID%%.*}',
+        'turn': '',
+        'count': 'HPC_JOB_RESTARTS',
+        'again': 'next=$(qsub -v HPC_JOB_RESTARTS="$((HPC_JOB_RESTARTS + 1))" "$0") &&\n'
+                 '        echo "pytorch-run: the program goes on in job $next"',
+    },
+}
+CLEAN_ENVIRONMENT = [
+    "# the job starts with a clean environment; what srun starts gets the job's",
+    'unset SLURM_EXPORT_ENV',
+    '',
+]
+STAGE = [
+    '',
+    "# Python's files go to each node's own disk, once",
+    'staged=$(pytorch-stage) || exit',
+    'eval "$staged"',
+]
+OUTPUTS = """
+# what each rank prints is also kept in a file of its own
+export HPC_RANK_OUTPUTS="$PWD/{name}-{job}{turn}"
+mkdir -p "$HPC_RANK_OUTPUTS"
+"""
+# 85: the program has saved, and is to go on; more than 128: something was killed
+AGAIN = """status=$?
+# a rank that waits for one whose program has failed is killed: the first one's status counts
+first=$(cat "$HPC_RANK_OUTPUTS"/rank-*.out 2> /dev/null |
+    sed -n 's/.*: rank .* ended with status \\([0-9]*\\) at \\(.*\\)/\\2 \\1/p' | sort | head -n 1)
+if [ "$status" -gt 128 ] && [ -n "$first" ]; then status=${{first##* }}; fi
+if {{ [ "$status" = 85 ] || [ "$status" -gt 128 ]; }} && [ "${{{count}:-0}}" -lt {times} ]; then
+    {again} && exit
+fi
+(exit "$status")"""
+# Ends a script that is followed: what was cancelled or ran out of time has not ended well, whatever its exit status.
+END = """
+status=$?
+echo "pytorch-run: the program ended with status $status"
+exit "$status"
+"""
+
+
+class Problem(Exception):
+    """One message for the user."""
+
+
+def say(text):
+    """Standard output is the job's."""
+    print("pytorch-run: %s" % text, file=sys.stderr, flush=True)
+
+
+def say(text):
+    """Print a line on standard error: standard output is the job's."""
+    print("%s: %s" % (os.path.basename(sys.argv[0]), text), file=sys.stderr, flush=True)
+
+
+def read_share(name):
+    """Sections of a file that came with the module: system.cfg, checked when it was installed, or launchers.cfg."""
+    path = os.path.join(HERE, name)
+    parser = configparser.ConfigParser(
+        delimiters=('=',),
+        comment_prefixes=('#',),
+        interpolation=None,
+        default_section='',
+    )
+    if not parser.read(path, encoding='utf-8'):
+        raise Problem("%s is missing: run the program of an installed module" % path)
+    return {section: dict(parser[section]) for section in parser.sections()}
+
+
+def positive(text):
+    """A number from 1 on."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError("expected a number from 1 on, found '%s'" % text)
+    return int(text)
+
+
+def minutes(text):
+    """Minutes, or hours:minutes:seconds, of which a begun minute counts."""
+    if ':' not in text:
+        return positive(text)
+    found = re.match(r'(\d+):([0-5]\d):([0-5]\d)$', text)
+    if not found:
+        raise argparse.ArgumentTypeError("expected minutes, such as 90, or hours:minutes:seconds, such as 1:30:00")
+    hours, full, seconds = map(int, found.groups())
+    begun = 1 if seconds else 0
+    return 60 * hours + full + begun
+
+
+class Script:
+    """
+    A job script: what follows from the system and the options of `job_options`, for either batch system. `name`: of the
+    job and its files; `program`: words that the launcher starts as each rank, such as pytorch-srun train.py; `alone`: what
+    to type where there is no batch system.
+    """
+
+    def __init__(self, system, options, name, program, alone):
+        self.system = system
+        self.options = options
+        self.node = system.get('node', {})
+        self.scheduler = system['scheduler']
+        self.launcher = system['launcher']
+        self.kind = self.scheduler['kind']
+        self.program = program
+        if self.kind not in BATCH_SYSTEMS:
+            raise Problem("there is no batch system here; on one machine: " + alone)
+        self.words = BATCH_SYSTEMS[self.kind]
+        # batch systems take no blanks or quotes in names, and no empty one
+        self.name = re.sub(r'[^\w.+-]+', '_', name).lstrip('.') or 'job'
+        account_variable = self.scheduler.get('account_variable', '')
+        self.account = options.account or os.environ.get(account_variable)
+        self.partition = options.partition or self.scheduler.get('partition')
+        self.batch_options = self.scheduler.get('options', '')
+        self.gpus = int(self.node.get('gpus', 0))
+        self.ranks = options.ranks_per_node or self.gpus or 1
+        self.all_cores = int(self.node.get('cores', self.ranks))
+        self.cores = max(self.usable_cores() // self.ranks, 1)
+        self.clock = '%02d:%02d:00' % divmod(options.time, 60)
+        # seconds before its time is up at which the program is told to save
+        self.lead = min(120, 30 * options.time)
+        self.check()
+
+    def usable_cores(self):
+        """Cores of a node that jobs get: those named beside GPUs, as others may belong to the operating system."""
+        near_gpus = 0
+        for part in self.node.get('gpu_cores', '').replace(',', ' ').split():
+            first, _, last = part.partition('-')
+            near_gpus += int(last or first) - int(first) + 1
+        return near_gpus or self.all_cores
+
+    def check(self):
+        """Refuse what would fail only when the job starts."""
+        if not self.account and 'account_variable' in self.scheduler:
+            title = self.system['system']['title']
+            variable = self.scheduler['account_variable']
+            raise Problem("jobs on %s need a project: --account NAME, or set $%s" % (title, variable))
+        if self.gpus and self.ranks not in (1, self.gpus):
+            raise Problem("a node has %d GPUs: start one rank for each of them, or one in all (--ranks-per-node 1)"
+                          % self.gpus)
+        if self.ranks > self.all_cores:
+            raise Problem("a node has %d cores: start at most as many ranks on it (--ranks-per-node)"
+                          % self.all_cores)
+        if self.options.stage:
+            self.check_stage()
+
+    def check_stage(self):
+        storage = self.node.get('local_storage') or self.node.get('temporary_directory')
+        if not storage:
+            raise Problem("--stage: system.cfg names no storage on the nodes of this system")
+        if not os.path.exists(os.path.join(os.path.dirname(HERE), 'bin/pytorch-stage')):
+            raise Problem("--stage: this module has no pytorch-stage; a container's packages: make-squashfs")
+
+    def slurm_head(self):
+        lines = [
+            '--job-name=' + self.name,
+            '--nodes=%d' % self.options.nodes,
+            '--time=' + self.clock,
+        ]
+        optional = (
+            ('--partition=', self.partition),
+            ('--qos=', self.options.qos or self.scheduler.get('qos')),
+            ('--account=', self.account),
+        )
+        lines += with_values(optional)
+        gpus_option = self.scheduler.get('gpus_option') if self.gpus else None
+        if gpus_option:
+            lines.append(gpus_option + str(self.gpus))
+        # who has all GPUs of a node has the node, in the usual partition; another one may share its nodes
+        whole_nodes = gpus_option or self.scheduler.get('nodes_exclusive') == 'yes'
+        if self.options.partition or not whole_nodes:
+            lines.append('--ntasks-per-node=%d' % self.ranks)
+            lines.append('--cpus-per-task=%d' % self.cores)
+        if self.options.requeue:
+            lines += ['--requeue', '--open-mode=append']
+            # mpirun's ranks are no step of Slurm's
+            if self.launcher['command'] == 'srun':
+                lines.append('--signal=USR1@%d' % self.lead)
+        lines += self.batch_options.split()
+        if self.options.stage and 'local_storage_option' in self.node:
+            lines.append(self.node['local_storage_option'])
+        return lines
+
+    def pbs_head(self):
+        chunk = 'select=%d:ncpus=%s:mpiprocs=%d' % (self.options.nodes, self.node['cores'], self.ranks)
+        if self.gpus:
+            chunk += ':ngpus=%d' % self.gpus
+        lines = [
+            '-N ' + self.name,
+            '-l ' + chunk,
+            '-l walltime=' + self.clock,
+            '-j oe',
+        ]
+        optional = (
+            ('-q ', self.partition),
+            ('-A ', self.account),
+            ('', self.batch_options),
+        )
+        return lines + with_values(optional)
+
+    def launch(self):
+        """The command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
+        words = read_share('launchers.cfg')[self.launcher['command']]
+        end = words.get('requeue' if self.options.requeue else 'failure', '')
+        binding = words['binding']
+        if self.gpus:
+            binding = words.get('gpu_binding', binding)
+        if self.gpus and self.ranks > 1:
+            binding = self.launcher.get('gpu_options', binding)
+        parts = (
+            self.launcher['command'],
+            words['ranks'],
+            words.get('per_node', ''),
+            end,
+            binding,
+        )
+        launcher = ' '.join(parts).format(
+            nodes=self.options.nodes,
+            ranks=self.options.nodes * self.ranks,
+            per_node=self.ranks,
+            cores=self.cores,
+            gpus=self.gpus,
+        )
+        command = launcher.split() + self.program
+        if self.options.requeue and self.launcher['command'] != 'srun':
+            # mpirun and mpiexec hand it on to the ranks
+            seconds = 60 * self.options.time - self.lead
+            return ['timeout', '--preserve-status', '--foreground', '--signal=USR1', str(seconds)] + command
+        return command
+
+    def text(self, followed=False):
+        """The script; one that is `followed` says where its output goes, and how the program has ended."""
+        head = self.slurm_head() if self.kind == 'slurm' else self.pbs_head()
+        lines = []
+        if followed:
+            head.insert(1, self.words['output option'].format(name=self.name))
+        if followed and self.words['output']:
+            lines.append(self.words['output'].format(name=self.name))
+        if '--export=none' in self.batch_options.lower():
+            lines += CLEAN_ENVIRONMENT
+        if self.kind == 'pbs':
+            lines += ['cd "$PBS_O_WORKDIR" || exit', '']
+        lines += load_module()
+        if self.options.stage:
+            lines += STAGE
+        turn = self.words['turn'] if self.options.requeue else ''
+        lines.append(OUTPUTS.format(name=self.name, job=self.words['job'], turn=turn))
+        lines.append(' '.join(map(shlex.quote, self.launch())))
+        if self.options.requeue:
+            lines.append(AGAIN.format(
+                times=self.options.requeue,
+                count=self.words['count'],
+                again=self.words['again'],
+            ))
+        if followed:
+            lines.append(END.rstrip())
+        options = [self.words['head'] + line for line in head]
+        return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
+
+    def write(self):
+        """Write the script that is followed under a name that is free; returns the name."""
+        text = self.text(followed=True)
+        for number in itertools.count(1):
+            path = '%s-%d.job' % (self.name, number)
+            with contextlib.suppress(FileExistsError), open(path, 'x', encoding='utf-8') as handle:
+                handle.write(text)
+                return path
+
+
+def with_values(options):
+    """Those of (option, value) that have a value, as text."""
+    return [option + value for option, value in options if value]
+
+
+def load_module():
+    """Lines that load the module that this program belongs to, from where it was found: a job may not know that."""
+    loaded = os.environ.get('LOADEDMODULES', '').split(':')
+    names = [name for name in loaded if name.split('/')[0] == 'PyTorch']
+    if not names:
+        raise Problem("load the PyTorch module first: the job loads the same one")
+    name = names[-1]
+    load = 'module load %s || exit' % shlex.quote(name)
+    for path in filter(None, os.environ.get('MODULEPATH', '').split(':')):
+        file = os.path.join(path, name)
+        if os.path.exists(file) or os.path.exists(file + '.lua'):
+            return ['module use %s' % shlex.quote(path), load]
+    return [load]
+
+
+def job_options(description):
+    """A parser with the options of every job; those of the program itself are yours to add."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--dry-run', action='store_true', help="only write the job script to standard output")
+    parser.add_argument('--nodes', type=positive, default=1, help="default: 1")
+    parser.add_argument('--time', type=minutes, default=60, metavar='MINUTES', help="or H:MM:SS; default: 60")
+    parser.add_argument('--account', help="project; default: the variable in which users of this system keep it")
+    parser.add_argument('--partition', help="or queue; default: the system's usual one")
+    parser.add_argument('--qos', help="Slurm's quality of service; default: the system's usual one, if it has any")
+    parser.add_argument('--stage', action='store_true', help="start Python from the nodes' own disks (pytorch-stage)")
+    # those of programs that have no such option
+    parser.set_defaults(ranks_per_node=None, requeue=0)
+    return parser

@@ -1,0 +1,104 @@
+"""Why a job failed: which rank was the first, and what stands in the outputs."""
+import contextlib
+import glob
+import json
+import os
+import pickle
+import re
+
+# What pytorch-srun says of a rank that failed, and what stands in the output of those that failed for known reasons.
+RANK = re.compile(r'^\S+: rank (\d+) on (\S+) ended with status (\d+) at (\S*)$', re.M)
+REASONS = (
+    (r'(CUDA|HIP) out of memory', "the memory of a GPU was full: make batches smaller, or use more GPUs"),
+    (r'oom[-_]kill|Out Of Memory', "the memory of a node was full: load less at once, or use more nodes"),
+    (r'Watchdog caught collective operation timeout', "a collective waited in vain for a rank: look what that one did"),
+    (r'DUE TO NODE FAILURE', "a node was lost: submit the job again"),
+    (r'Lmod has detected the following error|ERROR: (Unable to locate a|Load of requirement)',
+     "a module could not be loaded, so the program was not started; see above"),
+)
+EXCEPTION = r'^(?:\[rank%s\]: ?)?([\w.]+(?:Error|Exception|Interrupt)\b.*)$'
+# bytes at the end of the output in which they are looked for; a rank's own last line is shorter
+TAIL, LINE = 1000000, 4000
+
+
+def read_tail(path, size=TAIL):
+    with open(path, 'rb') as handle:
+        handle.seek(max(os.path.getsize(path) - size, 0))
+        return handle.read().decode(errors='replace')
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """For pickles of plain values: whatever else is in one could run anything."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError("%s.%s is no plain value" % (module, name))
+
+
+def name_ranks(ranks):
+    few = ', '.join(map(str, sorted(ranks)[:8]))
+    if len(ranks) <= 8:
+        return few
+    return '%s and %d more' % (few, len(ranks) - 8)
+
+
+def read_recorders(directory):
+    """What the flight recorders of ranks know: {rank: dump}."""
+    dumps = {}
+    for path in glob.glob(os.path.join(glob.escape(directory), 'nccl-trace-*')):
+        rank = path.rpartition('-')[2]
+        # who was killed may have written half of it
+        with contextlib.suppress(Exception), open(path, 'rb') as handle:
+            dumps[int(rank)] = PlainUnpickler(handle).load()
+    return dumps
+
+
+def begun_collectives(dumps):
+    """What each rank has begun: {group: {rank: {number: collective}}}."""
+    begun = {}
+    for rank, dump in dumps.items():
+        collectives = [entry for entry in dump['entries'] if not entry.get('is_p2p')]
+        for entry in collectives:
+            group = begun.setdefault(tuple(entry['process_group']), {})
+            numbered = group.setdefault(rank, {})
+            numbered[entry['collective_seq_id']] = entry
+    return begun
+
+
+def missed_collectives(directory):
+    """For each group of ranks, the first collective that some of them did not reach."""
+    dumps = read_recorders(directory)
+    for (name, description), collectives in sorted(begun_collectives(dumps).items()):
+        config = next(iter(dumps.values()))['pg_config'].get(name, {})
+        members = json.loads(config.get('ranks', 'null')) or dumps
+        reached = {}
+        for rank in members:
+            if rank in dumps:
+                reached[rank] = max(collectives.get(rank, [0]))
+        number = min(reached.values()) + 1
+        late = [rank for rank in reached if reached[rank] < number]
+        waiting = [rank for rank in reached if number in collectives.get(rank, ())]
+        if waiting:
+            entry = collectives[waiting[0]][number]
+            operation = entry['profiling_name'].split(':')[-1]
+            yield "rank %s did not reach collective %d of %s, %s; rank %s waited in it%s" % (
+                name_ranks(late), number, description or name, operation, name_ranks(waiting), place_of(entry))
+
+
+def place_of(entry):
+    """Where the program began a collective: the innermost frame that is no package's."""
+    own = [frame for frame in entry['frames'] if '-packages/' not in frame['filename']]
+    if not own:
+        return ''
+    return ", at %(filename)s, line %(line)s" % own[0]
+
+
+def find_reasons(texts, rank):
+    """Known reasons in the first text that has any, or its last exception."""
+    for text in texts:
+        known = [reason for pattern, reason in REASONS if re.search(pattern, text)]
+        if known:
+            return known
+        exceptions = re.findall(EXCEPTION % rank, text, re.M)
+        if exceptions:
+            return exceptions[-1:]
+    return []

@@ -1,0 +1,165 @@
+"""A job of a user that is submitted, shown and explained while and after it runs."""
+import glob
+import os
+import re
+import subprocess
+import sys
+import time
+
+from batch_scripts import Problem, say
+from endings import LINE, RANK, find_reasons, missed_collectives, read_tail
+
+ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
+# what the job script says where it has put another job into the queue
+GOES_ON = b'pytorch-run: the program goes on in job '
+# seconds that the last lines of the output may take to arrive on a shared file system
+LATE = 10
+
+
+class Job:
+    """The job that a script becomes, and its output."""
+
+    def __init__(self, script):
+        self.script = script
+        self.words = script.words
+        self.number = None
+        self.status = None
+        # bytes of the output that were shown
+        self.position = 0
+        self.goes_on = False
+
+    @property
+    def output(self):
+        number = self.number.split('.')[0]
+        return '%s-%s.out' % (self.script.name, number)
+
+    def submit(self):
+        """Submit the script; what waits for the job's end goes on in the background."""
+        path = self.script.write()
+        command = self.words['submit'] + [path]
+        try:
+            # Ctrl-C is for us alone
+            self.waiting = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                universal_newlines=True,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            raise Problem("%s was not found here: submit %s on a host that has it" % (command[0], path))
+        answer = self.waiting.stdout.readline()
+        self.number = answer.strip().split(';')[0]
+        if not self.number:
+            self.waiting.wait()
+            raise Problem("the batch system refused %s; see above" % path)
+        say("job %s, written to %s; what it prints goes to %s" % (self.number, path, self.output))
+
+    def show(self):
+        """Print what has been added to the output."""
+        try:
+            with open(self.output, 'rb') as handle:
+                handle.seek(self.position)
+                text = handle.read()
+        except FileNotFoundError:
+            return
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+        self.position += len(text)
+        for status in ENDED.findall(text):
+            self.status = int(status)
+        self.goes_on = self.goes_on or GOES_ON in text
+
+    def follow(self):
+        """Show the output until the job has ended; returns its exit status, or 130 if the user lets it go on alone."""
+        patience = LATE
+        while True:
+            try:
+                status = self.waiting.poll()
+                self.show()
+                if self.status is not None:
+                    # what waits for the job looks only now and then
+                    self.waiting.kill()
+                    return self.status
+                if status:
+                    return status
+                if status == 0:
+                    if self.goes_on or patience < 0:
+                        return 1
+                    patience -= 0.5
+                time.sleep(0.5)
+            except KeyboardInterrupt:
+                if not self.cancel():
+                    cancel = ' '.join(self.words['cancel'] + [self.number])
+                    say("job %s goes on; its output: tail -f %s; to cancel it: %s" % (
+                        self.number, self.output, cancel))
+                    # it only waits for the job, and would keep our output open
+                    self.waiting.kill()
+                    return 130
+
+    def cancel(self):
+        """Ask whether to cancel the job, and do so; whether it is cancelled."""
+        if not sys.stdin.isatty():
+            return False
+        try:
+            answer = input("\npytorch-run: cancel job %s? [y/N] " % self.number)
+        except (EOFError, KeyboardInterrupt):
+            return False
+        if answer.strip().lower() not in ('y', 'yes'):
+            return False
+        cancelled = subprocess.run(self.words['cancel'] + [self.number])
+        return cancelled.returncode == 0
+
+    def explain(self, status):
+        """Lines that say how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
+        if self.status is not None:
+            yield "job %s ended with status %d" % (self.number, status)
+        elif self.goes_on:
+            yield "job %s has queued another one to go on; its last line names that" % self.number
+        else:
+            yield ("job %s ended before its program did: it was cancelled, ran out of time, or lost its node"
+                   % self.number)
+        if status == 85:
+            yield "the program has saved before it was done: type the same again, and it goes on"
+        # the ranks' own outputs: of a job that was queued again, the last
+        base = self.output[:-len('.out')]
+        directories = [base] + glob.glob(glob.escape(base) + '.*')
+        directories = filter(os.path.isdir, directories)
+        directory = max(directories, key=os.path.getmtime, default=base)
+        files = glob.glob(os.path.join(glob.escape(directory), 'rank-*.out'))
+        # a job that was cancelled before it began has printed nothing
+        texts = []
+        if os.path.exists(self.output):
+            texts.append(read_tail(self.output))
+        last_lines = '\n'.join(read_tail(path, LINE) for path in files)
+        ended = RANK.findall(last_lines or ''.join(texts))
+        rank = r'\d+'
+        if ended:
+            rank, host, code, _ = min(ended, key=lambda found: found[-1])
+            yield "rank %s on %s ended first, with status %s" % (rank, host, code)
+            own = os.path.join(directory, 'rank-%s.out' % rank)
+            if own in files:
+                texts.insert(0, read_tail(own))
+        yield from find_reasons(texts, rank)
+        yield from missed_collectives(directory)
+        if files:
+            yield "what each rank printed: %s" % os.path.join(directory, 'rank-*.out')
+
+
+def submit_and_follow(script):
+    """Submit a job script, and show the job's output until its end; returns its exit status."""
+    job = Job(script)
+    job.submit()
+    status = job.follow()
+    if status not in (0, 130):
+        for line in job.explain(status):
+            say(line)
+    return status
+
+
+def start_in_this_job(script):
+    """Start the ranks of a job script in the job that this is called in."""
+    if not os.environ.get('SLURM_JOB_ID') and not os.environ.get('PBS_JOBID'):
+        raise Problem("--interactive starts the ranks in a job that you are in: call salloc or qsub -I first")
+    command = ['bash', '-lc', script.text()]
+    return subprocess.run(command).returncode
