@@ -76,11 +76,6 @@ class Problem(Exception):
 
 
 def say(text):
-    """Standard output is the job's."""
-    print("pytorch-run: %s" % text, file=sys.stderr, flush=True)
-
-
-def say(text):
     """Print a line on standard error: standard output is the job's."""
     print("%s: %s" % (os.path.basename(sys.argv[0]), text), file=sys.stderr, flush=True)
 
@@ -120,9 +115,10 @@ def minutes(text):
 
 class Script:
     """
-    A job script: what follows from the system and the options of `job_options`, for either batch system. `name`: of the
-    job and its files; `program`: words that the launcher starts as each rank, such as pytorch-srun train.py; `alone`: what
-    to type where there is no batch system.
+    A job script: what follows from the system and the options of `job_options`, for either batch system.
+
+    `name`: of the job and its files; `program`: words that the launcher starts as each rank, such as pytorch-srun
+    train.py; `alone`: what to type where there is no batch system.
     """
 
     def __init__(self, system, options, name, program, alone):
