@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.machinery import SourceFileLoader
 
 import pytest
 from common import CHECKOUT
@@ -171,6 +172,26 @@ def test_what_is_printed(path):
     assert system.has_option('installation', 'prefix'), "%s: where users can install" % path.stem
     assert '--prefix=' + system['installation']['prefix'] in text
     assert '    module use %s/modules/all\n' % system['installation']['prefix'].replace('$USER', 'me') in text
+
+
+def test_the_chart_is_true():
+    """docs/make-chart has nothing to change; bars are as long as their figures, from zero on."""
+    chart = SourceFileLoader('chart', str(DOCS / 'make-chart')).load_module()
+    picture = (DOCS / 'pictures' / 'memory.svg').read_text()
+    assert picture == chart.draw(chart.figures())
+    bars = re.findall(r'<rect[^>]* x="(\d+)" y="\d+" width="([\d.]+)".*?class="value"[^>]*>(\d+)<', picture)
+    assert len(bars) == len(chart.figures()) and len({left for left, _, _ in bars}) == 1
+    scales = [float(width) / int(value) for _, width, value in bars]
+    assert max(scales) < 1.01 * min(scales)
+
+
+@pytest.mark.parametrize('picture', sorted((DOCS / 'pictures').iterdir()), ids=lambda path: path.name)
+def test_pictures_fit_a_phone(picture):
+    """Narrow enough that their text is readable, and with colours for dark pages."""
+    text = picture.read_text()
+    assert int(re.search(r'viewBox="0 0 (\d+) ', text).group(1)) <= 420
+    assert min(map(int, re.findall(r'font(?:-size)?: (\d+)px', text))) >= 13
+    assert 'prefers-color-scheme: dark' in text
 
 
 def test_pictures_have_a_text():
