@@ -268,7 +268,7 @@ def test_why_it_waits(toys, slurm):
                           and '(PENDING, Reservation' in found['reserved/1.0-ARCHER2'], "Slurm's reasons")
         assert 'never starts: cancel it (--job-cancel) and submit again' in found['base/1.0-ARCHER2']
         assert 'Dependency' in found['top/1.0-ARCHER2']
-        assert 'when the jobs before it have ended well' in found['top/1.0-ARCHER2']
+        assert 'when the jobs that it depends on' in found['top/1.0-ARCHER2']
         assert facts(slurm, reserved)['Reservation'] == 'mine'
         slurm.output('scontrol', 'hold', base)
         toys.wait(lambda found: 'scontrol release %s' % base in found['base/1.0-ARCHER2'], "the hold")

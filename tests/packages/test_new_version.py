@@ -216,7 +216,7 @@ def test_newer_python(toy, call):
     add(index, 'torch', '4.0+cpu', python='>=3.12')
     add(index, 'torchvision', '0.4.0+cpu', 'torch==4.0')
     output = call('--new-version', '4.0', easyconfig=name)
-    assert 'torch==4.0+cpu wants Python >=3.12: Python 3.11 is left out' in output
+    assert 'torch==4.0+cpu requires Python >=3.12: Python 3.11 is left out' in output
     assert "python_versions = ['3.12']\n" in (toy / name.replace('1.0', '4.0')).read_text()
     assert '--python-version 3.12 ' in (toy / 'toy-4.0.in').read_text()
 

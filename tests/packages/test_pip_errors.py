@@ -23,7 +23,7 @@ UNREACHED = (
      "self-signed certificate (_ssl.c:1006)", "this machine does not trust its certificate", "global.cert FILE"),
     ("connection error: HTTPSConnectionPool(host='index.test', port=443): Max retries exceeded with url: /simple/toy/ "
      "(Caused by NewConnectionError('<pip._vendor.urllib3.connection.HTTPSConnection object at 0x7f>: Failed to "
-     "establish a new connection: [Errno 101] Network is unreachable'))", "no way to it", "eb --fetch"),
+     "establish a new connection: [Errno 101] Network is unreachable'))", "no route to it", "eb --fetch"),
     ("index.test didn't respond within 15.0 seconds (while establishing a connection)", "in time", "later"),
     ("403 Client Error: Forbidden for url: https://index.test/simple/toy/", "authentication required", "index-url"),
 )
