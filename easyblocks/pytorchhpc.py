@@ -273,10 +273,10 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         differences, ldd = installed.ask_installed(self.path('bin', 'python'), asked, device_code, build_path())
         if differences:
             options = ', '.join(nub(item.option for item in differences))
-            raise UsersProblem("the installed PyTorch is not what was asked for (%s):\n%s" % (
+            raise UsersProblem("the installed PyTorch differs from what was requested (%s):\n%s" % (
                 options, contract.table(differences)))
         mpi = [path for path in nub(installed.resolved(ldd, 'libmpi')) if path != 'not found']
-        print_msg("PyTorch is what was asked for; MPI: %s", ', '.join(mpi) or 'none', log=self.log)
+        print_msg("PyTorch has the requested options; MPI: %s", ', '.join(mpi) or 'none', log=self.log)
 
     @staticmethod
     def device_code(path):

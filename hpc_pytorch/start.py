@@ -160,7 +160,7 @@ def configure_rehearsal(system, easyconfigs):
     files = [COLLECTION / 'systems' / system / 'external_modules.cfg', place / 'external_modules.cfg']
     os.environ['EASYBUILD_EXTERNAL_MODULES_METADATA'] = ','.join(str(path) for path in files if path.exists())
     os.environ.setdefault('EASYBUILD_PREFIX', str(COLLECTION / '.local/rehearsal' / system))
-    say("rehearsing on the stand-in of %s: %s/modules" % (system, place))
+    say("rehearsing in the test environment of %s: %s/modules" % (system, place))
 
 
 def log_in(place):

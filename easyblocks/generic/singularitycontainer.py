@@ -50,16 +50,16 @@ class SingularityContainer(EasyBlock):
     @staticmethod
     def extra_options(extra_vars=None):
         return EasyBlock.extra_options(dict({
-            'bind_paths': [[], "What the container must see of the host besides the system's own bind_paths", CUSTOM],
+            'bind_paths': [[], "Directories of the host to bind, besides the system's bind_paths", CUSTOM],
             'copy_image': [True, "Copy the image into the prefix, so that it stays when the site removes its own",
                            CUSTOM],
-            'image_software': [{}, "Versions of software in the image that versionsuffix lacks: {'rocm': '7.0'}; "
+            'image_software': [{}, "Versions of software in the image that are not in versionsuffix: {'rocm': '7.0'}; "
                                "they decide which settings of the system apply", CUSTOM],
             'import_name': [None, "Python package that the sanity check imports in the container", CUSTOM],
             'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
             'venv': [False, "Make a virtual environment on top of the container's, outside the image", CUSTOM],
-            'venv_lock_files': [[], "Lock files of packages to install into it", CUSTOM],
-            'wrappers': [[], "Commands of the container to have outside too", CUSTOM],
+            'venv_lock_files': [[], "Lock files of packages to install into the virtual environment", CUSTOM],
+            'wrappers': [[], "Commands of the container to have outside, too", CUSTOM],
         }, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):

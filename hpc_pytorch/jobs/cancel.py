@@ -21,7 +21,7 @@ def cancel_jobs(easyconfigs):
             print("%s  job %s  %s" % (record['module'], record['job'] or '?', result))
             failed = failed or result != "cancelled"
     if not found and not failed:
-        print("No job waits or runs")
+        print("No job is waiting or running")
     return int(failed)
 
 

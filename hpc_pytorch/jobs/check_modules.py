@@ -161,9 +161,9 @@ def parse(words):
     parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
     parser.add_argument('--check', nargs='*', metavar='MODULE', help="such as PyTorch/2.13.0-workstation; default: all")
     parser.add_argument('--settings', action='store_true', help="only print ReFrame's settings for this system")
-    parser.add_argument('--references', metavar='FILE', help="compare with this; also an earlier report; default: what"
-                        " --update has kept, hpc_pytorch/reframe/references/SYSTEM.json")
-    parser.add_argument('--update', action='store_true', help="keep values that pass, for later calls to compare with")
+    parser.add_argument('--references', metavar='FILE', help="compare with these, or with an earlier report; default:"
+                        " those of --update, hpc_pytorch/reframe/references/SYSTEM.json")
+    parser.add_argument('--update', action='store_true', help="write references from the checks that pass")
     parser.add_argument('--report', metavar='FILE', help="default: check-SYSTEM-DATE.json")
     for option in EASYBUILDS:
         parser.add_argument(option, dest=option, help=argparse.SUPPRESS)

@@ -73,7 +73,7 @@ class SystemJobs:
             raise EasyBuildError(str(problem))
         kind = self.system.scheduler['kind']
         if kind != self.scheduler.kind:
-            raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Leave it out: easybuild.cfg has it",
+            raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Remove it: easybuild.cfg sets it",
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
         # what is wrong with the command line
         request_for(self.system, OTHERS)
@@ -164,7 +164,7 @@ class SystemJobs:
         self.lock.close()
         for job in self.jobs:
             print_msg("%s %s", job.module, job.describe(job in already), log=self.log)
-        print_msg("To see their state: %s", command_for('status'), log=self.log)
+        print_msg("To see their status: %s", command_for('status'), log=self.log)
 
     def submitted_before(self, job):
         """
@@ -202,7 +202,7 @@ class SystemJobs:
         except Refused as problem:
             raise EasyBuildError("%s is not built again, and nothing was submitted: job %s is somebody else's (%s). "
                                  "They can cancel it: --job-cancel", job.name, ' '.join(numbers), problem)
-        print_msg("%s is built again, as --force or --rebuild say: job %s is cancelled", job.module,
+        print_msg("%s is built again, because of --force or --rebuild: cancelling job %s", job.module,
                   ' '.join(numbers), log=self.log)
         for number in numbers:
             self.scheduler.wait_for_end(number)
@@ -284,7 +284,7 @@ class SystemJobs:
         try:
             self.scheduler.cancel(numbers)
         except NoAnswer as problem:
-            print_msg("these jobs could not be taken back: %s (%s)", ' '.join(numbers), problem)
+            print_msg("could not cancel these jobs: %s (%s)", ' '.join(numbers), problem)
             return
         for job in self.submitted:
             remove_record(read_record(record_path(job.name)))

@@ -88,7 +88,7 @@ def uninstall(name):
     for record in read_records():
         if record['module'] == name:
             remove_record(record)
-    print("Removed %s: its module, %s, and what its build left" % (name, software))
+    print("Removed %s: its module, %s, and the remains of its build" % (name, software))
 
 
 def main(arguments):

@@ -48,7 +48,7 @@ def why_not_rocm(torch, rocm):
     made_for = re.search(r'\+rocm(\d+\.\d+)', torch)
     if not made_for or not rocm or release(made_for.group(1)) == release(rocm)[:2]:
         return None
-    return ("torch %s was made for ROCm %s, and the loaded one is %s: two of them would meet in one process. Load ROCm "
+    return ("torch %s was built for ROCm %s, but ROCm %s is loaded: one process would load both. Load ROCm "
             "%s (change the dependency), or install wheels for the loaded one (./eb --new-version)"
             % (torch, made_for.group(1), rocm, made_for.group(1)))
 

@@ -52,7 +52,7 @@ def other_files(output):
         lines.append("  %s, %s: its SHA256 is %s, and the lock file says %s" % (package, name, got, locked))
     if not lines:
         return ''
-    return ("This is another file than the one that was locked:\n%s\nDo not use it until you know which of the two is "
+    return ("The file differs from the locked one:\n%s\nDo not use it until you know which of the two is "
             "wrong: the lock file may be, if it was written by hand or for another version." % '\n'.join(lines))
 
 

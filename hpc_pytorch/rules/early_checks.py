@@ -98,8 +98,9 @@ def check_directories():
 def check_directory(kind, path, option):
     """Stop when one directory cannot be used."""
     if UNFIT_FOR_PATHS.search(path):
-        raise EasyBuildError("The %s path %s has a blank, a quote or the like in it, which MPI's compiler wrappers and "
-                             "module files fail on. Choose another with %s", kind, shlex.quote(path), option)
+        raise EasyBuildError("The %s path %s contains a blank, a quote or a similar character, which MPI's compiler "
+                             "wrappers and module files do not support. Choose another with %s", kind,
+                             shlex.quote(path), option)
     place = existing(path)
     if not os.access(place, os.W_OK | os.X_OK):
         raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with %s, "

@@ -31,6 +31,6 @@ def add(ec):
             return
         if python:
             found.append('%s (%s)' % (python.version, path))
-    print_msg("%s needs Python %s; found: %s. It gets the collection's own: %s-%s%s.eb", ec.name, ' or '.join(versions),
+    print_msg("%s needs Python %s; found: %s. Installing our own: %s-%s%s.eb", ec.name, ' or '.join(versions),
               ', '.join(found) or 'none', *OWN_PYTHON)
     ec['dependencies'] = [OWN_PYTHON]

@@ -319,7 +319,7 @@ def job_options(description):
     parser.add_argument('--dry-run', action='store_true', help="only write the job script to standard output")
     parser.add_argument('--nodes', type=positive, default=1, help="default: 1")
     parser.add_argument('--time', type=minutes, default=60, metavar='MINUTES', help="or H:MM:SS; default: 60")
-    parser.add_argument('--account', help="project; default: the variable in which users of this system keep it")
+    parser.add_argument('--account', help="project; default: $SBATCH_ACCOUNT or the system's own variable")
     parser.add_argument('--partition', help="or queue; default: the system's usual one")
     parser.add_argument('--qos', help="Slurm's quality of service; default: the system's usual one, if it has any")
     parser.add_argument('--stage', action='store_true', help="start Python from the nodes' own disks (pytorch-stage)")

@@ -11,7 +11,7 @@ RANK = re.compile(r'^\S+: rank (\d+) on (\S+) ended with status (\d+) at (\S*)$'
 REASONS = (
     (r'(CUDA|HIP) out of memory', "the memory of a GPU was full: make batches smaller, or use more GPUs"),
     (r'oom[-_]kill|Out Of Memory', "the memory of a node was full: load less at once, or use more nodes"),
-    (r'Watchdog caught collective operation timeout', "a collective waited in vain for a rank: look what that one did"),
+    (r'Watchdog caught collective operation timeout', "a collective timed out waiting for a rank: read its output"),
     (r'DUE TO NODE FAILURE', "a node was lost: submit the job again"),
     (r'Lmod has detected the following error|ERROR: (Unable to locate a|Load of requirement)',
      "a module could not be loaded, so the program was not started; see above"),

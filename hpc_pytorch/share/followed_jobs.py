@@ -91,7 +91,7 @@ class Job:
             except KeyboardInterrupt:
                 if not self.cancel():
                     cancel = ' '.join(self.words['cancel'] + [self.number])
-                    say("job %s goes on; its output: tail -f %s; to cancel it: %s" % (
+                    say("job %s continues; its output: tail -f %s; to cancel it: %s" % (
                         self.number, self.output, cancel))
                     # it only waits for the job, and would keep our output open
                     self.waiting.kill()

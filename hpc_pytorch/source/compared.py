@@ -20,4 +20,4 @@ def compare_with_cmake(easyblock):
         output = run_shell_cmd(command, work_dir=easyblock.start_dir).output
         with as_easybuild_error():
             contract.check(easyblock.start_dir, output, asked, asked)
-        print_msg("CMake's decisions are what was asked for", log=easyblock.log)
+        print_msg("CMake enabled all requested options", log=easyblock.log)

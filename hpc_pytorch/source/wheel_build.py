@@ -292,7 +292,7 @@ class WheelBuild(LockedEnvironment):
             return
         with as_easybuild_error():
             contract.check(self.tree, self.cmake_output, self.asked, self.named)
-        print_msg("CMake's decisions are what was asked for", log=self.log)
+        print_msg("CMake enabled all requested options", log=self.log)
 
     def build_step(self):
         """Build the wheel; upstream would build inside the installation."""

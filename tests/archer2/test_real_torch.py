@@ -74,7 +74,7 @@ def real(archive, eb, tmp_path):
 def test_contract_holds(real, eb):
     """CMake decides what was asked for: MPI from the wrappers, MKL, gloo, distributed, the compilers, the C++ ABI."""
     output = eb('--rehearse', real(), '--stop=configure').stdout
-    assert "CMake's decisions are what was asked for" in output
+    assert "CMake enabled all requested options" in output
     build = next((eb.prefix / 'build').rglob('build.ninja')).parent
     compiled = 'c10/CMakeFiles/c10.dir/util/Exception.cpp.o'
     commands = subprocess.run(['ninja', '-t', 'commands', compiled], cwd=build, stdout=subprocess.PIPE, text=True,

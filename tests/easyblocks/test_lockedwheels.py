@@ -88,7 +88,7 @@ def test_another_file_than_the_locked_one(eb, toy):
     make_wheel(toy.index, 'other', '2.0', text='evil = True\n')
     output = eb(toy.easyconfig, env=toy.online, status=None)
     assert output.returncode != 0
-    assert 'another file than the one that was locked' in output.stdout
+    assert 'The file differs from the locked one' in output.stdout
     assert nothing_installed(eb)
 
 

@@ -123,7 +123,7 @@ def test_killed_again_and_again(frontier, tmp_path, times):
         assert status != 0, "it came to its end after %d kills: make it longer\n%s" % (kills, output.read_text())
         kills += 1
     final = frontier.run('%s pytorch-srun %s %s' % (run, TRAIN, options + str(snapshots)))
-    assert 'going on after step' in final
+    assert 'resuming after step' in final
     assert weights(final) == expected == ('2', expected[1])
 
 

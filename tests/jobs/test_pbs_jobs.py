@@ -379,7 +379,7 @@ def test_awkward_names(toys, pbs, eb):
     toys.directory = directory / 'a:b'
     toys.directory.mkdir()
     output = toys.run(toys.write('toy'), '--robot=%s' % toys.directory.as_posix(), '--job')
-    command = re.search(r'To see their state: (.*)', output).group(1)
+    command = re.search(r'To see their status: (.*)', output).group(1)
     toys.wait_for_end()
     shown = subprocess.run(['bash', '-c', command], env=dict(clean_environment(), **toys.environment), text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd='/').stdout

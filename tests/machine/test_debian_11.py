@@ -105,7 +105,7 @@ def test_rehearsal(root, state):
         bring_parts(root, state)
     said = run(root, '/collection/eb', '--rehearse', REHEARSED[state], '-x')
     system = state.split('-')[0]
-    assert 'rehearsing on the stand-in of %s: /collection/%s/%s/modules' % (system, STAND_INS, state) in said
+    assert 'rehearsing in the test environment of %s: /collection/%s/%s/modules' % (system, STAND_INS, state) in said
     assert 'DRY RUN' in said and 'Build succeeded' in said and 'ignoring error' not in said
     easyconfig = (CHECKOUT / 'easyconfigs/p/PyTorch' / REHEARSED[state]).read_text()
     for module in re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", easyconfig):

@@ -140,4 +140,4 @@ def test_unfit_prefix(toy, tmp_path):
     """A blank broke the build of an MPI package after minutes, a quote the module: refused at once, quoted."""
     for name in ('with blank', 'with\'quote'):
         output = EB(tmp_path / name)(toy.easyconfig, env=toy.online, status=None)
-        assert output.returncode != 0 and 'has a blank, a quote or the like in it' in output.stdout
+        assert output.returncode != 0 and 'contains a blank, a quote or a similar character' in output.stdout

@@ -254,7 +254,7 @@ def test_ctrl_c(slurm, tmp_path):
     status, _, errors = interrupted(slurm, tmp_path / 'never', b'y\n')
     assert status not in (0, 130) and 'ended before its program did' in errors
     status, _, errors = interrupted(slurm, tmp_path / 'go', b'')
-    assert status == 130 and 'goes on; its output: tail -f train-' in errors, errors
+    assert status == 130 and 'continues; its output: tail -f train-' in errors, errors
     job = errors.split()[2].rstrip(',')
 
     def state():

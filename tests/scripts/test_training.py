@@ -153,7 +153,7 @@ def test_fsdp(cluster, tmp_path):
     begun = losses(left)
     steps = int(begun[-1].split()[1].rstrip(',')) + 20
     gone_on = cluster.run('-N1 -n1', *train, steps, '--checkpoints', tmp_path / 'a')
-    assert 'going on after step %d, on 1 ranks' % (steps - 20) in gone_on
+    assert 'resuming after step %d, on 1 ranks' % (steps - 20) in gone_on
     undisturbed = losses(cluster.run('-N2 -n2', *train, steps, '--checkpoints', tmp_path / 'b'))
     numbers = [[float(line.split()[-1]) for line in lines] for lines in (begun + losses(gone_on), undisturbed)]
     # on another number of ranks numbers are added up in another order

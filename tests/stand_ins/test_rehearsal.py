@@ -44,7 +44,7 @@ def test_dry_runs(eb, easyconfig):
     for option in ('-D', '-x'):
         output = eb('--rehearse', easyconfig, option, '--robot').stdout
         assert 'system archer2 (chosen by the name of toy-1.0-ARCHER2.eb)' in output
-        assert 'rehearsing on the stand-in of archer2' in output
+        assert 'rehearsing in the test environment of archer2' in output
     assert not list(eb.prefix.glob('software/.locks/*'))
 
 

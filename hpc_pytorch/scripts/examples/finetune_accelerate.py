@@ -62,7 +62,7 @@ def resume(accelerator, directory):
     """Load what was saved last; returns how many epochs that are. A directory that is not whole has another name."""
     for path in sorted(glob.glob(os.path.join(directory, 'epoch-*')))[-1:]:
         accelerator.load_state(path)
-        say(accelerator, "going on after %s" % path)
+        say(accelerator, "resuming from %s" % path)
         return int(path.split('-')[-1])
     return 0
 

@@ -5,11 +5,11 @@ Training on any number of GPUs or CPU cores with DistributedDataParallel: an exa
     srun -N2 -n16 ... pytorch-srun train.py --epochs 10 --snapshots snapshots
 
 Runs unchanged on CPUs (gloo), CUDA and ROCm (NCCL, RCCL); torchrun starts it, too. It can be killed at any moment:
-started again, it goes on from the last snapshot, and ends with the weights that it would have had undisturbed: what a
-step does depends on nothing but the step, as its data and its random numbers follow from its number.
+started again, it resumes from the last snapshot, and ends with the weights of an uninterrupted run: data and random
+numbers of a step depend only on its number.
 
-SIGUSR1, which job scripts ask for two minutes before their time is up, and SIGTERM make it save and end with status 85:
-pytorch-run --requeue N queues it again then.
+SIGUSR1, which job scripts request two minutes before their time limit, and SIGTERM make it save and end with status 85:
+pytorch-run --requeue N then requeues the job.
 
 To make it yours, replace `make_model` and `Numbers`; the rest can stay.
 """
@@ -151,10 +151,10 @@ def train(options, device):
         optimizer.load_state_dict(state['optimizer'])
         done = state['steps']
         if first:
-            print("going on after step %d, from %s" % (done, path), flush=True)
+            print("resuming after step %d, from %s" % (done, path), flush=True)
             before = state['ranks']
             if before != size:
-                print("there were %d ranks, and are %d now: the steps are other ones" % (before, size), flush=True)
+                print("there were %d ranks, now there are %d: the steps differ" % (before, size), flush=True)
     prepare(model, loader, device)
     optimizer.zero_grad()
     for epoch in range(done // len(loader), options.epochs):

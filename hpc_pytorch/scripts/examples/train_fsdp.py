@@ -5,7 +5,7 @@ A small transformer language model with FSDP2: each rank keeps a part of the wei
     pytorch-run --nodes 2 --requeue 5 train_fsdp.py --steps 2000
 
 All ranks write checkpoints together, while training goes on. Started again, it goes on from the last one, also on
-another number of ranks. SIGUSR1 and SIGTERM make it save and end with status 85: the job script queues it again then.
+another number of ranks. SIGUSR1 and SIGTERM make it save and end with status 85: the job script then requeues it.
 To make it yours, replace `Model` and `batch`; the rest can stay.
 """
 import argparse
@@ -83,7 +83,7 @@ class Training:
         for path in found[0]:
             dcp.load({'training': self}, checkpoint_id=path)
             if dist.get_rank() == 0:
-                print("going on after step %d, on %d ranks" % (self.steps, dist.get_world_size()), flush=True)
+                print("resuming after step %d, on %d ranks" % (self.steps, dist.get_world_size()), flush=True)
 
     def save(self):
         """Begin to; two whole ones are kept."""

@@ -5,7 +5,7 @@ Training with Lightning: an example to start from.
     pytorch-run --nodes 2 --requeue 5 train_lightning.py --epochs 10
 
 Started again, it goes on from the last checkpoint. SIGUSR1 and SIGTERM make it save and end with status 85, on which
-the job script queues it again. How many nodes and ranks there are, Lightning learns from pytorch-srun.
+the job script requeues it. How many nodes and ranks there are, Lightning learns from pytorch-srun.
 """
 import argparse
 import os
