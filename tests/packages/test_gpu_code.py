@@ -41,4 +41,4 @@ def test_rocm(torch, rocm, fits):
     problem = gpu_code.why_not_rocm(torch, rocm)
     assert fits == (problem is None)
     if problem:
-        assert torch in problem and 'the loaded one is %s' % rocm in problem and '--new-version' in problem
+        assert torch in problem and 'ROCm %s is loaded' % rocm in problem and '--new-version' in problem

@@ -308,7 +308,7 @@ def test_variable_of_slurm_that_is_missing(name):
     """Named, with what started this."""
     variables = {other: value for other, value in SRUN.items() if other != name}
     error = ranks(status=1, **variables)
-    assert 'srun has started this' in error and '$' + name in error and error.count('\n') == 1
+    assert 'started by srun' in error and '$' + name in error and error.count('\n') == 1
 
 
 @pytest.mark.parametrize('name', ['SLURM_PROCID', 'SLURM_NODEID', 'SLURM_JOB_ID', 'SLURM_STEP_ID', 'SLURM_LOCALID',
