@@ -37,7 +37,7 @@ def usage(variable, verb, launcher, scripts, wrappers, venv):
         variable=variable,
         inside=SCRIPTS_INSIDE,
         verb=verb,
-        training=training.format(launcher=launcher),
+        training=training.format(launcher=launcher, variable=variable),
         commands='\n'.join(outside),
         scripts='\n'.join(inside),
     )
