@@ -67,7 +67,10 @@ RULES = {
     'post_postproc_hook': [('provenance', provenance.write)],
     # what has a module must be complete, also after a loss of power
     'pre_module_hook': [('the software is on its disk', fsync_software)],
-    'post_module_hook': [('its module is on its disk', fsync_module)],
+    'post_module_hook': [
+        ('provenance of the module file', provenance.note_module),
+        ('its module is on its disk', fsync_module),
+    ],
     # one installation is over
     'post_easyblock_hook': [
         ('builds within the memory', within_memory.end),

@@ -191,15 +191,22 @@ def act(given, reframes):
         read_report(given.references)
     own = os.path.join(collection_path('reframe'), 'references', system.name + '.json')
     given.references = os.path.abspath(given.references or own)
+    if not given.update and not os.path.exists(given.references):
+        print("There are no references yet (%s): speeds are not compared. To keep today's: --update" % given.references)
     report = check(system, given, reframes)
+    status = show_results(report)
     path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
     write(path, report)
+    print("The report is %s" % path)
     if given.update:
         update_references(given.references, report)
-    print("The report is %s" % path)
-    return show_results(report)
+    return status
 
 
 def main(words):
     given, easybuilds, reframes = parse(words)
-    return with_prefix(easybuilds, lambda _: act(given, reframes))
+    try:
+        return with_prefix(easybuilds, lambda _: act(given, reframes))
+    except OSError as error:
+        raise UsersProblem("%s cannot be written: %s. Make room, or choose other places with --prefix and --report"
+                           % (error.filename or "A file", error.strerror))

@@ -62,6 +62,8 @@ def state_of(record):
         look = scheduler.look(record['job']) if record['job'] else None
     except NoAnswer as problem:
         return Look(UNKNOWN, '', str(problem))
+    if look and look.state in (FAILED, CANCELLED) and installed_since(record):
+        return Look(DONE, look.word, "but the module is installed by now")
     if look:
         return look
     if ended is not None:
@@ -72,6 +74,13 @@ def state_of(record):
     if time.time() - record['time'] < scheduler.forgets_after:
         return Look(UNKNOWN, '', "the batch system does not know it, or not yet")
     return Look(FAILED, 'forgotten', "the batch system does not know it any more, and it did not end by itself")
+
+
+def installed_since(record):
+    """True if the module has been written since the job was submitted, by another one or without a job."""
+    path = os.path.join(install_path('modules'), 'all', record['module'])
+    found = [one for one in (path, path + '.lua') if os.path.exists(one)]
+    return bool(found) and os.path.getmtime(found[0]) >= record['time']
 
 
 def log_tail(record, lines=400):

@@ -164,7 +164,8 @@ class SystemJobs:
         self.lock.close()
         for job in self.jobs:
             print_msg("%s %s", job.module, job.describe(job in already), log=self.log)
-        print_msg("To see their status: %s", command_for('status'), log=self.log)
+        # print_msg folds lines at 80 columns, and half of a command asks about another prefix
+        print("== To see their status: %s" % command_for('status'), flush=True)
 
     def submitted_before(self, job):
         """

@@ -278,6 +278,8 @@ class Pbs(BatchSystem):
             return None
         word = facts['job_state']
         about = facts.get('comment', '')
+        if word == 'H':
+            about = 'Dependency' if 'depend' in facts else 'Hold_Types = ' + facts.get('Hold_Types', 'u')
         if word == 'R':
             about = facts.get('exec_host', '').split('/')[0]
         if word == 'M':

@@ -8,6 +8,7 @@ from.
 import collections
 import filecmp
 import glob
+import hashlib
 import json
 import os
 import re
@@ -33,20 +34,28 @@ sys.path.pop()
 
 INSTALLED = installed(os.environ.get('MODULEPATH', ''))
 
-# Of a module: packages, files whose sizes are not those that their package has noted, and the build. What imports
+# Of a module: packages, files whose contents are not those that their package has noted, and the build. What imports
 # PyTorch comes last: it ends where a library is missing.
 INVENTORY = """
-import collections, glob, importlib.metadata, os, subprocess
-sizes, places = collections.defaultdict(set), {}
+import base64, collections, glob, hashlib, importlib.metadata, os, subprocess
+noted, places = collections.defaultdict(set), {}
 for one in importlib.metadata.distributions():
     print('package:', one.metadata['Name'], one.version)
     for file in one.files or []:
         # two packages may have the same file; programs in bin/ may have been replaced by the module's own
         if '..' not in file.parts and '__pycache__' not in file.parts:
-            sizes[str(file)].add(file.size)
+            noted[str(file)].add(file.hash.value if file.hash and file.hash.mode == 'sha256' else None)
             places[str(file)] = str(file.locate())
+
+def contents(path):
+    found = hashlib.sha256()
+    with open(path, 'rb') as handle:
+        for part in iter(lambda: handle.read(1 << 20), b''):
+            found.update(part)
+    return base64.urlsafe_b64encode(found.digest()).decode().rstrip('=')
+
 for file, path in sorted(places.items()):
-    if not os.path.exists(path) or None not in sizes[file] and os.path.getsize(path) not in sizes[file]:
+    if not os.path.exists(path) or None not in noted[file] and contents(path) not in noted[file]:
         print('changed:', file)
 """ + installed_pytorch.PROBE + """
 subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
@@ -128,6 +137,9 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
     def must_print(self, pattern):
         """All that matches in the output; without any the check has failed."""
         found = self.printed(pattern)
+        missing = re.search(r'(\S+): (command )?not found', self.output(self.stderr))
+        if not found and missing:
+            raise SanityError("%s was not found: does the module still set PATH?" % missing.group(1))
         if not found:
             text = '%s\n%s' % (self.output(self.stdout), self.output(self.stderr))
             if len(text) > 2000:
@@ -168,7 +180,7 @@ class WorksCheck(ModuleCheck):
 
     def check_contract(self):
         """The installation is what it was; only then its PyTorch can be asked."""
-        changed = self.other_packages() + self.lost_files() + self.changed_copies()
+        changed = self.other_packages() + self.lost_files() + self.changed_copies() + self.changed_module()
         changed = changed or self.other_build()
         if changed:
             easyconfig = os.path.basename(easyconfig_of(self.module))
@@ -208,6 +220,15 @@ class WorksCheck(ModuleCheck):
                 if not path.exists() or kept.exists() and not filecmp.cmp(path, kept, shallow=False):
                     changed.append("%s is not as it was installed" % path)
         return changed
+
+    def changed_module(self):
+        """The module file, if it is not what was written."""
+        note = Path(INSTALLED[self.module], 'easybuild/provenance/module.json')
+        noted = json.loads(note.read_text()) if note.exists() else {}
+        for path, digest in noted.items():
+            if not os.path.exists(path) or hashlib.sha256(Path(path).read_bytes()).hexdigest() != digest:
+                return ["%s is not as it was written (to write it alone: --module-only --force)" % path]
+        return []
 
     def other_build(self):
         """What a wheel that was built here was asked for, and PyTorch lacks."""
@@ -283,7 +304,10 @@ class SpeedCheck(ModuleCheck):
         if not all(result['right'] for result in results):
             raise SanityError("wrong results: ranks have other weights, or have read something else than they wrote")
         self.check_ranks(results[0]['ranks'])
-        return 'start' not in self.what or len(results) == self.num_tasks
+        if 'start' in self.what and len(results) != self.num_tasks:
+            raise SanityError("%d of %d ranks have started: %s" % (
+                len(results), self.num_tasks, self.output(self.stderr)[-1500:]))
+        return True
 
     def check_bandwidth(self, backend):
         """All results are right; the way between nodes is the fast network, as the kernel or NCCL's log says."""

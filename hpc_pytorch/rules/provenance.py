@@ -96,11 +96,22 @@ def write_json(path, content):
     write_file(path, json.dumps(content, indent=2, sort_keys=True) + '\n')
 
 
+def directory_of(easyblock):
+    return os.path.join(easyblock.installdir, 'easybuild', 'provenance')
+
+
+def note_module(easyblock):
+    """Note the module file's SHA256, also of one that is written alone, for ./eb --check."""
+    path, directory = easyblock.mod_filepath, directory_of(easyblock)
+    if not build_option('extended_dry_run') and os.path.exists(path) and os.access(directory, os.W_OK):
+        write_json(os.path.join(directory, 'module.json'), {path: sha256_of(path)})
+
+
 def write(easyblock):
     """Write the directory, before the installation is write-protected."""
     if build_option('extended_dry_run') or easyblock.cfg.path is None:
         return
-    directory = os.path.join(easyblock.installdir, 'easybuild', 'provenance')
+    directory = directory_of(easyblock)
     files = named_files(easyblock)
     mkdir(directory, parents=True)
     for path in files:

@@ -9,6 +9,9 @@ import shlex
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
+OUT_OF_TIME = "it ran out of time: ask for more (--time), or save and go on (--requeue)"
+LOST_NODE = "it lost a node: submit it again"
+OUT_OF_MEMORY = "it used more memory than it had"
 # By the kind of batch system. PBS keeps the output until a job has ended, and lets only operators run a job again, so
 # that it becomes another one.
 BATCH_SYSTEMS = {
@@ -23,6 +26,14 @@ BATCH_SYSTEMS = {
         'turn': '.${SLURM_RESTART_COUNT:-0}',
         'count': 'SLURM_RESTART_COUNT',
         'again': 'scontrol requeue "$SLURM_JOB_ID"',
+        # what it says of a job that has ended, and what that means
+        'ask': ['scontrol', '--oneliner', 'show', 'job'],
+        'ends': (
+            (r'JobState=(TIMEOUT|DEADLINE)', OUT_OF_TIME),
+            (r'JobState=(CANCELLED|PREEMPTED)', "it was cancelled"),
+            (r'JobState=(NODE_FAIL|BOOT_FAIL)', LOST_NODE),
+            (r'JobState=OUT_OF_MEMORY', OUT_OF_MEMORY),
+        ),
     },
     'pbs': {
         'submit': ['qsub', '-W', 'block=true'],
@@ -35,6 +46,13 @@ BATCH_SYSTEMS = {
         'count': 'HPC_JOB_RESTARTS',
         'again': 'next=$(qsub -v HPC_JOB_RESTARTS="$((HPC_JOB_RESTARTS + 1))" "$0") &&\n'
                  '        echo "pytorch-run: the program goes on in job $next"',
+        'ask': ['qstat', '-x', '-f'],
+        'ends': (
+            (r'Exit_status = -29|walltime \d+ exceeded limit', OUT_OF_TIME),
+            (r'Exit_status = (-3|-4)\b|node fail', LOST_NODE),
+            (r'Exit_status = -27|mem \d+\w* exceeded limit', OUT_OF_MEMORY),
+            (r'Exit_status = (271|265|143|137)\b', "it was deleted, or its time was up"),
+        ),
     },
 }
 CLEAN_ENVIRONMENT = [
@@ -53,22 +71,19 @@ OUTPUTS = """
 export HPC_RANK_OUTPUTS="$PWD/{name}-{job}{turn}"
 mkdir -p "$HPC_RANK_OUTPUTS"
 """
-# 85: the program has saved, and is to go on; more than 128: something was killed
-AGAIN = """status=$?
-# a rank that waits for one whose program has failed is killed: the first one's status counts
+# a rank that waits for one that has failed is killed: the status of the first one counts
+STATUS = """status=$?
 first=$(cat "$HPC_RANK_OUTPUTS"/rank-*.out 2> /dev/null |
-    sed -n 's/.*: rank .* ended with status \\([0-9]*\\) at \\(.*\\)/\\2 \\1/p' | sort | head -n 1)
-if [ "$status" -gt 128 ] && [ -n "$first" ]; then status=${{first##* }}; fi
-if {{ [ "$status" = 85 ] || [ "$status" -gt 128 ]; }} && [ "${{{count}:-0}}" -lt {times} ]; then
+    sed -n 's/.*: rank .* ended with status \\([1-9][0-9]*\\) at \\(.*\\)/\\2 \\1/p' | sort | head -n 1)
+if [ "$status" != 0 ] && [ -n "$first" ]; then status=${first##* }; fi"""
+# 85: the program has saved, and is to go on; more than 128: something was killed
+AGAIN = """if {{ [ "$status" = 85 ] || [ "$status" -gt 128 ]; }} && [ "${{{count}:-0}}" -lt {times} ]; then
     {again} && exit
-fi
-(exit "$status")"""
+fi"""
 # Ends a script that is followed: what was cancelled or ran out of time has not ended well, whatever its exit status.
-END = """
-status=$?
-echo "pytorch-run: the program ended with status $status"
-exit "$status"
-"""
+END = 'echo "pytorch-run: the program ended with status $status"'
+# where a script that is followed cannot load the module
+NO_MODULE = 'echo "pytorch-run: the module cannot be loaded"; exit 1'
 
 
 class Problem(Exception):
@@ -138,10 +153,13 @@ class Script:
         self.account = options.account or os.environ.get(account_variable)
         self.partition = options.partition or self.scheduler.get('partition')
         self.batch_options = self.scheduler.get('options', '')
-        self.gpus = int(self.node.get('gpus', 0))
+        self.all_gpus = int(self.node.get('gpus', 0))
+        self.gpus = options.gpus or self.all_gpus
         self.ranks = options.ranks_per_node or self.gpus or 1
         self.all_cores = int(self.node.get('cores', self.ranks))
-        self.cores = max(self.usable_cores() // self.ranks, 1)
+        # part of a node has its share of the cores
+        share = self.gpus / self.all_gpus if self.all_gpus else 1
+        self.cores = max(int(self.usable_cores() * share) // self.ranks, 1)
         self.clock = '%02d:%02d:00' % divmod(options.time, 60)
         # seconds before its time is up at which the program is told to save
         self.lead = min(120, 30 * options.time)
@@ -162,13 +180,23 @@ class Script:
             variable = self.scheduler['account_variable']
             raise Problem("jobs on %s need a project: --account NAME, or set $%s" % (title, variable))
         if self.gpus and self.ranks not in (1, self.gpus):
-            raise Problem("a node has %d GPUs: start one rank for each of them, or one in all (--ranks-per-node 1)"
-                          % self.gpus)
+            raise Problem("the job has %d GPUs on a node: start one rank for each of them, or one in all"
+                          " (--ranks-per-node 1); fewer GPUs: --gpus N" % self.gpus)
+        if self.gpus != self.all_gpus:
+            self.check_part()
         if self.ranks > self.all_cores:
             raise Problem("a node has %d cores: start at most as many ranks on it (--ranks-per-node)"
                           % self.all_cores)
         if self.options.stage:
             self.check_stage()
+
+    def check_part(self):
+        """Part of a node is to be had only where nodes are shared."""
+        if self.gpus > self.all_gpus:
+            raise Problem("--gpus %d: expected at most %d, as a node has" % (self.gpus, self.all_gpus))
+        if self.scheduler.get('nodes_exclusive') == 'yes' and not self.options.partition:
+            raise Problem("--gpus %d: jobs have whole nodes in the partition %s; name one whose nodes are shared with"
+                          " --partition" % (self.gpus, self.partition))
 
     def check_stage(self):
         storage = self.node.get('local_storage') or self.node.get('temporary_directory')
@@ -193,7 +221,8 @@ class Script:
         if gpus_option:
             lines.append(gpus_option + str(self.gpus))
         # who has all GPUs of a node has the node, in the usual partition; another one may share its nodes
-        whole_nodes = gpus_option or self.scheduler.get('nodes_exclusive') == 'yes'
+        all_gpus = gpus_option and self.gpus == self.all_gpus
+        whole_nodes = all_gpus or self.scheduler.get('nodes_exclusive') == 'yes'
         if self.options.partition or not whole_nodes:
             lines.append('--ntasks-per-node=%d' % self.ranks)
             lines.append('--cpus-per-task=%d' % self.cores)
@@ -208,7 +237,8 @@ class Script:
         return lines
 
     def pbs_head(self):
-        chunk = 'select=%d:ncpus=%s:mpiprocs=%d' % (self.options.nodes, self.node['cores'], self.ranks)
+        cores = self.all_cores if self.gpus == self.all_gpus else self.cores * self.ranks
+        chunk = 'select=%d:ncpus=%d:mpiprocs=%d' % (self.options.nodes, cores, self.ranks)
         if self.gpus:
             chunk += ':ngpus=%d' % self.gpus
         lines = [
@@ -231,7 +261,7 @@ class Script:
         binding = words['binding']
         if self.gpus:
             binding = words.get('gpu_binding', binding)
-        if self.gpus and self.ranks > 1:
+        if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
         parts = (
             self.launcher['command'],
@@ -266,12 +296,14 @@ class Script:
             lines += CLEAN_ENVIRONMENT
         if self.kind == 'pbs':
             lines += ['cd "$PBS_O_WORKDIR" || exit', '']
-        lines += load_module()
+        lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
             lines += STAGE
         turn = self.words['turn'] if self.options.requeue else ''
         lines.append(OUTPUTS.format(name=self.name, job=self.words['job'], turn=turn))
         lines.append(' '.join(map(shlex.quote, self.launch())))
+        if self.options.requeue or followed:
+            lines.append(STATUS)
         if self.options.requeue:
             lines.append(AGAIN.format(
                 times=self.options.requeue,
@@ -279,7 +311,9 @@ class Script:
                 again=self.words['again'],
             ))
         if followed:
-            lines.append(END.rstrip())
+            lines.append(END)
+        if self.options.requeue or followed:
+            lines.append('exit "$status"')
         options = [self.words['head'] + line for line in head]
         return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
 
@@ -298,14 +332,14 @@ def with_values(options):
     return [option + value for option, value in options if value]
 
 
-def load_module():
+def load_module(otherwise):
     """Lines that load the module that this program belongs to, from where it was found: a job may not know that."""
     loaded = os.environ.get('LOADEDMODULES', '').split(':')
     names = [name for name in loaded if name.split('/')[0] == 'PyTorch']
     if not names:
         raise Problem("load the PyTorch module first: the job loads the same one")
     name = names[-1]
-    load = 'module load %s || exit' % shlex.quote(name)
+    load = 'module load %s || %s' % (shlex.quote(name), otherwise)
     for path in filter(None, os.environ.get('MODULEPATH', '').split(':')):
         file = os.path.join(path, name)
         if os.path.exists(file) or os.path.exists(file + '.lua'):
@@ -323,6 +357,7 @@ def job_options(description):
     parser.add_argument('--partition', help="or queue; default: the system's usual one")
     parser.add_argument('--qos', help="Slurm's quality of service; default: the system's usual one, if it has any")
     parser.add_argument('--stage', action='store_true', help="start Python from the nodes' own disks (pytorch-stage)")
+    parser.add_argument('--gpus', type=positive, metavar='N', help="of each node, where nodes are shared; default: all")
     # those of programs that have no such option
     parser.set_defaults(ranks_per_node=None, requeue=0)
     return parser

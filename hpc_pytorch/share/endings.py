@@ -13,9 +13,11 @@ REASONS = (
     (r'oom[-_]kill|Out Of Memory', "the memory of a node was full: load less at once, or use more nodes"),
     (r'Watchdog caught collective operation timeout', "a collective timed out waiting for a rank: read its output"),
     (r'DUE TO NODE FAILURE', "a node was lost: submit the job again"),
-    (r'Lmod has detected the following error|ERROR: (Unable to locate a|Load of requirement)',
-     "a module could not be loaded, so the program was not started; see above"),
 )
+# what pytorch-srun says, while the job runs, of a rank that does not move
+STANDS = re.compile(r'^\S+: (rank \d+ on \S+ stands still: .*)', re.M)
+# statuses of ranks that have not failed
+WELL = ('0', '85')
 EXCEPTION = r'^(?:\[rank%s\]: ?)?([\w.]+(?:Error|Exception|Interrupt)\b.*)$'
 # bytes at the end of the output in which they are looked for; a rank's own last line is shorter
 TAIL, LINE = 1000000, 4000
@@ -35,7 +37,8 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def name_ranks(ranks):
-    few = ', '.join(map(str, sorted(ranks)[:8]))
+    ranks = sorted(ranks)
+    few = ', '.join(map(str, ranks[:8]))
     if len(ranks) <= 8:
         return few
     return '%s and %d more' % (few, len(ranks) - 8)
@@ -102,3 +105,36 @@ def find_reasons(texts, rank):
         if exceptions:
             return exceptions[-1:]
     return []
+
+
+def directory_of(output):
+    """Where the ranks' own outputs are, beside the job's; of a job that was queued again, the last."""
+    base = output[:-len('.out')]
+    found = filter(os.path.isdir, [base] + glob.glob(glob.escape(base) + '.*'))
+    return max(found, key=os.path.getmtime, default=base)
+
+
+def why(output, texts):
+    """Lines on the rank that failed first, who had left before it, and the reason, as far as the outputs tell."""
+    directory = directory_of(output)
+    files = glob.glob(os.path.join(glob.escape(directory), 'rank-*.out'))
+    last_lines = '\n'.join(read_tail(path, LINE) for path in files)
+    ended = sorted(RANK.findall(last_lines or ''.join(texts)), key=lambda found: found[-1])
+    failed = [found for found in ended if found[2] not in WELL]
+    rank = r'\d+'
+    if failed:
+        rank, host, code, time = failed[0]
+        yield "rank %s on %s ended first, with status %s" % (rank, host, code)
+        left = [found for found in ended if found[2] in WELL and found[3] < time]
+        if left:
+            yield "%s had left well before that (such as rank %s on %s, with status %s): was it waited for?" % (
+                "rank " + name_ranks(int(found[0]) for found in left), *left[0][:3])
+        own = os.path.join(directory, 'rank-%s.out' % rank)
+        if own in files:
+            texts = [read_tail(own)] + texts
+    for text in texts:
+        yield from dict.fromkeys(STANDS.findall(text))
+    yield from find_reasons(texts, rank)
+    yield from missed_collectives(directory)
+    if files:
+        yield "what each rank printed: %s" % os.path.join(directory, 'rank-*.out')

@@ -1,5 +1,4 @@
 """A job of a user that is submitted, shown and explained while and after it runs."""
-import glob
 import os
 import re
 import subprocess
@@ -7,11 +6,14 @@ import sys
 import time
 
 from batch_scripts import Problem, say
-from endings import LINE, RANK, find_reasons, missed_collectives, read_tail
+from endings import read_tail, why
 
 ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
 GOES_ON = b'pytorch-run: the program goes on in job '
+NO_MODULE = re.compile(r'^pytorch-run: the module cannot be loaded$', re.M)
+# Slurm's word for a job of which something is still being ended
+ENDING = 'COMPLETING'
 # seconds that the last lines of the output may take to arrive on a shared file system
 LATE = 10
 
@@ -110,40 +112,34 @@ class Job:
         cancelled = subprocess.run(self.words['cancel'] + [self.number])
         return cancelled.returncode == 0
 
+    def how_it_ended(self):
+        """What the batch system says of a job that ended before its program did."""
+        command = self.words['ask'] + [self.number]
+        answer = ENDING
+        for _ in range(LATE):
+            if ENDING not in answer:
+                break
+            time.sleep(1)
+            asked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+            answer = asked.stdout
+        known = [text for pattern, text in self.words['ends'] if re.search(pattern, answer)]
+        return known[0] if known else "%s may tell why" % ' '.join(command)
+
     def explain(self, status):
         """Lines that say how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
+        # a job that was cancelled before it began has printed nothing
+        texts = [read_tail(self.output)] if os.path.exists(self.output) else []
         if self.status is not None:
             yield "job %s ended with status %d" % (self.number, status)
         elif self.goes_on:
             yield "job %s has queued another one to go on; its last line names that" % self.number
+        elif texts and NO_MODULE.search(texts[0]):
+            yield "job %s ended before its program was started: a module could not be loaded; see above" % self.number
         else:
-            yield ("job %s ended before its program did: it was cancelled, ran out of time, or lost its node"
-                   % self.number)
+            yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended())
         if status == 85:
             yield "the program has saved before it was done: type the same again, and it goes on"
-        # the ranks' own outputs: of a job that was queued again, the last
-        base = self.output[:-len('.out')]
-        directories = [base] + glob.glob(glob.escape(base) + '.*')
-        directories = filter(os.path.isdir, directories)
-        directory = max(directories, key=os.path.getmtime, default=base)
-        files = glob.glob(os.path.join(glob.escape(directory), 'rank-*.out'))
-        # a job that was cancelled before it began has printed nothing
-        texts = []
-        if os.path.exists(self.output):
-            texts.append(read_tail(self.output))
-        last_lines = '\n'.join(read_tail(path, LINE) for path in files)
-        ended = RANK.findall(last_lines or ''.join(texts))
-        rank = r'\d+'
-        if ended:
-            rank, host, code, _ = min(ended, key=lambda found: found[-1])
-            yield "rank %s on %s ended first, with status %s" % (rank, host, code)
-            own = os.path.join(directory, 'rank-%s.out' % rank)
-            if own in files:
-                texts.insert(0, read_tail(own))
-        yield from find_reasons(texts, rank)
-        yield from missed_collectives(directory)
-        if files:
-            yield "what each rank printed: %s" % os.path.join(directory, 'rank-*.out')
+        yield from why(self.output, texts)
 
 
 def submit_and_follow(script):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common import CACHE, CHECKOUT, EB, SCRIPTS
+from small_software import sha256
 from torch_mpi.tests.mpi_installation import kept_venv
 
 NAME = 'PyTorch/2.13.0-small'
@@ -44,6 +45,8 @@ class Module:
             {'SPDXID': 'SPDXRef-Module', 'name': 'PyTorch', 'versionInfo': '2.13.0-small'},
             {'SPDXID': 'SPDXRef-Package-torch', 'name': 'torch', 'versionInfo': '2.13.0+cpu'}]})
         self.note('provenance.json', {})
+        file = self.eb.modules / (NAME + '.lua')
+        self.note('module.json', {str(file): sha256(file)})
         self.promise('')
         # where the nodes' own disks are, for pytorch-stage
         (self.root / 'share').mkdir(exist_ok=True)

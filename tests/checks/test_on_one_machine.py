@@ -83,6 +83,25 @@ def test_lost_files(module):
         assert words in said
 
 
+def test_same_size(module):
+    """Another function, four bytes of a library, and another module file, all as large as they were."""
+    for name, old, new in (('torch/nn/functional.py', b'torch.relu(', b'torch.tanh('),
+                           ('torch/lib/libtorch_cpu.so', b'aten::relu', b'aten::tanh')):
+        path = module.packages / name
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data.replace(old, new, 1))
+        assert path.stat().st_size == len(data) and path.read_bytes() != data
+    file = module.eb.modules / (NAME + '.lua')
+    text = file.read_text()
+    file.write_text(text.replace('"OMP_NUM_THREADS", "1"', '"OMP_NUM_THREADS", "2"'))
+    said = module.reasons('contract')
+    assert 'torch: 2 files are gone or changed' in said and '%s is not as it was written' % file in said
+    # one without PATH: the reason, and not what is missing for it
+    file.write_text(text.replace('prepend_path("PATH"', 'prepend_path("XPATH"'))
+    assert 'pytorch-check was not found: does the module still set PATH?' in module.reasons('import')
+
+
 def test_missing_library(module):
     """What PyTorch itself wants is gone: the check of the files says so, although nothing can be imported."""
     (module.packages / 'torch/lib/libtorch_python.so').unlink()
@@ -145,15 +164,20 @@ def test_wrong_results(module):
 
 
 def test_full_disk(module):
-    """A checkpoint that cannot be written."""
+    """A checkpoint that cannot be written; a report that cannot, after the results."""
+    output = module.eb('--check', '--name=probe=import', '--report', '/dev/full', status=1).stdout
+    assert '1 of 1 checks passed' in output and '/dev/full' in output.splitlines()[-1], output
     assert 'RuntimeError' in module.reasons('checkpoint', '-SSpeedCheck.prerun_cmds=ulimit -f 8')
 
 
 def test_import_fails(module):
     """A library of PyTorch's own is gone; then there is nothing to start."""
     (module.packages / 'torch/lib/libtorch_cpu.so').unlink()
-    reasons = module.reasons('import|start')
+    output, checks = module.check('--name=import|start', status=1)
+    reasons = ' '.join(one['reason'] for one in checks.values())
     assert 'import   FAILS' in reasons and "nothing like '^measured: " in reasons
+    # nothing to compare with yet
+    assert output.count('There are no references yet (') == 1
 
 
 def test_nothing_installed(module):

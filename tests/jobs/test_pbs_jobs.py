@@ -111,6 +111,8 @@ def test_refused(toys, pbs):
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
     assert 'toy-1.0-Derecho was refused' in toys.refused(easyconfig)
     assert len(pbs.jobs()) == 1
+    pbs.reject('base', 'Unknown resource: ngpus')
+    assert '--job-target-resource=gpus=0' in toys.refused(easyconfig)
     wait_for(lambda: {job['job_state'] for job in pbs.jobs().values()} == {'F'}, "end of what was deleted")
     assert not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
 
@@ -400,11 +402,19 @@ def test_cancel_and_filter(toys, pbs):
     assert pbs.jobs()['3.pbs']['depend'] == 'afterok:2.pbs@pbs'
     shown = toys.run('--job-status', top)
     assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
+    # why it is held, which PBS's own comment does not tell
+    assert 'waiting (H, Dependency)\n    it starts when the jobs before it have ended well' in shown
     cancelled = toys.run('--job-cancel', top)
     assert 'base/1.0-Derecho  job 2.pbs  cancelled' in cancelled and 'other/' not in cancelled
     wait_for(lambda: pbs.job('2')['job_state'] == pbs.job('3')['job_state'] == 'F', "end of the jobs")
     assert pbs.job('1')['job_state'] != 'F'
     (toys.directory / 'go').touch()
+    # whoever installed it
+    toys.module('base').parent.mkdir(parents=True, exist_ok=True)
+    toys.module('base').touch()
+    shown = toys.run('--job-status', top)
+    assert re.search(r'base/1.0-Derecho  job 2.pbs  done \(.*but the module is installed by now', shown), shown
+    assert re.search('top/1.0-Derecho  job 3.pbs  cancelled', shown), shown
 
 
 def test_moved_and_old(toys, pbs):

@@ -3,7 +3,8 @@ Chains of three under random faults: submissions are killed, answers get lost, n
 deleted, the file system of the prefix and of the logs has no room, or no files, left. Whoever types the same again has
 every module at the end, built by one job at a time and never again.
 
-One chain in ./test nightly; for longer:
+On the PBS stand-in and on a real Slurm, whose controller dies, too. One chain of each in ./test nightly, whose seed a
+failure shows; for longer:
 HPC_FAULTS_SECONDS=3600 HPC_FAULTS_SEED=1 ./test nightly tests/jobs/test_random_faults.py -s
 """
 import contextlib
@@ -14,8 +15,9 @@ import subprocess
 import time
 
 import pytest
-from common import FOR_ROOT
+from common import FOR_ROOT, stand_in
 from attacks.test_disk import Disk
+from batch_systems.faulty_slurm import FaultySlurm
 from batch_systems.pbs_stand_in import Failed, Pbs
 from small_software import Toys, site
 
@@ -30,8 +32,8 @@ MODULES = ('base', 'middle', 'top')
 class Chain:
     """One chain in a prefix of its own, and the faults that it meets."""
 
-    def __init__(self, toys, pbs, disk, chance):
-        self.toys, self.pbs, self.disk, self.chance = toys, pbs, disk, chance
+    def __init__(self, toys, system, disk, chance):
+        self.toys, self.system, self.disk, self.chance = toys, system, disk, chance
         self.story = disk.place.with_name('story')
         for before, name in zip((None,) + MODULES, MODULES):
             # what a build tells: who, and whether the module was there already
@@ -64,29 +66,34 @@ class Chain:
 
     def fault(self):
         """Something happens."""
-        kind = self.chance.choice(['lose', 'fail', 'node', 'daemon', 'delete', 'disk', 'nothing'])
+        kinds = ['lose', 'fail', 'node', 'daemon', 'delete', 'disk', 'nothing']
+        if isinstance(self.system, FaultySlurm):
+            kinds.append('controller')
+        kind = self.chance.choice(kinds)
         print('   ', kind, end='')
         if kind in ('lose', 'fail'):
-            getattr(self.pbs, kind)(self.chance.choice(['qsub', 'qstat', 'qselect']), 1)
+            getattr(self.system, kind)(self.chance.choice(self.system.commands), 1)
+        elif kind == 'controller':
+            self.system.restart_controller()
         elif kind in ('node', 'daemon'):
-            node = self.chance.choice(self.pbs.settings['nodes'])
-            self.pbs.node_down(node, lives_on=kind == 'daemon')
-            self.pbs.node_up(node)
+            node = self.chance.choice(self.system.settings['nodes'])
+            self.system.node_down(node, lives_on=kind == 'daemon')
+            self.system.node_up(node)
         elif kind == 'disk':
             self.fill()
             time.sleep(self.chance.uniform(0, 8))
             self.disk.mend()
         elif kind == 'delete':
-            jobs = [job for job, facts in self.pbs.jobs().items() if facts['job_state'] != 'F']
+            jobs = [job for job, facts in self.system.jobs().items() if facts['job_state'] != 'F']
             with contextlib.suppress(Failed):
                 if jobs:
-                    self.pbs.delete(self.chance.choice(jobs))
+                    self.system.delete(self.chance.choice(jobs))
 
     def run(self):
         """Until the chain is there."""
         for attempt in range(20):
             self.submit()
-            while any(job['job_state'] not in 'FM' for job in self.pbs.jobs().values()):
+            while any(job['job_state'] not in 'FM' for job in self.system.jobs().values()):
                 if attempt < 6 and self.chance.random() < 0.2:
                     self.fault()
                 time.sleep(self.chance.uniform(0, 2))
@@ -106,20 +113,31 @@ class Chain:
         assert set(builders) == set(MODULES) and all(self.toys.module(name).exists() for name in MODULES)
 
 
+# by the suffix of the toys: what starts the batch system
+SYSTEMS = {'Derecho': lambda place: Pbs(place, accounts=['NCAR0001']), 'ARCHER2': FaultySlurm}
+Pbs.commands = ('qsub', 'qstat', 'qselect')
+
+
 @pytest.mark.timeout(SECONDS + 3600)
-def test_random_faults(eb, tmp_path):
+@pytest.mark.parametrize('suffix', SYSTEMS)
+def test_random_faults(eb, tmp_path, suffix):
     """See above."""
     chance, deadline, tried = random.Random(SEED), time.monotonic() + SECONDS, 0
     print('seed', SEED)
+    stand_in('derecho-2024' if suffix == 'Derecho' else 'archer2-2023')
     while not tried or time.monotonic() < deadline:
         place = tmp_path / str(tried)
         place.mkdir()
         disk = Disk(place / 'disk')
         try:
-            with Pbs(place / 'pbs', accounts=['NCAR0001']) as pbs:
+            # after the disk, which nodes see only when it was there before them
+            with SYSTEMS[suffix](place / 'system') as system:
                 eb.prefix = disk.place / 'prefix'
-                environment = dict(pbs.environment, PBS_ACCOUNT='NCAR0001', **site(place, SMALL_DISK))
-                chain = Chain(Toys(eb, disk.place, 'Derecho', environment), pbs, disk, chance)
+                environment = dict(system.environment, PBS_ACCOUNT='NCAR0001', SBATCH_ACCOUNT='x01',
+                                   **site(place, SMALL_DISK))
+                if suffix == 'ARCHER2':
+                    environment['PATH'] = '%s:%s' % (system.broken, os.environ['PATH'])
+                chain = Chain(Toys(eb, disk.place, suffix, environment), system, disk, chance)
                 chain.run()
                 chain.check()
         finally:

@@ -67,5 +67,10 @@ def test_module_only_leaves_it_alone(eb, tmp_path):
     eb(toy.easyconfig, env=toy.online)
     path = eb.prefix / 'software/toy/1.0/easybuild/provenance/provenance.json'
     before = path.read_text()
+    module = path.with_name('module.json')
+    module.unlink()
     eb(toy.easyconfig, '--module-only', '--force', env=toy.online)
     assert path.read_text() == before
+    # but what the module file is
+    (file, digest), = json.loads(module.read_text()).items()
+    assert file.endswith('/toy/1.0.lua') and digest == sha256(file)

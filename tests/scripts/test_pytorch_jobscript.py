@@ -165,7 +165,21 @@ def test_queued_again(jobscript, tmp_path, ended, status, again):
     assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
 
+def test_part_of_a_node(jobscript):
+    """Two GPUs to debug with, where nodes are shared, and their share of the cores."""
+    lines = jobscript('isambard-ai', '--gpus', '2', 'train.py')
+    assert {'#SBATCH --gpus-per-node=2', '#SBATCH --ntasks-per-node=2', '#SBATCH --cpus-per-task=72'} <= set(lines)
+    assert '--ntasks=2 ' in lines[-1] and ' --gpus-per-node=2 ' in lines[-1]
+    lines = jobscript('lumi', '--gpus', '2', '--partition', 'small-g', 'train.py')
+    assert {'#SBATCH --gpus-per-node=2', '#SBATCH --cpus-per-task=7', '#SBATCH --partition=small-g'} <= set(lines)
+    lines = jobscript('derecho', '--gpus', '1', '--partition', 'develop', 'train.py')
+    assert '#PBS -l select=1:ncpus=16:mpiprocs=1:ngpus=1' in lines
+    assert '--depth 16 --cpu-bind depth' in lines[-1]
+
+
 @pytest.mark.parametrize('system, arguments, variables, says', [
+    ('lumi', ['--gpus', '2', 'train.py'], {}, 'jobs have whole nodes in the partition standard-g'),
+    ('isambard-ai', ['--gpus', '5', 'train.py'], {}, 'expected at most 4'),
     ('frontier', ['train.py'], {'SBATCH_ACCOUNT': None}, '--account NAME, or set $SBATCH_ACCOUNT'),
     ('frontier', ['--ranks-per-node', '3', 'train.py'], {}, '8 GPUs'),
     ('frontier', ['train.py'], {'LOADEDMODULES': 'gcc/12'}, 'load the PyTorch module first'),

@@ -48,7 +48,8 @@ sys.exit(int(sys.argv[-1]) if sys.argv[-1].isdigit() else 0)
 class Login:
     """A login node with the module loaded: starts pytorch-run."""
 
-    def __init__(self, directory, kind, launcher, environment):
+    def __init__(self, directory, kind, launcher, environment, slurm=None):
+        self.slurm = slurm
         self.directory = directory / 'work'
         installed = directory / 'installed'
         for path in (self.directory, installed / 'bin', installed / 'share', directory / 'modules/PyTorch'):
@@ -87,7 +88,7 @@ def slurm(tmp_path_factory):
     needs_root()
     directory = tmp_path_factory.mktemp('run')
     with Slurm(directory / 'slurm', nodes=2) as slurm:
-        yield Login(directory, 'slurm', 'srun', slurm.environment)
+        yield Login(directory, 'slurm', 'srun', slurm.environment, slurm)
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_two_nodes(slurm):
     assert (slurm.directory / ('train-%s.out' % number)).read_text() == output
     for rank in range(2):
         kept = slurm.directory / ('train-%s/rank-%d.out' % (number, rank))
-        assert kept.read_text() == 'rank %d of 2\n' % rank
+        assert kept.read_text().startswith('rank %d of 2\n' % rank)
     status, output, errors = slurm('--time', '5', 'train.py', 'status', '3')
     assert status == 3 and 'rank 0 of 1 status 3' in output and 'ended with status 3' in errors, output + errors
     assert (slurm.directory / 'train-1.job').exists() and (slurm.directory / 'train-2.job').exists()
@@ -193,13 +194,84 @@ def test_why_it_failed(slurm, end, status, says):
         "while rank == 1 and not os.path.exists(waits):\n    time.sleep(0.1)\nif rank == 1:\n    %s\n"
         "print('DUE TO NODE FAILURE', flush=True)\nopen(waits, 'w').close()\ntime.sleep(600)\n" % (os.getpid(), end))
     (slurm.directory / ('rank-0-waits-%d' % os.getpid())).unlink(missing_ok=True)
-    _, output, errors = slurm('--nodes', '2', '--time', '5', 'fail.py')
+    ended, output, errors = slurm('--nodes', '2', '--time', '5', 'fail.py')
+    # not that of a rank that was killed as it waited
+    assert ended == status
     last = errors.splitlines()[-3:]
     node = re.search(r'^rank 1 is on (\S+)$', output, re.M).group(1)
     assert last[0] == 'pytorch-run: rank 1 on %s ended first, with status %d' % (node, status), output + errors
     # where its own output tells nothing, the job's may
     assert (says or 'a node was lost') in last[1]
     assert re.fullmatch(r'pytorch-run: what each rank printed: fail-\d+/rank-\*\.out', last[2])
+
+
+@pytest.mark.slow
+def test_left_early(slurm):
+    """A rank that leaves with status 0 is named beside the one that fails for it."""
+    (slurm.directory / 'early.py').write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    raise SystemExit\n"
+        "while not any('ended with status 0' in open(os.path.join(os.environ['HPC_RANK_OUTPUTS'], name)).read()\n"
+        "              for name in os.listdir(os.environ['HPC_RANK_OUTPUTS'])):\n    time.sleep(0.1)\n"
+        "raise RuntimeError('Connection closed by peer')\n")
+    status, output, errors = slurm('--nodes', '2', '--time', '5', 'early.py')
+    assert status == 1 and re.search(r'rank 0 on \S+ ended first, with status 1', errors), output + errors
+    assert re.search(r'rank 1 had left well before that \(such as rank 1 on nid\d+, with status 0\)', errors), errors
+
+
+@pytest.mark.slow
+def test_stands_still(slurm, tmp_path):
+    """A rank that does not move is named while the job runs, with what lets it go on."""
+    script = slurm.program.with_name('pytorch-srun')
+    text = script.read_text()
+    script.write_text(text.replace('standstill=45', 'standstill=5'))
+    (slurm.directory / 'still.py').write_text(
+        "import os, signal, sys, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "    open(sys.argv[1], 'w').close()\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.1)\n")
+    called = slurm.start('--nodes', '2', '--time', '5', 'still.py', str(tmp_path / 'go'))
+    for line in called.stdout:
+        found = re.match(r'pytorch-srun: rank 1 on nid\d+ stands still: .* kill -CONT (\d+)\)', line)
+        if found:
+            os.kill(int(found.group(1)), signal.SIGCONT)
+            break
+    output, errors = called.communicate(timeout=900)
+    script.write_text(text)
+    assert found and called.returncode == 0, output + errors
+
+
+@pytest.mark.slow
+def test_limit_and_lost_node(slurm, tmp_path):
+    """They are told apart, and from a cancelled job (test_ctrl_c)."""
+    limited = slurm.start('--time', '1', 'train.py', 'until', str(tmp_path / 'never'))
+    assert limited.stdout.readline().startswith('rank 0')
+    lost = slurm.start('--time', '5', 'train.py', 'until', str(tmp_path / 'never'))
+    assert lost.stdout.readline().startswith('rank 0')
+    number = re.search(r'job (\d+)', lost.stderr.readline()).group(1)
+    node = slurm.slurm.output('squeue', '-h', '-o', '%N', '-j', number).strip()
+    slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=DOWN', 'Reason=test')
+    errors = lost.communicate(timeout=900)[1]
+    slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=RESUME')
+    assert 'ended before its program did: it lost a node' in errors, errors
+    errors = limited.communicate(timeout=900)[1]
+    assert 'ended before its program did: it ran out of time' in errors, errors
+
+
+@pytest.mark.slow
+def test_groups_of_ranks(slurm):
+    """Nodes with unequal numbers of ranks, and a heterogeneous job: what torchrun calls groups are nodes."""
+    show = "import os; print(' '.join(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE')))"
+    environment = dict(slurm.environment, PATH='%s:%s' % (slurm.program.parent, slurm.environment['PATH']))
+    program = [slurm.program.with_name('pytorch-srun'), '-c', show]
+    for options, groups in ((['-N2', '-n4', '-m', 'plane=3'], '0001'),
+                            (['-N1', '-n1', ':', '-N1', '-n2'], '011')):
+        if ':' in options:
+            place = options.index(':')
+            command = ['srun', '-t5', *options[:place], *program, ':', '-t5', *options[place + 1:], *program]
+        else:
+            command = ['srun', '-t5', *options, *program]
+        done = subprocess.run(command, env=environment, cwd=slurm.directory, text=True, timeout=900,
+                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        expected = ['%d %d %s 2' % (rank, len(groups), group) for rank, group in enumerate(groups)]
+        assert sorted(done.stdout.splitlines()) == expected, done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -252,7 +324,7 @@ def interrupted(login, go, answer):
 def test_ctrl_c(slurm, tmp_path):
     """Yes cancels the job; without a terminal nobody is asked, and it goes on."""
     status, _, errors = interrupted(slurm, tmp_path / 'never', b'y\n')
-    assert status not in (0, 130) and 'ended before its program did' in errors
+    assert status not in (0, 130) and 'ended before its program did: it was cancelled' in errors, errors
     status, _, errors = interrupted(slurm, tmp_path / 'go', b'')
     assert status == 130 and 'continues; its output: tail -f train-' in errors, errors
     job = errors.split()[2].rstrip(',')
@@ -282,7 +354,8 @@ def test_module_that_does_not_load(slurm, monkeypatch):
     """In a job, say: nothing is started without it."""
     monkeypatch.setitem(slurm.environment, 'LOADEDMODULES', 'PyTorch/0.9')
     status, output, errors = slurm('train.py')
-    assert status and 'pytorch-srun' not in output and 'a module could not be loaded' in errors, output + errors
+    assert status and 'pytorch-srun' not in output, output + errors
+    assert 'before its program was started: a module could not be loaded' in errors and 'lost' not in errors, errors
 
 
 @pytest.mark.slow
