@@ -89,9 +89,12 @@ def about_modules(machine, path):
         return
     problem = first_that_fails(shell, names)
     if problem:
-        name = problem[0]
-        versions = ' '.join(shell.versions(name)) or 'none'
-        found = "%s cannot be loaded; versions: %s" % (name, versions)
+        name, said = problem
+        versions = shell.versions(name)
+        found = "%s cannot be loaded; versions: %s" % (name, ' '.join(versions) or 'none')
+        # one that is there has a reason of its own
+        if name in versions:
+            found = "%s cannot be loaded: %s" % (name, ' '.join(said.split())[:300])
         yield Finding('modules of', DIFFERS, found, wanted)
         return
     yield Finding('modules of', SAME, wanted, wanted)
@@ -116,11 +119,26 @@ def about_metadata(shell, name, metadata):
         yield Finding('prefix of ' + name, DIFFERS, found, prefix)
 
 
+def easystack_of(system):
+    """The text of the easystack of today; None where a system has none."""
+    path = os.path.join(system.directory, 'easystack.yaml')
+    if not os.path.exists(path):
+        return None
+    with open(path) as handle:
+        return handle.read()
+
+
 def about_easyconfigs(machine):
-    """Report on all easyconfigs; what holds for several is one finding with all of their names."""
+    """
+    Report on all easyconfigs; what holds for several is one finding with all of their names. Those that are for an
+    earlier state of the system are no reason for a failing exit status.
+    """
     files = {}
+    today = easystack_of(machine.system)
     for path in easyconfigs_of(machine.system):
         findings = [*about_versions(machine, path), *about_modules(machine, path)]
+        if today and os.path.basename(path) not in today:
+            findings = [finding._replace(result=TOLD) if finding.result == DIFFERS else finding for finding in findings]
         for finding in findings:
             files.setdefault(finding, []).append(os.path.basename(path))
     for finding, names in files.items():

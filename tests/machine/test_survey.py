@@ -275,6 +275,18 @@ def test_script_of_the_job(tmp_path, monkeypatch):
         ('my $HOME; survey.txt', '--survey=%s\n' % path)]
 
 
+def test_broken_module(place, monkeypatch):
+    """One that is there, and fails by itself: in its own words. In an easyconfig of an earlier state it is only told."""
+    place.write('opened/cuda/12.2.1', '#%Module1.0\nerror "the licence server of cuda is gone"\n')
+    name = 'modules of Test-1.0-Surveyed.eb'
+    differ, findings = place.survey(False, monkeypatch, name)
+    said, = [finding.found for finding in findings if finding.name == name]
+    assert name in differ and 'cuda/12.2.1 cannot be loaded: ' in said and 'the licence server of cuda is gone' in said
+    place.write('systems/test/easystack.yaml', 'easyconfigs:\n  - Test-2.0-Surveyed.eb\n')
+    differ, findings = place.survey(False, monkeypatch, name)
+    assert name not in differ and [one for one in findings if one.name == name][0].found == said
+
+
 @pytest.mark.parametrize('cuda, module, version, there, absent', [
     (None, 'OpenMPI', '2.13.0', "features = ['mpi']", 'processors alone'),
     ('13', 'CUDA', '2.15.0', "lock_files = ['torch-2.15.0-pypi.lock', 'mpi4py.lock']", 'whl/cpu'),

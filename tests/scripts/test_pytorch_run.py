@@ -239,8 +239,10 @@ def test_stands_still(slurm, tmp_path):
 
 
 @pytest.mark.slow
-def test_limit_and_lost_node(slurm, tmp_path):
+def test_limit_and_lost_node(slurm, tmp_path, monkeypatch):
     """They are told apart, and from a cancelled job (test_ctrl_c)."""
+    # where the site does not queue it again by itself
+    monkeypatch.setitem(slurm.environment, 'SBATCH_NO_REQUEUE', '1')
     limited = slurm.start('--time', '1', 'train.py', 'until', str(tmp_path / 'never'))
     assert limited.stdout.readline().startswith('rank 0')
     lost = slurm.start('--time', '5', 'train.py', 'until', str(tmp_path / 'never'))
