@@ -276,7 +276,7 @@ def test_script_of_the_job(tmp_path, monkeypatch):
 
 
 def test_broken_module(place, monkeypatch):
-    """One that is there, and fails by itself: in its own words. In an easyconfig of an earlier state it is only told."""
+    """One that is there and fails: in its own words. In an easyconfig of an earlier state it is only told."""
     place.write('opened/cuda/12.2.1', '#%Module1.0\nerror "the licence server of cuda is gone"\n')
     name = 'modules of Test-1.0-Surveyed.eb'
     differ, findings = place.survey(False, monkeypatch, name)
