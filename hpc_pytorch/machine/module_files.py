@@ -66,7 +66,7 @@ do
         end
         return table.concat(out)
     end
-    -- Lmod's stack may be of an earlier load: the value of today goes on top of it
+    -- Lmod's stack may be of an earlier load: the value of today is put on top of it
     local stack, value = os.getenv("__LMOD_STACK_%(name)s"), os.getenv("%(name)s")
     if mode() == "load" and stack and string.match(stack, "[^:]*") ~= (value and base64(value) or "false") then
         pushenv("%(name)s", value or false)

@@ -17,7 +17,7 @@ from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine.systems import Key, decision, nearest, parse, read_section
 
 POLICIES = {
-    'login_node': Key(decision, False, "a build of hours on a login node, or with too little memory"),
+    'login_node': Key(decision, False, "a long build on a login node, or with too little memory"),
     'free_space': Key(decision, False, "a file system, or a quota, has less room than is needed"),
     'install_path': Key(decision, False, "a prefix that system.cfg calls unfit"),
     'pairs': Key(decision, False, "versions that are known to be incompatible (hpc_pytorch/machine/pairs.cfg)"),

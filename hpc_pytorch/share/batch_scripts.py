@@ -45,13 +45,13 @@ BATCH_SYSTEMS = {
         'turn': '',
         'count': 'HPC_JOB_RESTARTS',
         'again': 'next=$(qsub -v HPC_JOB_RESTARTS="$((HPC_JOB_RESTARTS + 1))" "$0") &&\n'
-                 '        echo "pytorch-run: the program goes on in job $next"',
+                 '        echo "pytorch-run: the program continues in job $next"',
         'ask': ['qstat', '-x', '-f'],
         'ends': (
             (r'Exit_status = -29|walltime \d+ exceeded limit', OUT_OF_TIME),
             (r'Exit_status = (-3|-4)\b|node fail', LOST_NODE),
             (r'Exit_status = -27|mem \d+\w* exceeded limit', OUT_OF_MEMORY),
-            (r'Exit_status = (271|265|143|137)\b', "it was deleted, or its time was up"),
+            (r'Exit_status = (271|265|143|137)\b', "it was deleted, or reached its time limit"),
         ),
     },
 }
@@ -161,7 +161,7 @@ class Script:
         share = self.gpus / self.all_gpus if self.all_gpus else 1
         self.cores = max(int(self.usable_cores() * share) // self.ranks, 1)
         self.clock = '%02d:%02d:00' % divmod(options.time, 60)
-        # seconds before its time is up at which the program is told to save
+        # seconds before the time limit at which the program gets the signal to save
         self.lead = min(120, 30 * options.time)
         self.check()
 

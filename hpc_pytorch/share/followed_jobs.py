@@ -10,7 +10,7 @@ from endings import read_tail, why
 
 ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
-GOES_ON = b'pytorch-run: the program goes on in job '
+GOES_ON = b'pytorch-run: the program continues in job '
 NO_MODULE = re.compile(r'^pytorch-run: the module cannot be loaded$', re.M)
 # Slurm's word for a job of which something is still being ended
 ENDING = 'COMPLETING'

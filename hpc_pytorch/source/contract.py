@@ -58,9 +58,9 @@ KNOWN = {term.option for term in TERMS}
 BY_ITSELF = {'BUILD_PYTHON': '1'}
 # Why other switches usually fail.
 REASONS = {
-    'BUILD_PYTHON': "Python's headers are not there (python3-dev, python3-devel)",
+    'BUILD_PYTHON': "Python's headers were not found (python3-dev, python3-devel)",
     'USE_MKL': "MKL's module is not loaded",
-    'USE_NUMA': "libnuma or its header is not there (libnuma-dev, numactl-devel)",
+    'USE_NUMA': "libnuma or its header was not found (libnuma-dev, numactl-devel)",
 }
 OTHERWISE = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
 # Compilers are asked for by command and found as paths.

@@ -195,7 +195,7 @@ def link(prefix, name, target):
     top = Path('/') if target.startswith('/') else prefix
     found = next(top.glob(target.lstrip('/')), None)
     if found is None:
-        raise UsersProblem("%s is not there, and %s should be a link to it" % (target, name))
+        raise UsersProblem("%s does not exist, but %s should be a link to it" % (target, name))
     path = prefix / name
     path.parent.mkdir(parents=True, exist_ok=True)
     remove(path)

@@ -84,8 +84,10 @@ def printed():
     texts = [path.read_text() for path in (CHECKOUT / 'hpc_pytorch' / 'scripts').iterdir() if path.is_file()]
     for directory in ('easyblocks', 'hooks', 'hpc_pytorch'):
         for path in (CHECKOUT / directory).rglob('*.py'):
-            texts += [node.value for node in ast.walk(ast.parse(path.read_text()))
-                      if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+            tree = ast.parse(path.read_text())
+            docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            texts += [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)
+                      and isinstance(node.value, str) and id(node) not in docstrings]
     parts = [part for text in texts for part in re.split(r'%\S+|\$\{?\w+\}?|\n', text)]
     return {part.strip(' :.("') for part in parts if len(part) >= 18}
 

@@ -368,7 +368,7 @@ def test_requeued(slurm, tmp_path):
     assert output.count('the program ended with status') == 1 and errors.count(', written to') == 1, output + errors
     number = errors.split()[2].rstrip(',')
     assert all((slurm.directory / ('train-%s.%d/rank-1.out' % (number, turn))).exists() for turn in range(2))
-    assert 'has saved before it was done' in errors and 'what each rank printed: train-%s.1/' % number in errors
+    assert 'saved its state and stopped' in errors and 'what each rank printed: train-%s.1/' % number in errors
 
 
 @pytest.mark.slow
@@ -377,10 +377,10 @@ def test_requeued_on_pbs(pbs, tmp_path):
     done = tmp_path / 'done'
     status, output, errors = pbs('--time', '1', '--requeue', '1', 'train.py', 'until', str(done))
     assert status == 1 and 'has queued another one to go on' in errors, output + errors
-    job = output.split('goes on in job ')[1].split('.')[0]
+    job = output.split('continues in job ')[1].split('.')[0]
     second = pbs.directory / ('train-%s.out' % job)
     patiently(lambda: second.exists() and 'ended with status 0' in second.read_text(), "end of the second job", 300)
     # at most once
     status, output, errors = pbs('--time', '5', '--requeue', '1', 'train.py', 'status', '85')
-    third = pbs.directory / ('train-%s.out' % output.split('goes on in job ')[1].split('.')[0])
+    third = pbs.directory / ('train-%s.out' % output.split('continues in job ')[1].split('.')[0])
     patiently(lambda: third.exists() and 'ended with status 85' in third.read_text(), "end of the fourth job", 300)
