@@ -138,7 +138,7 @@ class Job:
         else:
             yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended())
         if status == 85:
-            yield "the program has saved before it was done: type the same again, and it goes on"
+            yield "the program saved its state and stopped: type the same again to resume"
         yield from why(self.output, texts)
 
 
