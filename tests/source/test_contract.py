@@ -1,4 +1,9 @@
 """What CMake decided, compared with what was asked for."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from hpc_pytorch import UsersProblem
@@ -65,3 +70,16 @@ def test_blas_in_cmakes_words():
     assert not contract.compare({'BLAS': 'OpenBLAS'}, cache, {'BLAS': 'open'})
     difference, = contract.compare({'BLAS': 'OpenBLAS'}, cache, {'BLAS': 'mkl'})
     assert difference.found == 'mkl'
+
+
+def test_adopted_alone(tmp_path):
+    """As docs/easybuild.rst says: one file, with another exception for its only import of ours, without EasyBuild."""
+    text = Path(contract.__file__).read_text()
+    ours = re.findall(r'^(?:from|import) (?:hpc_pytorch|easybuild).*', text, re.M)
+    assert ours == ['from hpc_pytorch import UsersProblem']
+    (tmp_path / 'contract.py').write_text(text.replace(ours[0], 'UsersProblem = ValueError'))
+    (tmp_path / 'build').mkdir()
+    (tmp_path / 'build/CMakeCache.txt').write_text('USE_MPI:BOOL=OFF\n')
+    program = "import contract; asked = {'USE_MPI': '1'}; contract.check('.', '', asked, asked)"
+    done = subprocess.run([sys.executable, '-c', program], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert 'ValueError: CMake did not enable the requested options (USE_MPI)' in done.stderr
