@@ -32,36 +32,27 @@ def count(text):
     return int(text)
 
 
-def run(options):
-    if options.command[:1] == ['--']:
-        options.command = options.command[1:]
-    if not options.command:
-        raise Problem('name the command that builds, such as: ramgate run -- cmake --build .')
-    return Build(options).run()
-
-
 def arguments():
-    parser = argparse.ArgumentParser(prog='ramgate', description='Run any build within the memory.')
+    parser = argparse.ArgumentParser(prog='ramgate run', usage='ramgate run [options] -- COMMAND ...')
+    parser.format_help = lambda: HELP
     parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
-    commands = parser.add_subparsers(dest='what', metavar='run')
-    commands.required = True
-    command = commands.add_parser('run', help='run a build: ramgate run --help')
-    command.format_help = lambda: HELP
-    command.add_argument('--jobs', type=count)
-    command.add_argument('--memory', type=amount)
-    command.add_argument('--profile')
-    command.add_argument('--like', action='append', default=[])
-    command.add_argument('--report')
-    command.add_argument('command', nargs=argparse.REMAINDER)
-    command.set_defaults(function=run)
+    parser.add_argument('--jobs', type=count)
+    parser.add_argument('--memory', type=amount)
+    parser.add_argument('--profile')
+    parser.add_argument('--like', action='append', default=[])
+    parser.add_argument('--report')
+    parser.add_argument('command', nargs=argparse.REMAINDER)
     return parser
 
 
 def main():
-    parser = arguments()
-    options = parser.parse_args()
+    options = arguments().parse_args(sys.argv[2:] if sys.argv[1:2] == ['run'] else sys.argv[1:])
+    if options.command[:1] == ['--']:
+        options.command = options.command[1:]
     try:
-        return options.function(options)
+        if not options.command:
+            raise Problem('name the command that builds, such as: ramgate run -- cmake --build .')
+        return Build(options).run()
     except Problem as problem:
         sys.stderr.write('ramgate: %s\n' % problem)
         return 2

@@ -7,11 +7,10 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import time
 
 from ramgate.command_lines import Command, ran_out_of_memory
-from ramgate.processes import asked_to_end, cpu_seconds, end_all, in_groups, link, own_memory, send, stat
+from ramgate.processes import cpu_seconds, end_all, in_groups, link, own_memory, send, stat
 from ramgate.schedule import (DONE, ENDED, FREEZE, FROZEN, KILL, LAUNCHER, REFUSE, RETRY, RUNNING, STAND_IN, START,
                               THAW, WAITING, WATCHED)
 
@@ -30,28 +29,24 @@ WORK = 0.05
 # what carries out a decision: a signal to the compiler's processes, or a message to its wrapper (compiler_wrapper.c)
 SIGNALS = {FREEZE: signal.SIGSTOP, THAW: signal.SIGCONT, KILL: signal.SIGKILL}
 MESSAGES = {START: b'g', RETRY: b'r', REFUSE: b'x', DONE: b'd'}
-HEADER = struct.Struct('=cI')
+# bytes of a message (compiler_wrapper.c)
+MOST = 65536
 # what a wrapper sends first
 WAYS = {b'c': LAUNCHER, b's': STAND_IN}
 
 
 def tell(connection, kind, text):
-    data = os.fsencode(text)
     # receive() notices a wrapper that has gone
     with contextlib.suppress(OSError):
-        connection.sendall(HEADER.pack(kind, len(data)) + data)
+        connection.send(kind + os.fsencode(text))
 
 
 def receive(connection):
-    """The next message of a compiler wrapper, (kind, data); None if it has gone."""
+    """The next message of a compiler wrapper, (kind, data); empty if it has gone."""
+    message = b''
     with contextlib.suppress(OSError):
-        header = connection.recv(HEADER.size, socket.MSG_WAITALL)
-        if len(header) == HEADER.size:
-            kind, length = HEADER.unpack(header)
-            data = connection.recv(length, socket.MSG_WAITALL)
-            if len(data) == length:
-                return kind, data
-    return None
+        message = connection.recv(MOST)
+    return message[:1], message[1:]
 
 
 class Broker:
@@ -164,14 +159,10 @@ class Broker:
         self.notify('looked', None)
 
     def look_at_held(self, groups, now):
-        """Let those go on that their parent wants to end, and one for which all others may wait."""
-        held = self.schedule.in_state(WAITING, FROZEN)
-        if not held:
+        """Let one go on for which all others may wait."""
+        if not self.schedule.in_state(WAITING, FROZEN):
             self.work = (self.work[0], now)
             return
-        for compilation in held:
-            if compilation.pid and asked_to_end(compilation.pid):
-                self.signal(compilation, signal.SIGCONT)
         working = [compilation for compilation in groups if compilation.state == RUNNING]
         work = (sum(cpu_seconds(pid) for compilation in working for pid in groups[compilation]), self.schedule.done)
         (cpu, done), since = self.work
@@ -230,7 +221,7 @@ class Broker:
                 end_all(self.tree.members)
 
     def heard(self, connection):
-        kind, data = receive(connection) or (None, b'')
+        kind, data = receive(connection)
         if kind in WAYS:
             self.asked(connection, data, WAYS[kind])
         elif kind == b'p':
@@ -267,7 +258,7 @@ class Broker:
 
 def listen(directory):
     """The socket to which wrappers connect; its path may be longer than an address."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     place = os.open(directory, os.O_PATH)
     listener.bind('/proc/self/fd/%d/socket' % place)
     os.close(place)

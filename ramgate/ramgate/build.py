@@ -6,7 +6,6 @@ import resource
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -102,19 +101,6 @@ def environment(directory, slots, environ):
     return found
 
 
-def inside():
-    """True if a ramgate manages this process already: two of them would hold each other's compilers."""
-    path = os.environ.get('RAMGATE_SOCKET', '')
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        place = os.open(os.path.dirname(path), os.O_PATH)
-        try:
-            connection.connect('/proc/self/fd/%d/socket' % place)
-        finally:
-            os.close(place)
-        return True
-    return False
-
-
 def profile_path(options):
     """
     The profile to read and keep. `--profile auto`: beside the build directory, within it where it may not be beside;
@@ -154,7 +140,8 @@ class Build:
             known = os.path.exists(self.command[0])
             self.say('%s: %s' % (self.command[0], 'not executable' if known else 'not found'))
             return NOT_RUNNABLE if known else NOT_FOUND
-        if inside():
+        if os.path.exists(os.environ.get('RAMGATE_SOCKET', '')):
+            # two of them would hold each other's compilers
             self.say('runs within another ramgate, whose limits and options hold')
             return subprocess.call(self.command)
         directory = tempfile.mkdtemp(prefix='ramgate.')

@@ -5,6 +5,7 @@ anyway, so that ramgate can choose.
 This file is also a program that stands in for a build tool on $PATH: DIRECTORY-OF-STAND-INS CORES TOOL ARGUMENTS.
 """
 import os
+import re
 import sys
 
 NINJAS = ('ninja', 'ninja-build', 'samu')
@@ -14,6 +15,8 @@ BUILD_TOOLS = NINJAS + ('cmake',)
 TREE_FILES = ('build.ninja', 'CMakeCache.txt')
 # slots for each core
 MORE = 4
+# slots that somebody gave; without a number: as many as there are files
+GIVEN = re.compile(r' (?:-j|--jobs|--parallel)[ =]?(\d*)')
 
 
 def prepared(directory):
@@ -28,52 +31,30 @@ def prepared(directory):
     return False
 
 
-def value_of(words, *options):
-    """The value of the first of these options; None if it is not among the words."""
-    for at, word in enumerate(words):
-        for option in options:
-            if word == option:
-                return words[at + 1] if at + 1 < len(words) else ''
-            if word.startswith(option) and (option.startswith('--') == word.startswith(option + '=')):
-                return word[len(option):].lstrip('=')
-    return None
-
-
 def build_directory(command):
     """Where a command builds."""
-    words = command[1:]
     tool = os.path.basename(command[0])
-    if tool == 'cmake':
-        return value_of(words, '--build') or '.'
-    return value_of(words, '-C') or '.' if tool in NINJAS + MAKES else '.'
+    option = '--build' if tool == 'cmake' else '-C'
+    if tool == 'cmake' or tool in NINJAS + MAKES:
+        for word, following in zip(command, command[1:] + ['.']):
+            if word.startswith(option):
+                return word[len(option):] or following
+    return '.'
 
 
 def with_slots(command, cores, environ):
     """The command with the number of slots, unless the user (or a jobserver) gave one that is not ramgate's own."""
     tool = os.path.basename(command[0])
-    words = command[1:]
-    given = value_of(words, '-j', '--jobs', '--parallel')
-    builds = '--build' in words if tool == 'cmake' else tool in NINJAS + MAKES
-    if not builds or given not in (None, str(cores)) or 'jobserver' in environ.get('MAKEFLAGS', ''):
+    builds = '--build' in command if tool == 'cmake' else tool in NINJAS + MAKES
+    given = GIVEN.search(' '.join(command))
+    if not builds or given and given.group(1) != str(cores) or 'jobserver' in environ.get('MAKEFLAGS', ''):
         return command
-    slots = '-j%d' % (cores * MORE if prepared(build_directory(command)) else cores)
-    if given is None:
-        at = words.index('--build') + 2 if tool == 'cmake' else 0
-        return command[:1] + words[:at] + [slots] + words[at:]
-    return command[:1] + replaced(words, given, slots)
-
-
-def replaced(words, given, slots):
-    """The words with other slots for those `given`, in one word or in two."""
-    found = []
-    for word in words:
-        if word == given and found and found[-1] in ('-j', '--jobs', '--parallel'):
-            found[-1] = slots
-        elif word in ('-j' + given, '--jobs=' + given, '--parallel=' + given):
-            found.append(slots)
-        else:
-            found.append(word)
-    return found
+    slots = cores * MORE if prepared(build_directory(command)) else cores
+    at = 1
+    if given or tool == 'cmake':
+        # of several, the last holds; what follows -- is no option
+        at = command.index('--') if '--' in command else len(command)
+    return command[:at] + ['-j%d' % slots] + command[at:]
 
 
 def main():

@@ -4,7 +4,7 @@
  *
  * Called by another name (a link in a directory on $PATH) it stands in for the next program of that name on $PATH.
  *
- * A message is a letter, four bytes of length (this machine's order), and that many bytes:
+ * A message is a letter and what follows:
  *   to the broker   c  directory NUL argument NUL argument NUL ...   a compiler wants to start
  *                   s  the same, from a stand-in
  *                   p  pid                                           it runs (the group has the same number)
@@ -15,9 +15,9 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,11 +32,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* bytes of output that the broker sees */
-enum { TAIL = 65536 };
+/* bytes of a message, of output that the broker sees, of a command line (longer words are left out) */
+enum { MOST = 65536 };
 static int broker = -1;
-/* the broker's last message */
-static char message[TAIL];
+static char message[MOST];
 
 static void lose_broker(void)
 {
@@ -45,42 +44,21 @@ static void lose_broker(void)
     broker = -1;
 }
 
-static void send_all(const char *data, size_t length)
+/* send the first bytes of the message */
+static void tell(size_t length)
 {
-    while (broker >= 0 && length) {
-        ssize_t n = send(broker, data, length, MSG_NOSIGNAL);
-        if (n <= 0) {
-            lose_broker();
-            return;
-        }
-        data += n;
-        length -= n;
-    }
-}
-
-static void send_header(char kind, uint32_t length)
-{
-    send_all(&kind, 1);
-    send_all((char *)&length, sizeof length);
-}
-
-static int receive_all(void *data, size_t length)
-{
-    return length == 0 || recv(broker, data, length, MSG_WAITALL) == (ssize_t)length;
+    if (broker >= 0 && send(broker, message, length, MSG_NOSIGNAL) < 0)
+        lose_broker();
 }
 
 /* the kind of the broker's next message; 0 if there is no broker any more */
 static char receive(void)
 {
-    char kind;
-    uint32_t length;
-    if (broker >= 0 && receive_all(&kind, 1) && receive_all(&length, sizeof length) && length < sizeof message &&
-        receive_all(message, length)) {
-        message[length] = 0;
-        return kind;
-    }
-    lose_broker();
-    return 0;
+    ssize_t n = broker >= 0 ? recv(broker, message, sizeof message - 1, 0) : 0;
+    message[n > 0 ? n : 0] = 0;
+    if (n <= 0)
+        lose_broker();
+    return message[0];
 }
 
 static const char *base_name(const char *path)
@@ -98,7 +76,7 @@ static void connect_to_broker(const char *path)
     snprintf(directory, sizeof directory, "%.*s", (int)(name - path), path);
     place = open(directory, O_PATH | O_CLOEXEC);
     snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", place, name);
-    broker = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    broker = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (connect(broker, (struct sockaddr *)&address, sizeof address))
         lose_broker();
     close(place);
@@ -106,17 +84,19 @@ static void connect_to_broker(const char *path)
 
 static void ask(char kind, char **command)
 {
-    char directory[4096];
-    size_t length;
-    if (!getcwd(directory, sizeof directory))
-        strcpy(directory, "/");
-    length = strlen(directory) + 1;
-    for (char **word = command; *word; word++)
-        length += strlen(*word) + 1;
-    send_header(kind, length);
-    send_all(directory, strlen(directory) + 1);
-    for (char **word = command; *word; word++)
-        send_all(*word, strlen(*word) + 1);
+    size_t length = 1;
+    message[0] = kind;
+    if (!getcwd(message + 1, PATH_MAX))
+        strcpy(message + 1, "/");
+    length += strlen(message + 1) + 1;
+    for (char **word = command; *word; word++) {
+        size_t n = strlen(*word) + 1;
+        if (length + n > sizeof message)
+            continue;
+        memcpy(message + length, *word, n);
+        length += n;
+    }
+    tell(length);
 }
 
 /* without a broker: one compiler at a time */
@@ -167,7 +147,6 @@ static int run(char **argv, int output, struct rusage *used)
     sigset_t caught, before;
     int status, signals;
     pid_t parent = getpid(), compiler;
-    char number[16];
 
     sigemptyset(&caught);
     sigaddset(&caught, SIGINT);
@@ -183,8 +162,7 @@ static int run(char **argv, int output, struct rusage *used)
         return 137;
     }
     setpgid(compiler, compiler);
-    send_header('p', snprintf(number, sizeof number, "%d", compiler));
-    send_all(number, strlen(number));
+    tell(snprintf(message, sizeof message, "p%d", compiler));
     signals = signalfd(-1, &caught, SFD_CLOEXEC);
     while (wait4(compiler, &status, WNOHANG, used) != compiler) {
         struct pollfd both[2] = {{signals, POLLIN, 0}, {broker, 0, 0}};
@@ -207,56 +185,39 @@ static int run(char **argv, int output, struct rusage *used)
 
 static void report(int status, long resident, int output)
 {
-    static char text[TAIL];
     off_t end = lseek(output, 0, SEEK_END);
-    char head[64];
-    int length = snprintf(head, sizeof head, "%d %ld\n", status, resident);
-    ssize_t n = status && end > 0 ? pread(output, text, TAIL, end > TAIL ? end - TAIL : 0) : 0;
-    n = n < 0 ? 0 : n;
-    send_header('e', length + n);
-    send_all(head, length);
-    send_all(text, n);
+    int length = snprintf(message, sizeof message, "e%d %ld\n", status, resident);
+    off_t room = sizeof message - length;
+    ssize_t n = status ? pread(output, message + length, room, end > room ? end - room : 0) : 0;
+    tell(length + (n > 0 ? n : 0));
 }
 
 static void pass_on(int output)
 {
-    static char buffer[TAIL];
+    static char buffer[MOST];
     off_t at = 0;
     ssize_t n, written;
     while ((n = pread(output, buffer, sizeof buffer, at)) > 0 && (written = write(2, buffer, n)) > 0)
         at += written;
 }
 
-/* where `ramgate run` listens, also where the environment was not passed on */
+/* where `ramgate run` listens: beside this program */
 static const char *socket_path(void)
 {
     static char path[4096];
-    const char *given = getenv("RAMGATE_SOCKET");
-    ssize_t n;
-    if (given)
-        return given;
-    n = readlink("/proc/self/exe", path, sizeof path - sizeof "socket");
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - sizeof "socket");
     path[n < 0 ? 0 : n] = 0;
     strcpy((char *)base_name(path), "socket");
     return path;
 }
 
-/* what the compiler runs looks for programs of the same name: it shall not find the stand-ins in this directory */
-static void leave_path(const char *directory, size_t length)
+/* what the compiler runs looks for programs of the same name: it shall not find the stand-ins beside the socket */
+static void leave_path(const char *socket)
 {
-    const char *old = getenv("PATH");
-    char *kept = malloc(old ? strlen(old) + 2 : 1), *end = kept;
-    while (old) {
-        size_t n = strcspn(old, ":");
-        if (n != length || strncmp(old, directory, n))
-            end += sprintf(end, "%.*s:", (int)n, old);
-        old = old[n] ? old + n + 1 : NULL;
-    }
-    if (end > kept) {
-        end[-1] = 0;
-        setenv("PATH", kept, 1);
-    }
-    free(kept);
+    char entry[4096], *path = getenv("PATH"), *at;
+    int length = snprintf(entry, sizeof entry, "%.*s:", (int)(base_name(socket) - socket - 1), socket);
+    while (path && (at = strstr(path, entry)))
+        memmove(at, at + length, strlen(at + length) + 1);
 }
 
 /* the next program of this name on $PATH */
@@ -288,7 +249,7 @@ int main(int argc, char **argv)
     const char *path = socket_path();
     int stands_in = strncmp(base_name(argv[0]), "ramgate-cc", 10) != 0;
 
-    leave_path(path, base_name(path) > path ? base_name(path) - path - 1 : 0);
+    leave_path(path);
     if (stands_in) {
         argv[0] = find(base_name(argv[0]));
     } else if (argc < 2) {
@@ -318,15 +279,15 @@ int main(int argc, char **argv)
             kind = status ? receive() : 'd';
         }
         if (kind == 'x') {
-            fprintf(stderr, "%s\n", message);
+            fprintf(stderr, "%s\n", message + 1);
             return 1;
         }
         if (kind != 'r') {
             pass_on(output);
             return status;
         }
-        if (lstat(message, &partial) == 0 && S_ISREG(partial.st_mode))
-            unlink(message);
+        if (lstat(message + 1, &partial) == 0 && S_ISREG(partial.st_mode))
+            unlink(message + 1);
         close(output);
     }
 }

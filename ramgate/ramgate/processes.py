@@ -111,15 +111,6 @@ def command_line(pid, name):
     return words[1:] if name in names[1:] and name != names[0] else words
 
 
-def asked_to_end(pid):
-    """True if a signal waits that would end this (stopped) process: it must continue for that."""
-    waiting = 0
-    for line in read(pid, 'status').splitlines():
-        if line.startswith((b'SigPnd:', b'ShdPnd:')):
-            waiting |= int(line.split()[1], 16)
-    return any(waiting >> number - 1 & 1 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-
-
 class Tree:
     """
     The processes below `root`, and which of them are compilers that were started without a compiler wrapper.

