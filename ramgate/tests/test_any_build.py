@@ -244,8 +244,8 @@ def nested(builds):
 
 
 QUICK = (by_name, by_path)
-SLOW = (static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake, xargs, shell,
-        setuptools, autotools, cargo, meson, nested)
+SLOW = (static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake, xargs,
+        shell, setuptools, autotools, cargo, meson, nested)
 EACH = QUICK + tuple(pytest.param(way, marks=pytest.mark.slow) for way in SLOW)
 
 
