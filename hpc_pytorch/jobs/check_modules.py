@@ -53,7 +53,12 @@ def read_report(path):
 
 def write(path, content):
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    Path(path).write_text(json.dumps(content, indent=1, sort_keys=True) + '\n')
+    try:
+        Path(path).write_text(json.dumps(content, indent=1, sort_keys=True) + '\n')
+    except OSError as error:
+        # a full disk names no file
+        error.filename = path
+        raise
 
 
 def need_modules(wanted):

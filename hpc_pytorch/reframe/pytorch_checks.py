@@ -37,7 +37,7 @@ INSTALLED = installed(os.environ.get('MODULEPATH', ''))
 # Of a module: packages, files whose contents are not those that their package has noted, and the build. What imports
 # PyTorch comes last: it ends where a library is missing.
 INVENTORY = """
-import base64, collections, glob, hashlib, importlib.metadata, os, subprocess
+import base64, collections, glob, hashlib, importlib.metadata, os, subprocess, sys
 noted, places = collections.defaultdict(set), {}
 for one in importlib.metadata.distributions():
     print('package:', one.metadata['Name'], one.version)
@@ -57,6 +57,8 @@ def contents(path):
 for file, path in sorted(places.items()):
     if not os.path.exists(path) or None not in noted[file] and contents(path) not in noted[file]:
         print('changed:', file)
+# importing a library that was changed may end the process
+sys.stdout.flush()
 """ + installed_pytorch.PROBE + """
 subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
 """

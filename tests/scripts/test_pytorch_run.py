@@ -247,7 +247,9 @@ def test_limit_and_lost_node(slurm, tmp_path, monkeypatch):
     assert lost.stdout.readline().startswith('rank 0')
     number = re.search(r'job (\d+)', lost.stderr.readline()).group(1)
     node = slurm.slurm.output('squeue', '-h', '-o', '%N', '-j', number).strip()
+    assert node in slurm.slurm.nodes
     slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=DOWN', 'Reason=test')
+    patiently(lambda: 'NODE_FAIL' in slurm.slurm.output('scontrol', 'show', 'job', number), "loss of the node")
     errors = lost.communicate(timeout=900)[1]
     slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=RESUME')
     assert 'ended before its program did: it lost a node' in errors, errors
