@@ -40,7 +40,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
     def extra_options():
         """Upstream's easyconfig parameters, and what else is to be fetched, built and installed."""
         options = LockedEnvironment.extra_options(EB_PyTorch.extra_options())
-        options['gpu_aware_mpi'] = [False, "The MPI backend asks MPI at run time whether it takes GPU memory", CUSTOM]
+        options['gpu_aware_mpi'] = [False, "Make the MPI backend ask MPI at run time for GPU support", CUSTOM]
         # a wheel is installed for PyTorch's own tests (runtest), too
         options['use_pip'][0] = True
         # wheels are checked against each other by the lock files

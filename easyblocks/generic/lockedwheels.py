@@ -27,7 +27,7 @@ class LockedWheels(LockedEnvironment):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        ramgate = [False, "What is compiled stays within the memory, and is not for login nodes", CUSTOM]
+        ramgate = [False, "Compile under ramgate; refused on login nodes", CUSTOM]
         return LockedEnvironment.extra_options(dict({'ramgate': ramgate}, **extra_vars or {}))
 
     def check_before_fetching(self):

@@ -26,7 +26,7 @@ class SystemSettings(Bundle):
 
     @staticmethod
     def extra_options(extra_vars=None):
-        features = [None, "Which settings of the system: those with all of these in their `when`", MANDATORY]
+        features = [None, "Words; the module makes the settings that have all of them in `when`", MANDATORY]
         return Bundle.extra_options(dict({'features': features}, **extra_vars or {}))
 
     def __init__(self, *args, **kwargs):

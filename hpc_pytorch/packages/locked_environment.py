@@ -36,23 +36,23 @@ from hpc_pytorch.packages.wheel_tags import ask_python, why_not
 
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
-    'python_versions': [None, "Pythons that the locked packages exist for, best first", MANDATORY],
-    'features': [[], "Those of %s that it uses; they decide which settings of the system apply"
+    'python_versions': [None, "Python versions for which the locked packages exist, best first", MANDATORY],
+    'features': [[], "Words for what it uses, which decide which settings of the system apply: %s"
                  % ', '.join(sorted(FEATURES)), CUSTOM],
     # how they are fetched
-    'extra_index_urls': [[], "Package indexes to ask for what the user's own do not have", CUSTOM],
-    'lock_files_instead': [[], "Lock files to take where extra_index_urls cannot be reached", CUSTOM],
-    'package_urls': [{}, "Addresses of sources that no index has, by package", CUSTOM],
+    'extra_index_urls': [[], "More package indexes, searched after the user's own", CUSTOM],
+    'lock_files_instead': [[], "Lock files to use if extra_index_urls cannot be reached", CUSTOM],
+    'package_urls': [{}, "URLs of sources that are in no index, by package", CUSTOM],
     # what is built
     'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI; mpi4py where its "
                           "wheel does not run with that", CUSTOM],
-    'build_lock_files': [[], "Lock files with what building needs; not installed", CUSTOM],
+    'build_lock_files': [[], "Lock files with the packages that building needs; they are not installed", CUSTOM],
     'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
-    'collection_packages': [[], "Packages of this collection to build here for what was installed", CUSTOM],
-    'mpi_lock_files': [[], "Lock files with an MPI, installed where the machine has none", CUSTOM],
+    'collection_packages': [[], "Packages of this collection to build for the installed PyTorch and MPI", CUSTOM],
+    'mpi_lock_files': [[], "Lock files with an MPI, installed if the machine has none", CUSTOM],
     # what else is installed
-    'scripts': [[], "Scripts to install in bin, beside the easyconfig or in scripts", CUSTOM],
-    'example_files': [[], "Files to install in examples, beside the easyconfig or in scripts/examples", CUSTOM],
+    'scripts': [[], "Scripts to install in bin: from the easyconfig's directory or scripts", CUSTOM],
+    'example_files': [[], "Files to install in examples: from the easyconfig's directory or scripts/examples", CUSTOM],
 }
 # the collection's prebuilt Python, as a dependency
 OWN_PYTHON = (" If there is none, install Python-3.12.14-standalone.eb, and add "

@@ -75,7 +75,7 @@ def test_every_system_has_a_page():
     pages = {path.stem: path.read_text() for path in (DOCS / 'systems').glob('*.rst')}
     assert set(pages) == systems
     for system, text in pages.items():
-        assert ':start-after: .. Begin: prerequisites' in text, system
+        assert ':start-after: .. Begin: prerequisites' in text and '``git clone`` the repository_' in text, system
         assert system == 'workstation' or '**Not yet run on ' in text, system
 
 
