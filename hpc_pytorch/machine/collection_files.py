@@ -5,6 +5,7 @@ import glob
 import os
 import shutil
 import subprocess
+import sys
 
 from hpc_pytorch import UsersProblem, collection_path
 
@@ -34,6 +35,12 @@ def plain_values(text):
             with contextlib.suppress(ValueError):
                 found[node.targets[0].id] = ast.literal_eval(node.value)
     return found
+
+
+def own_uv():
+    """Return the uv that was installed with EasyBuild, else the user's; None if there is none."""
+    places = [os.path.dirname(sys.executable), os.environ.get('PATH', os.defpath)]
+    return shutil.which('uv', path=os.pathsep.join(places))
 
 
 def locked_program(name, lock):

@@ -2,7 +2,7 @@
 Packages of the operating system that the first call needs: installs all at once, or says so before anything is fetched.
 
 make-environment runs this file with the name of a lock file and the arguments of ./eb. Prints the path of a wheel of
-pip, where Python has none and nothing may be installed.
+pip, with which an environment is made in half of the time that ensurepip takes; nothing where there is none.
 """
 import glob
 import importlib.util
@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import sysconfig
+import zipfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 from hpc_pytorch import UsersProblem, collection_path, say  # noqa: E402
@@ -19,6 +20,8 @@ from hpc_pytorch.machine.distribution_packages import NotAllowed, WouldRemove, i
 from hpc_pytorch.machine.modules import COLLECTION, modules_tool  # noqa: E402
 
 OWN_PIP = os.path.join(COLLECTION, '.local', 'pip')
+# where distributions keep the wheels that ensurepip installs
+PYTHONS_WHEELS = '/usr/share/python-wheels'
 # what can be had without root where there is apt
 UNPACKED = ('python3-venv', 'lmod')
 
@@ -72,21 +75,34 @@ def install_all(names):
         install([name for name in names if name not in UNPACKED])
 
 
-def own_pip():
-    """Return the path of a wheel of pip, unpacked beside the checkout."""
-    wheels = os.path.join(glob.escape(OWN_PIP), 'usr/share/python-wheels/pip-*.whl')
-    if not glob.glob(wheels):
+def wheels_of_pip(*places):
+    """List the wheels of pip in these directories; those of Debian 11 lack libraries that pip brings elsewhere."""
+    found = []
+    for place in places:
+        for path in glob.glob(os.path.join(glob.escape(place), 'pip-*.whl')):
+            if any('_vendor/urllib3/' in name for name in zipfile.ZipFile(path).namelist()):
+                found.append(path)
+    return found
+
+
+def pip_wheels():
+    """List the wheels of pip that Python has or, where it has none, that is unpacked beside the checkout."""
+    ensurepip = importlib.util.find_spec('ensurepip')
+    if ensurepip:
+        return wheels_of_pip(PYTHONS_WHEELS, os.path.join(os.path.dirname(ensurepip.origin), '_bundled'))
+    unpacked = OWN_PIP + PYTHONS_WHEELS
+    if not wheels_of_pip(unpacked):
         say("unpacking pip to %s" % OWN_PIP)
-        own_lmod.unpack({own_lmod.codename(): ['python3-pip-whl']}, OWN_PIP)
-    return glob.glob(wheels)[0]
+        own = own_lmod.codename()
+        own_lmod.unpack({own_lmod.NEXT_RELEASES.get(own, own): ['python3-pip-whl']}, OWN_PIP)
+    return wheels_of_pip(unpacked)
 
 
 def main(lock, *arguments):
     try:
         install_all(needed(lock, arguments))
         importlib.invalidate_caches()
-        if not importlib.util.find_spec('ensurepip'):
-            print(own_pip())
+        print(*pip_wheels()[:1])
     except UsersProblem as problem:
         print("ERROR: %s" % problem, file=sys.stderr)
         return 1

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
@@ -356,11 +356,11 @@ class LockedEnvironment(EasyBlock):
     def install_wheels(self, entries):
         count = len({entry.name for entry in entries})
         with progress("installing %d packages" % count, self.log):
-            self.pip().install(entries, self.wheels, '--only-binary', ':all:', '--no-compile')
+            self.pip().install_wheels(entries, self.wheels)
 
     def install_file(self, path):
         """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
-        self.pip().install([entry_of(path)], os.path.dirname(path), '--only-binary', ':all:', '--no-compile')
+        self.pip().install_wheels([entry_of(path)], os.path.dirname(path))
 
     def compile_to_byte_code(self):
         """
@@ -497,7 +497,10 @@ class LockedEnvironment(EasyBlock):
             'files': ['bin/' + program for program in programs],
             'dirs': [os.path.relpath(self.site_packages(), self.path())],
         }
-        super().sanity_check_step(*args, **kwargs)
+        with ExitStack() as stack:
+            if not self.dry_run:
+                stack.enter_context(progress("importing every package, and running what the easyconfig asks", self.log))
+            super().sanity_check_step(*args, **kwargs)
 
     def sanity_check_load_module(self, *args, **kwargs):
         """With the module loaded, look whether everything in it works together."""
@@ -533,8 +536,7 @@ class LockedEnvironment(EasyBlock):
         """Import every package, and look whether those that were compiled for PyTorch find its symbols."""
         if 'pytorch-check' not in self.cfg['scripts']:
             return None
-        with progress("checking that every package imports", self.log):
-            done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
+        done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
         if done.exit_code:
             return done.output.strip()
         return None

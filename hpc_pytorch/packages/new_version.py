@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
-from hpc_pytorch.machine.collection_files import locked_program, named_file, plain_values
+from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.known_errors import table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS
@@ -52,7 +52,10 @@ def pip_settings():
 def uv(words, directory):
     """Run uv in a directory; it asks the indexes that pip was configured with."""
     variables = dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', **pip_settings())
-    done = subprocess.run([locked_program('uv', 'uv')] + words, cwd=directory, stdin=subprocess.DEVNULL,
+    program = own_uv()
+    if program is None:
+        raise UsersProblem("uv is not found; install it: pip install uv")
+    done = subprocess.run([program] + words, cwd=directory, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, env=variables)
     if done.returncode == 0:
         return done.stdout

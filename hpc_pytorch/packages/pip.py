@@ -1,5 +1,5 @@
 """
-pip for one Python.
+pip for one Python, and uv for what pip has fetched.
 
 Only downloading sees how the user configured pip; everything else works from the fetched files alone.
 """
@@ -12,6 +12,7 @@ from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import read_file, remove_dir, write_file
 from easybuild.tools.run import run_shell_cmd
 
+from hpc_pytorch.machine.collection_files import own_uv
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words, other_files, unreached
 
@@ -19,8 +20,15 @@ from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words,
 LOG = 'log'
 # options with which pip takes nothing but locked files that are here
 LOCKED = ('--quiet', '--no-index', '--no-deps', '--require-hashes')
+# the same for uv
+UV_LOCKED = ('--quiet', '--no-config', '--offline', '--no-index', '--no-deps', '--require-hashes')
 # path of a Python -> the command that runs pip for it, which takes a second to find out
 COMMANDS = {}
+
+
+def without(*prefixes):
+    """Return the environment without the variables that begin with these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 class IndexNotReached(EasyBuildError):
@@ -50,12 +58,9 @@ class Pip:
     def __call__(self, *arguments, environment=None, **options):
         """Run pip; callers look at the exit code."""
         fetching = arguments[0] == 'download'
-        variables = os.environ.copy()
-        for key in os.environ:
-            if key.startswith('PYTHON') or key.startswith('PIP_') and not fetching:
-                del variables[key]
+        variables = without('PYTHON')
         if not fetching:
-            variables['PIP_CONFIG_FILE'] = os.devnull
+            variables = dict(without('PYTHON', 'PIP_'), PIP_CONFIG_FILE=os.devnull)
         # pip folds its messages at the terminal's width, and prints nothing where that is 0 (under `script`)
         variables.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', COLUMNS='1000')
         variables.update(environment or {})
@@ -87,6 +92,21 @@ class Pip:
         if result.exit_code:
             reason = explain(result.output, directory, self.python) or known_errors.why_not_built(result.output)
             raise EasyBuildError("Installing failed: %s%s", last_words(result.output), reason)
+
+    def install_wheels(self, entries, directory):
+        """Install wheels with uv, on all cores; pip does it, or tells why it fails, where uv cannot."""
+        uv = own_uv()
+        # on the same file system, so that files are linked
+        cache = os.path.join(os.path.dirname(self.path), '.uv')
+        if uv:
+            with lock_file(entries) as lock:
+                command = [uv, 'pip', 'install', *UV_LOCKED, '--python', self.path, '--cache-dir', cache,
+                           '--find-links', directory, '--only-binary', ':all:', '-r', lock]
+                done = run_shell_cmd(command, env=without('PYTHON', 'PIP_', 'UV_'), fail_on_error=False, hidden=True,
+                                     use_bash=False)
+            remove_dir(cache)
+        if not uv or done.exit_code:
+            self.install(entries, directory, '--only-binary', ':all:', '--no-compile')
 
     def download(self, entries, directory, *arguments, **options):
         """Download the files of entries, every checksum verified; all that pip did is in its log beside them."""
