@@ -1,5 +1,6 @@
 """``--uninstall MODULE``: remove what was installed, its module first, so that nobody loads what is half gone."""
 import argparse
+import contextlib
 import glob
 import os
 import re
@@ -15,6 +16,7 @@ from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
 from hpc_pytorch.rules.installation_locks import remove_stale_lock
 
 ROOT = re.compile(r'^(?:local root =|set root) "?(/[^"\n]+)', re.M)
+DEPENDENCY = re.compile(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?")
 LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)')
 
 
@@ -34,8 +36,17 @@ def read(path):
         return handle.read()
 
 
+def used_by(record):
+    """List the modules that a job installs, and those that its easyconfig depends on."""
+    try:
+        text = read(record['easyconfig'])
+    except OSError:
+        text = ''
+    return [record['module']] + ['%s/%s%s' % dependency for dependency in DEPENDENCY.findall(text)]
+
+
 def check_unused(name, files):
-    """Stop if another module loads this one, or a job installs it."""
+    """Stop if another module loads this one, or a job installs it or something on top of it."""
     users = []
     for other, path in files.items():
         if other != name and name in LOADED.findall(read(path)):
@@ -43,8 +54,9 @@ def check_unused(name, files):
     if users:
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
     for record in read_records():
-        if record['module'] == name and state_of(record).state in ALIVE + (UNKNOWN,):
-            raise EasyBuildError("job %s installs %s: cancel it first (./eb --job-cancel)", record['job'], name)
+        if name in used_by(record) and state_of(record).state in ALIVE + (UNKNOWN,):
+            raise EasyBuildError("%s is needed by job %s, which installs %s: cancel that first (./eb --job-cancel)",
+                                 name, record['job'], record['module'])
 
 
 def links_to(path):
@@ -81,10 +93,16 @@ def uninstall(name):
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
     lock = det_lock_path(software.replace('/', '_'))
     remove_stale_lock(lock)
-    for path in [module] + links_to(module):
+    modules = links_to(module) + [module]
+    for path in modules:
         os.remove(path)
-    for path in [software] + build_directories(name):
+    places = [software] + build_directories(name)
+    for path in places:
         shutil.rmtree(path, ignore_errors=not os.path.exists(path))
+    for path in modules + places:
+        # unless another version is in it
+        with contextlib.suppress(OSError):
+            os.rmdir(os.path.dirname(path))
     for record in read_records():
         if record['module'] == name:
             remove_record(record)

@@ -27,6 +27,7 @@ def test_uninstall(toys):
     assert 'Removed top/1.0-ARCHER2' in said and 'Removed base/1.0-ARCHER2' in said
     assert not left(toys.eb) and not list(toys.eb.prefix.glob('software/*/1.0-ARCHER2'))
     assert not list(toys.eb.prefix.glob('build/*/*/*'))
+    assert not (toys.eb.prefix / 'software/base').exists() and not (toys.eb.modules / 'base').exists()
 
 
 def test_module_of_others(toys):
@@ -40,14 +41,16 @@ def test_module_of_others(toys):
     assert elsewhere.exists() and module.exists()
 
 
-def test_job_that_installs_it(toys):
-    """A job that may be alive keeps it."""
+@pytest.mark.parametrize('installed', ['toy', 'top'])
+def test_job_that_needs_it(toys, installed):
+    """A job that may be alive keeps what it installs, and what that depends on."""
     toys.run(toys.write('toy'))
+    easyconfig = toys.write('top', after=['toy'])
     jobs = toys.eb.prefix / 'software/.jobs'
     jobs.mkdir(parents=True)
     (jobs / 'toy.json').write_text(
-        '{"name": "toy", "module": "toy/1.0-ARCHER2", "token": "0", "scheduler": "slurm", "log": "", "easyconfig": "",'
-        ' "time": 1, "after": [], "job": "7"}')
+        '{"name": "toy", "module": "%s/1.0-ARCHER2", "token": "0", "scheduler": "slurm", "log": "", "easyconfig": "%s",'
+        ' "time": 1, "after": [], "job": "7"}' % (installed, easyconfig))
     said = toys.run('--system=archer2', '--uninstall', 'toy/1.0-ARCHER2', status=1, env={'PATH': '/usr/bin:/bin'})
-    assert 'job 7 installs toy/1.0-ARCHER2' in said
+    assert 'toy/1.0-ARCHER2 is needed by job 7, which installs %s/1.0-ARCHER2' % installed in said
     assert toys.module('toy').exists()
