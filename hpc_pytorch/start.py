@@ -15,7 +15,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, VERSION, say, write_atomically
@@ -63,7 +62,6 @@ def own_options(arguments):
     parser.add_argument('--system', nargs='?', const='')
     parser.add_argument('--rehearse', action='store_true')
     parser.add_argument('--hooks')
-    parser.add_argument('--try-software-version', dest='version')
     ours, others = parser.parse_known_args(arguments)
     names = [word.split('=')[0] for word in others]
     ours.program = next((name for name in PROGRAMS if '--' + name in names), None)
@@ -81,26 +79,6 @@ def easyconfigs_in(arguments):
         if path.is_file():
             found += re.findall(r'[^\s/:]+\.eb\b', path.read_text(errors='replace'))
     return found
-
-
-def with_other_version(version, arguments):
-    """Make an easyconfig and lock files for --try-software-version, which last as long as this call."""
-    from hpc_pytorch.packages import new_version
-
-    easyconfigs = easyconfigs_in(arguments)
-    unchanged = arguments + ['--try-software-version=' + version]
-    if len(easyconfigs) != 1:
-        return unchanged
-    directory = tempfile.mkdtemp(prefix='try-version-')
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    path = new_version.try_version(easyconfigs[0], version, directory)
-    if path is None:
-        return unchanged
-    if '--job' in arguments:
-        raise UsersProblem("jobs need files that stay; write them first: ./eb --new-version")
-    say("made %s and its lock files for this call only; to keep them: ./eb --new-version %s %s" % (
-        os.path.basename(path), shlex.quote(version), shlex.quote(easyconfigs[0])))
-    return [path if word == easyconfigs[0] else word for word in arguments]
 
 
 # -- EasyBuild's configuration
@@ -200,8 +178,6 @@ def prepare(arguments):
     for name in NOT_THE_USERS:
         os.environ.pop(name, None)
     os.environ.update(HPC_SYSTEM=system, PYTHONNOUSERSITE='1', FANCYLOGGER_IGNORE_MPI4PY='1')
-    if ours.version:
-        arguments = with_other_version(ours.version, arguments)
     if ours.rehearse:
         configure_rehearsal(system, easyconfigs)
     configure_jobs(system, ours.rehearse)

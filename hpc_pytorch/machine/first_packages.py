@@ -10,6 +10,8 @@ import os
 import shutil
 import sys
 import sysconfig
+import urllib.error
+import urllib.request
 import zipfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
@@ -20,6 +22,9 @@ from hpc_pytorch.machine.distribution_packages import NotAllowed, WouldRemove, i
 from hpc_pytorch.machine.modules import COLLECTION, modules_tool  # noqa: E402
 
 OWN_PIP = os.path.join(COLLECTION, '.local', 'pip')
+PYTHON = '%d.%d' % sys.version_info[:2]
+# that of Python-3.12.14-standalone.eb
+OWN_VERSION = '3.12'
 # where distributions keep the wheels that ensurepip installs
 PYTHONS_WHEELS = '/usr/share/python-wheels'
 # what can be had without root where there is apt
@@ -31,36 +36,65 @@ def needed(lock, arguments):
     names = []
     if not importlib.util.find_spec('ensurepip'):
         names.append('python3-venv')
-    if lock != 'eb.txt' or '--survey' in arguments:
-        return names
-    chosen = 'EASYBUILD_MODULES_TOOL' in os.environ or any(word.startswith('--modules-tool') for word in arguments)
-    if not chosen and modules_tool() is None and own_lmod.codename() not in own_lmod.NEXT_RELEASES:
+    if sys.version_info < (3, 10) and not importlib.util.find_spec('distutils.cmd'):
+        # without it that Python's pip does not even start
+        names.append('python3-distutils')
+    if lacks_modules_tool(lock, arguments) and own_lmod.codename() not in own_lmod.NEXT_RELEASES:
         names.append('lmod')
-    return names + needed_to_build(arguments)
+    for values in named_easyconfigs(arguments if lock == 'eb.txt' else ()):
+        names += needed_to_build(values)
+    return list(dict.fromkeys(names))
 
 
-def needed_to_build(arguments):
-    """List what compiling needs for the named easyconfigs that bring no compiler's module."""
+def lacks_modules_tool(lock, arguments):
+    """True if ./eb needs a modules tool, and is going to find none."""
+    if lock != 'eb.txt' or '--survey' in arguments or 'EASYBUILD_MODULES_TOOL' in os.environ:
+        return False
+    return modules_tool() is None and not any(word.startswith('--modules-tool') for word in arguments)
+
+
+def named_easyconfigs(names):
+    """Yield the parameters of each easyconfig that is named, and that loads none of the system's modules."""
+    for name in names:
+        places = os.path.join(glob.escape(collection_path('easyconfigs')), '?', '*', os.path.basename(name))
+        path = next(filter(os.path.isfile, [name] + glob.glob(places)), None)
+        if name.endswith('.eb') and path:
+            with open(path, encoding='utf-8') as handle:
+                text = handle.read()
+            if 'EXTERNAL_MODULE' not in text:
+                yield plain_values(text)
+
+
+def needed_to_build(values):
+    """List what compiling needs for an easyconfig."""
     names = []
-    for word in arguments:
-        name = os.path.basename(word)
-        places = [word] + glob.glob(os.path.join(glob.escape(collection_path('easyconfigs')), '?', '*', name))
-        path = next(filter(os.path.isfile, places), None)
-        if not name.endswith('.eb') or path is None:
-            continue
-        with open(path, encoding='utf-8') as handle:
-            text = handle.read()
-        values = plain_values(text)
-        builds = {'build_from_source', 'collection_packages'} & set(values)
-        if not builds or 'EXTERNAL_MODULE' in text:
-            continue
+    if {'build_from_source', 'collection_packages'} & set(values):
         if not shutil.which('c++'):
             names.append('g++')
-        version = '%d.%d' % sys.version_info[:2]
         headers = os.path.join(sysconfig.get_path('include'), 'Python.h')
-        if version in values.get('python_versions', []) and not os.path.exists(headers):
-            names.append('python%s-dev' % version)
-    return sorted(set(names))
+        if PYTHON in values.get('python_versions', []) and not os.path.exists(headers):
+            names.append('python%s-dev' % PYTHON)
+    return names
+
+
+def tell_of_python(values):
+    """Say at once that the collection's own Python will be installed, too, and whether it can be fetched."""
+    versions = values.get('python_versions', [])
+    found = [version for version in versions if version == PYTHON or shutil.which('python' + version)]
+    if found or OWN_VERSION not in versions or 'dependencies' in values:
+        return
+    text = "%s needs Python %s; found: %s. The collection's own, Python %s, will be installed, too" % (
+        values['name'], ' or '.join(versions), PYTHON, OWN_VERSION)
+    own = next(named_easyconfigs(['Python-3.12.14-standalone.eb']))
+    try:
+        urllib.request.urlopen(urllib.request.Request(own['source_urls'][0], method='HEAD'), timeout=10)
+    except urllib.error.HTTPError:
+        # a server that lists no directories
+        pass
+    except OSError as error:
+        text += (". It is fetched from %s, which cannot be reached (%s): unless a source path has its file, install "
+                 "another one of those Pythons" % (own['source_urls'][0], getattr(error, 'reason', error)))
+    say(text)
 
 
 def install_all(names):
@@ -100,8 +134,12 @@ def pip_wheels():
 
 def main(lock, *arguments):
     try:
+        for values in named_easyconfigs(arguments if lock == 'eb.txt' else ()):
+            tell_of_python(values)
         install_all(needed(lock, arguments))
         importlib.invalidate_caches()
+        if lacks_modules_tool(lock, arguments):
+            own_lmod.installed_modules_tool()
         print(*pip_wheels()[:1])
     except UsersProblem as problem:
         print("ERROR: %s" % problem, file=sys.stderr)

@@ -48,67 +48,10 @@ def told_by(system):
     return [(name, str(value)) for name, value in told.items() if value]
 
 
-# Modules tools forget what a variable was: the stack of Lmod 8.6 keeps the value of an earlier load as the one to go
-# back to, Environment Modules 5.2 only the first part of one with colons.
-OVERRIDE = {
-    'Lua': '''
-do
-    local function base64(text)
-        local letters, out = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", {}
-        for i = 1, #text, 3 do
-            local a, b, c = string.byte(text, i, i + 2)
-            local bits = a * 65536 + (b or 0) * 256 + (c or 0)
-            for place = 3, 0, -1 do
-                local digit = math.floor(bits / 64 ^ place) %% 64 + 1
-                local none = place == 0 and not c or place == 1 and not b
-                out[#out + 1] = none and "=" or string.sub(letters, digit, digit)
-            end
-        end
-        return table.concat(out)
-    end
-    -- Lmod's stack may be of an earlier load: the value of today is put on top of it
-    local stack, value = os.getenv("__LMOD_STACK_%(name)s"), os.getenv("%(name)s")
-    if mode() == "load" and stack and string.match(stack, "[^:]*") ~= (value and base64(value) or "false") then
-        pushenv("%(name)s", value or false)
-    end
-    local ours = "%(value)s"
-    pushenv("%(name)s", ours ~= "" and ours)
-end
-''',
-    'Tcl': '''
-set before {}
-if { [module-info mode load] && [info exists ::env(%(name)s)] } { set before $::env(%(name)s) }
-if { ![info exists ::ModuleTool] || $::ModuleTool ne {Modules} } {
-    # Lmod looks what to keep when all of this has run, and finds our value: the user's is pushed first. Lmod loses
-    # empty values and none: a word stands for them.
-    set stack {} ; set ours {%(value)s} ; set word (none)
-    if { [info exists ::env(__LMOD_STACK_%(name)s)] } { set stack [split $::env(__LMOD_STACK_%(name)s) :] }
-    if { $before eq {} } { set before $word }
-    if { $ours eq {} } { set ours $word }
-    if { [module-info mode load] && [lindex $stack 0] ne [binary encode base64 $before] } { pushenv %(name)s $before }
-    pushenv %(name)s $ours
-    if { [module-info mode remove] ? [lindex $stack 1] eq [binary encode base64 $word] : $ours eq $word } {
-        setenv %(name)s {}
-    }
-} elseif { [module-info mode unload] && [info exists ::env(__HPC_BEFORE_%(owner)s_%(name)s)] } {
-    # with a value, and in this mode, it sets the variable
-    unsetenv %(name)s $::env(__HPC_BEFORE_%(owner)s_%(name)s)
-    setenv __HPC_BEFORE_%(owner)s_%(name)s {}
-} elseif { [module-info mode unload] } {
-    # a module that is loaded in the same call sees this value
-    setenv %(name)s {}
-} else {
-    if { $before ne {} } { setenv __HPC_BEFORE_%(owner)s_%(name)s $before }
-    setenv %(name)s {%(value)s}
-}
-''',
-}
-
-
 def override(generator, owner, name, value):
     """Set an environment variable, '' for none, while the module `owner` is loaded; then the user's comes back."""
     owner = ''.join(filter(str.isalnum, owner))
-    return OVERRIDE[generator.SYNTAX] % {'name': name, 'value': value, 'owner': owner}
+    return SYNTAX[generator.SYNTAX]['override'] % {'name': name, 'value': value, 'owner': owner} + '\n'
 
 
 # what is checked and measured

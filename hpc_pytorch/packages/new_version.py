@@ -320,23 +320,6 @@ def show(change, made):
             print(''.join(shown) or 'same: ' + path)
 
 
-def try_version(easyconfig, version, directory):
-    """
-    Write an easyconfig of another version and its lock files into a directory; returns the easyconfig's path, None
-    where it has no lock files or is on a path that only EasyBuild knows.
-    """
-    try:
-        path = find(easyconfig)
-    except UsersProblem:
-        return None
-    if 'lock_files' not in read(path):
-        return None
-    change = Change(path, version, directory)
-    for made, text in change.make().items():
-        write_atomically(os.path.join(directory, os.path.basename(made)), text)
-    return os.path.join(directory, os.path.basename(change.target))
-
-
 def main(arguments):
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)

@@ -40,6 +40,18 @@ def test_added_where_none_fits(eb, tmp_path):
     assert ORIGINAL.name not in eb(toy, '--robot', '--dry-run-short', env=path).stdout
 
 
+def test_fetched(eb, tmp_path):
+    """Under the name that it has on its server, whose address writes + as %2B."""
+    tarball = tmp_path / 'server' / re.search(r"'(cpython-\S*x86_64\S*)'", ORIGINAL.read_text()).group(1)
+    tarball.parent.mkdir()
+    tarball.write_bytes(b'a tarball')
+    text = re.sub(r"source_urls = .*", "source_urls = ['%s']" % tarball.parent.as_uri(), ORIGINAL.read_text())
+    easyconfig = tmp_path / ORIGINAL.name
+    easyconfig.write_text(re.sub(r"'[0-9a-f]{64}'", repr(hashlib.sha256(b'a tarball').hexdigest()), text))
+    said = eb(easyconfig, '--fetch', env={'EASYBUILD_SOURCEPATH': str(tmp_path / 'sources')}).stdout
+    assert (tmp_path / 'sources/p/Python' / tarball.name).read_bytes() == b'a tarball', said
+
+
 def unimportant(member):
     """What an installation of Debian's has besides."""
     return None if '/dist-packages' in member.name or '__pycache__' in member.name else member

@@ -1,8 +1,6 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
 import re
-import tempfile
 import zipfile
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -98,29 +96,6 @@ def test_new_version(toy, call, eb):
     output = call('--renew', easyconfig='toy-2.0.eb')
     assert '-numbers-of-toys==5.1' in output and '+numbers-of-toys==5.2' in output
     assert 'numbers-of-toys==5.2' in (toy / 'toy-2.0.lock').read_text()
-
-
-def test_try_software_version(toy, call):
-    """EasyBuild's option has the locks of that version, and leaves nothing."""
-    before = sorted(toy.iterdir())
-    for words in (['--try-software-version=2.0'], ['--try-software-version', '2.0']):
-        output = call('-D', *words)
-        assert '(module: toy/2.0)' in output and 'to keep them: ./eb --new-version 2.0' in output, output
-    assert 'the indexes have no torch 3.0' in call('-D', '--try-software-version=3.0', status=1)
-    assert 'jobs need files that stay' in call('--job', *words, status=1)
-    assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
-    assert not list(Path(tempfile.gettempdir()).glob('try-version-*'))
-
-
-def test_try_software_version_of_others(eb, tmp_path):
-    """An easyconfig that only EasyBuild knows how to find is EasyBuild's business."""
-    place = tmp_path / 'others'
-    place.mkdir()
-    (place / 'plain-1.0.eb').write_text(EASYCONFIG.replace('LockedWheels', 'Toolchain').replace("'toy'", "'plain'")
-                                        .replace("lock_files = ['toy-%(version)s.lock']\n", '')
-                                        .replace("python_versions = ['3.11']\n", ''))
-    output = eb('plain-1.0.eb', '-D', '--try-software-version=2.0', '--robot-paths=%s' % place).stdout
-    assert '(module: plain/2.0)' in output
 
 
 @pytest.mark.parametrize('version, options, words', [
