@@ -140,26 +140,15 @@ class Slurm(BatchSystem):
             if value:
                 command.append('--%s=%s' % (option, value))
         if after:
-            numbers = [job.split(';')[0] for job in after]
-            command += ['--dependency=afterok:' + ':'.join(numbers), '--kill-on-invalid-dep=yes']
+            command += ['--dependency=afterok:' + ':'.join(after), '--kill-on-invalid-dep=yes']
         if request.gpus:
             option = request.gpus_option or '--gpus-per-node='
             command.append(option + str(request.gpus))
         return command + [word for word in request.options if not word.startswith(('--export', '--mem'))]
 
-    @staticmethod
-    def of_cluster(tool, job):
-        """Return a command for a job, which may be another cluster's (as id;cluster), and its number."""
-        number, _, cluster = job.partition(';')
-        command = [tool]
-        if cluster:
-            command.append('--clusters=' + cluster)
-        return command, number
-
     def cancel(self, jobs):
         for job in jobs:
-            command, number = self.of_cluster('scancel', job)
-            self.end(command + ['--quiet', number])
+            self.end(['scancel', '--quiet', job])
 
     def find(self, name, mark):
         """Return the living jobs of this name that carry this mark: [(id, the mark with its token)]."""
@@ -168,8 +157,7 @@ class Slurm(BatchSystem):
 
     def look(self, job):
         """Return what Slurm says of a job; None if it has forgotten it."""
-        command, number = self.of_cluster('scontrol', job)
-        status, output = self.ask(command + ['--oneliner', 'show', 'job', number])
+        status, output = self.ask(['scontrol', '--oneliner', 'show', 'job', job])
         if status:
             facts = self.accounted(job)
             if not facts and re.search('invalid job id', output, re.I):
@@ -199,8 +187,7 @@ class Slurm(BatchSystem):
 
     def accounted(self, job):
         """Ask the accounting database, where there is one."""
-        command, number = self.of_cluster('sacct', job)
-        command += ['--noheader', '--parsable2', '--allocations', '--format=State', '--jobs=' + number]
+        command = ['sacct', '--noheader', '--parsable2', '--allocations', '--format=State', '--jobs=' + job]
         try:
             status, output = self.ask(command)
         except NoAnswer:

@@ -8,7 +8,6 @@ import itertools
 import os
 import re
 import shutil
-import sys
 from contextlib import ExitStack, contextmanager
 
 from easybuild.framework.easyblock import EasyBlock
@@ -18,7 +17,6 @@ from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import adjust_permissions, copy, copy_file
 from easybuild.tools.modules import get_software_root
-from easybuild.tools.utilities import nub
 
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
@@ -32,7 +30,7 @@ from hpc_pytorch.packages.pip import IndexNotReached, Pip
 from hpc_pytorch.packages.pip_errors import last_words
 from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.packages.progress import progress
-from hpc_pytorch.packages.wheel_tags import ask_python, why_not
+from hpc_pytorch.packages.wheel_tags import ask_python, find_python, pythons, why_not
 
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
@@ -133,20 +131,14 @@ class LockedEnvironment(EasyBlock):
     def find_python(self):
         """The first Python on this machine of those that the packages exist for."""
         versions = self.cfg['python_versions']
-        names = ['python3'] + ['python' + version for version in versions] + [sys.executable]
         root = get_software_root('Python')
-        if root:
-            names = [os.path.join(root, 'bin', 'python3')]
-        found = []
-        for path in nub(filter(None, map(shutil.which, names))):
-            python = ask_python(path)
-            if python and python.version in versions:
-                return python
-            if python:
-                found.append("%s (%s)" % (python.version, path))
+        programs = [os.path.join(root, 'bin', 'python3')] if root else pythons(versions)
+        python, found = find_python(programs, versions)
+        if python:
+            return python
         own = OWN_PYTHON if '3.12' in versions else ''
         raise EasyBuildError("%s %s needs Python %s; found: %s. Load the module of one of them, or install one.%s",
-                             self.name, self.version, ' or '.join(versions), ', '.join(found) or 'none', own)
+                             self.name, self.version, ' or '.join(versions), found, own)
 
     def install_build_tools_of_system(self):
         """Install a C++ compiler and Python.h where they are missing and that is allowed."""

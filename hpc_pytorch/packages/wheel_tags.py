@@ -2,7 +2,9 @@
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 from collections import namedtuple
 
 from hpc_pytorch.packages.lock_files import normal_name
@@ -30,6 +32,23 @@ def ask_python(path):
     if answer.returncode or not answer.stdout:
         return None
     return Python(**json.loads(answer.stdout))
+
+
+def pythons(versions):
+    """List the programs that may be a Python of one of these versions, the user's own first."""
+    return ['python3'] + ['python' + version for version in versions] + [sys.executable]
+
+
+def find_python(programs, versions):
+    """Return the first of these programs that is a Python of one of these versions, or None; and what was found."""
+    found = []
+    for path in dict.fromkeys(filter(None, map(shutil.which, programs))):
+        python = ask_python(path)
+        if python and python.version in versions:
+            return python, None
+        if python:
+            found.append('%s (%s)' % (python.version, path))
+    return None, ', '.join(found) or 'none'
 
 
 def parse_wheel(path):

@@ -280,18 +280,18 @@ def test_why_it_waits(toys, slurm):
     assert '  done' in toys.wait_for_end()['top/1.0-ARCHER2']
 
 
-def test_another_clusters_job(toys, slurm):
-    """sbatch answers with id;cluster: the other cluster is asked. Its database is none of the tests' Slurm's."""
+def test_moved_to_another_cluster(toys, slurm):
+    """A federation may do that: nobody knows its state, and nothing is submitted again."""
     tools = toys.directory / 'tools'
     tools.mkdir()
-    for name, text in (('sbatch', 'echo "77;other"'), ('squeue', ''), (
-            'scontrol', 'test "$*" = "--clusters=other --oneliner show job 77" && '
+    for name, text in (('sbatch', 'echo 77'), ('squeue', ''), (
+            'scontrol', 'test "$*" = "--oneliner show job 77" && '
             'echo "JobId=77 JobState=REVOKED Reason=None NodeList="')):
         (tools / name).write_text('#!/bin/sh\n%s\n' % text)
         (tools / name).chmod(0o755)
     toys.environment['PATH'] = '%s:%s' % (tools, os.environ['PATH'])
     easyconfig = toys.write('toy')
-    assert toys.submit(easyconfig) == ['77;other']
+    assert toys.submit(easyconfig) == ['77']
     assert '  unknown (REVOKED)' in toys.status()['toy/1.0-ARCHER2']
     assert 'its state could not be determined: REVOKED' in toys.refused(easyconfig)
 
