@@ -48,8 +48,9 @@ def test_fetched(eb, tmp_path):
     text = re.sub(r"source_urls = .*", "source_urls = ['%s']" % tarball.parent.as_uri(), ORIGINAL.read_text())
     easyconfig = tmp_path / ORIGINAL.name
     easyconfig.write_text(re.sub(r"'[0-9a-f]{64}'", repr(hashlib.sha256(b'a tarball').hexdigest()), text))
-    said = eb(easyconfig, '--fetch', env={'EASYBUILD_SOURCEPATH': str(tmp_path / 'sources')}).stdout
-    assert (tmp_path / 'sources/p/Python' / tarball.name).read_bytes() == b'a tarball', said
+    eb.sources = tmp_path / 'sources'
+    said = eb(easyconfig, '--fetch').stdout
+    assert (eb.sources / 'p/Python' / tarball.name).read_bytes() == b'a tarball', said
 
 
 def unimportant(member):
