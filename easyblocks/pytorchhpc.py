@@ -19,17 +19,17 @@ from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_path
-from easybuild.tools.filetools import copy_file, mkdir
+from easybuild.tools.filetools import copy_file, create_patch_info, mkdir
 from easybuild.tools.systemtools import get_cuda_architectures
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages import built_wheels
+from hpc_pytorch.packages import built_wheels, upstream_patches
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import contract, gpu_aware_mpi, installed, interrupted_builds, upstream_patches
+from hpc_pytorch.source import contract, gpu_aware_mpi, installed, interrupted_builds
 from hpc_pytorch.source.wheel_build import WheelBuild, commit_of, find_program
 
 
@@ -130,7 +130,9 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         if self.wheel:
             return
         if not self.dry_run:
-            self.missing_patches = upstream_patches.missing(self)
+            names = [create_patch_info(patch)['name'] for patch in self.cfg['patches']]
+            self.missing_patches = [name for name in names
+                                    if not self.obtain_file(name, no_download=True, warning_only=True)]
         if self.missing_patches:
             # unpacking it takes the packages to build with
             with self.loaded_dependencies(), as_easybuild_error():

@@ -23,6 +23,7 @@ from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
 from hpc_pytorch.machine.versions import release
+from hpc_pytorch.packages import upstream_patches
 from hpc_pytorch.packages.known_errors import table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS
 
@@ -285,11 +286,22 @@ class Change:
         text = text.replace(pythons, str(fitting))
         if has_sources(text):
             text = re.sub(r"^checksums = \[.*?\]\n", '', text, flags=re.M | re.S)
-            text, patches = re.subn(r"^patches = \[.*?\]\n", '', text, flags=re.M | re.S)
-            if patches:
-                print("Its patches are left out: choose those of %s, as docs/reference/patches.rst does for %s."
-                      % (self.version, self.old))
+            text = self.with_patches(text)
         return text
+
+    def with_patches(self, text):
+        """An easyconfig with the patches that are proposed for the new version; prints the table of the others."""
+        taken = plain_values(self.text).get('patches')
+        if not taken:
+            return text
+        upstream_patches.fetch(self.easyconfig, self.work)
+        reasons = upstream_patches.reasons_before(os.path.basename(self.easyconfig))
+        files = upstream_patches.read_distribution(self.work)
+        take, table = upstream_patches.propose(taken, reasons, self.version, files)
+        print("Its patches are a proposal. For docs/patches.cfg, once you have decided and tried them:\n\n[%s]\n%s\n"
+              % (os.path.basename(self.target), table))
+        lines = 'patches = [\n%s]\n' % ''.join('    %r,\n' % patch for patch in take)
+        return re.sub(r'^patches = \[.*?\]\n', lines if take else '', text, flags=re.M | re.S)
 
 
 def has_sources(text):

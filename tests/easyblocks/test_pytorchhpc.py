@@ -314,4 +314,4 @@ def test_wrong_patch_of_upstream(small, distribution):
     assert 'Fetching failed' in output and 'easybuild-easyconfigs' in output, output
     with_patch(small, 'PyTorch-1.13.1_unknown.patch')
     output = small.refused('--fetch', env=distribution)
-    assert 'PyTorch-1.13.1_unknown.patch is neither beside the easyconfig nor in easybuild_easyconfigs-0.1' in output
+    assert 'PyTorch-1.13.1_unknown.patch is neither beside the easyconfig nor in the distribution' in output

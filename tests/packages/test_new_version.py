@@ -1,5 +1,6 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
 import re
+import tarfile
 import zipfile
 from urllib.parse import quote
 
@@ -26,14 +27,23 @@ COMMAND = 'uv pip compile --universal --python-version 3.11 --generate-hashes --
 
 SOURCE = """sources = ['toy-%(version)s.tar.gz']
 patches = [
-    'toy-1.0_fix.patch',
+    'PyTorch-1.0_fix-crash.patch',
+    'PyTorch-1.0_fix-speed.patch',
 ]
 checksums = [
     'ab',
-    {'toy-1.0_fix.patch':
+    {'PyTorch-1.0_fix-crash.patch':
      'cd'},
+    {'PyTorch-1.0_fix-speed.patch':
+     'ef'},
 ]
 """
+# what upstream has: easyconfigs with their patches, and what each patch changes
+UPSTREAM = {'PyTorch-1.0-a.eb': ['PyTorch-1.0_fix-crash.patch'],
+            'PyTorch-1.9-a.eb': ['PyTorch-1.9_fix-crash.patch', 'PyTorch-1.9_skip-test.patch'],
+            'PyTorch-1.9-b.eb': ['PyTorch-1.9_fix-crash.patch', 'PyTorch-1.9_fix-new.patch'],
+            'PyTorch-1.9-b-whl.eb': [], 'PyTorch-3.0-a.eb': ['PyTorch-3.0_fix-crash.patch']}
+CHANGES = {'skip-test': 'test/test_x.py', 'fix-crash': 'torch/x.py', 'fix-new': 'torch/y.py'}
 
 
 def add(index, name, version, *requires, python='>=3.8'):
@@ -174,14 +184,51 @@ def test_one_version_for_all_pythons(toy, call):
     assert (toy / 'toy-2.0.eb').exists()
 
 
-def test_source_and_patches(toy, call):
-    """The checksums and the patches of the old version are left out, and the user is told."""
+@pytest.fixture
+def upstream(toy, monkeypatch):
+    """A small distribution of upstream's easyconfigs, locked beside the toy."""
+    tree = toy / 'easybuild_easyconfigs-0.1'
+    place = tree / 'easybuild/easyconfigs/p/PyTorch'
+    place.mkdir(parents=True)
+    (tree / 'setup.py').write_text("from setuptools import setup\nsetup(name='easybuild-easyconfigs', version='0.1')\n")
+    (tree / 'PKG-INFO').write_text('Metadata-Version: 2.1\nName: easybuild-easyconfigs\nVersion: 0.1\n')
+    for name, patches in UPSTREAM.items():
+        (place / name).write_text('name = %r\npatches = %r\n' % (name, patches))
+        for patch in patches:
+            file = CHANGES[patch.partition('_')[2][:-len('.patch')]]
+            (place / patch).write_text('Why it is.\n\n--- a/%s\n+++ b/%s\n@@ -1 +1 @@\n-a\n+b\n' % (file, file))
+    archive = toy / 'found' / (tree.name + '.tar.gz')
+    archive.parent.mkdir()
+    with tarfile.open(archive, 'w:gz') as packed:
+        packed.add(tree, tree.name)
+    (toy / 'easybuild-easyconfigs.lock').write_text('easybuild-easyconfigs==0.1 --hash=sha256:%s\n' % sha256(archive))
+    monkeypatch.setenv('PIP_FIND_LINKS', str(archive.parent))
+    return archive
+
+
+def test_source_and_patches(toy, call, upstream):
+    """The checksums are left out; patches are proposed from upstream's last easyconfigs before this version."""
     path = toy / 'toy-1.0.eb'
     path.write_text(path.read_text() + SOURCE)
     output = call('--new-version', 'latest')
-    assert 'Its patches are left out: choose those of 2.0' in output and 'Its source has no checksum yet' in output
+    assert 'Its source has no checksum yet' in output
     text = (toy / 'toy-2.0.eb').read_text()
-    assert 'patch' not in text and 'checksums' not in text and "sources = ['toy-%(version)s.tar.gz']" in text
+    assert "patches = [\n    'PyTorch-1.9_fix-crash.patch',\n]\n" in text
+    assert 'checksums' not in text and "sources = ['toy-%(version)s.tar.gz']" in text
+    for line in ('[toy-2.0.eb]', 'upstream = PyTorch-1.9-a.eb, PyTorch-1.9-b.eb (3 patches)', '    1 change only tests',
+                 'PyTorch-1.9_fix-new.patch = TO DECIDE: Why it is.',
+                 'PyTorch-1.0_fix-speed.patch = TO DECIDE: upstream has none; does 2.0 need it?'):
+        assert line + '\n' in output, output
+
+
+def test_patches_that_cannot_be_fetched(toy, call, upstream):
+    """Nothing is written, and the reason is pip's."""
+    path = toy / 'toy-1.0.eb'
+    path.write_text(path.read_text() + SOURCE)
+    upstream.write_bytes(upstream.read_bytes() + b'x')
+    output = call('--new-version', 'latest', status=1)
+    assert "the patches of EasyBuild's easyconfigs could not be fetched" in output and 'nothing was written' in output
+    assert not (toy / 'toy-2.0.eb').exists()
 
 
 def test_newer_python(toy, call):

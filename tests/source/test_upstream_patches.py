@@ -1,4 +1,4 @@
-"""The patches that the easyconfigs name: what the locked distribution has, applied to the real tree of 1.13.1."""
+"""The patches that easyconfigs name: in the locked distribution, and applied to the real trees of 1.13.1 and 2.6.0."""
 import ast
 import hashlib
 import re
@@ -63,16 +63,19 @@ def test_each_is_there(patches):
     assert count > 40
 
 
-def test_applied(patches, tmp_path):
-    """Those for the tree of 1.13.1 apply in their order; Debian's has no submodules, for which the others are."""
+@pytest.mark.parametrize('version, easyconfig, count', [
+    ('1.13.1', EASYCONFIGS / 'PyTorch-1.13.1-ARCHER2.eb', 5),
+    ('2.6.0', CHECKOUT / 'tests/benchmarks/source_build/PyTorch-2.6.0-workstation-source.eb', 3)])
+def test_applied(patches, tmp_path, version, easyconfig, count):
+    """They apply in their order; Debian's tree has no submodules, for which the others are."""
     files = {}
-    for name in named(EASYCONFIGS / 'PyTorch-1.13.1-ARCHER2.eb'):
+    for name in named(easyconfig):
         changed = re.findall(r'^\+\+\+ [^/\s]+/(\S+)', (patches / name).read_text(), re.M)
         if not any(path.startswith('third_party/') for path in changed):
             files[name] = changed
-    assert len(files) == 5
+    assert len(files) == count
     wanted = tuple(sorted({path for changed in files.values() for path in changed}))
-    shutil.copytree(tree('1.13.1', wanted), tmp_path / 'tree')
+    shutil.copytree(tree(version, wanted), tmp_path / 'tree')
     for name in files:
         done = subprocess.run(['patch', '-p1', '--fuzz=0', '-i', patches / name], cwd=tmp_path / 'tree',
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,0 +1,106 @@
+"""
+The patches of EasyBuild's own easyconfigs of PyTorch: ours name them with their SHA256, and they are taken out of the
+source distribution of those easyconfigs, which a lock file names. For a new version of PyTorch, which it should take.
+"""
+import glob
+import os
+import re
+import subprocess
+import sys
+import tarfile
+
+from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
+from hpc_pytorch.machine.collection_files import named_file, plain_values
+from hpc_pytorch.machine.versions import release
+from hpc_pytorch.packages.pip_errors import last_words
+
+LOCK = 'easybuild-easyconfigs.lock'
+DIRECTORY = '/easybuild/easyconfigs/p/PyTorch/'
+# what their wheels' easyconfigs have is for their tests
+EASYCONFIG = re.compile(r'PyTorch-([\d.]+)-(?!.*-whl\.eb).*\.eb')
+TESTS = ('test/', 'torch/testing/')
+
+
+def read_distribution(directory):
+    """What the distribution in this directory has of PyTorch: {file name: text}."""
+    archive, = glob.glob(os.path.join(glob.escape(directory), 'easybuild?easyconfigs-*.tar.gz'))
+    found = {}
+    with tarfile.open(archive) as packed:
+        for member in packed:
+            if DIRECTORY in member.name and member.isfile():
+                found[os.path.basename(member.name)] = packed.extractfile(member).read().decode()
+    return found
+
+
+def extract(directory, names, target):
+    """Take patches out of the distribution, to where EasyBuild finds and verifies them."""
+    files = read_distribution(directory)
+    for name in names:
+        if name not in files:
+            raise UsersProblem("The patch %s is neither beside the easyconfig nor in the distribution that %s names: "
+                               "correct its name, or put the patch beside the easyconfig" % (name, LOCK))
+        write_atomically(os.path.join(target, name), files[name])
+
+
+def fetch(easyconfig, directory):
+    """Download the distribution that the easyconfig's patches come from."""
+    command = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--no-binary', ':all:',
+               '--require-hashes', '--dest', directory, '-r', named_file(easyconfig, LOCK)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          universal_newlines=True)
+    if done.returncode:
+        raise UsersProblem("the patches of EasyBuild's easyconfigs could not be fetched: %s" % last_words(done.stdout))
+
+
+# --- which of them a new version should take --------------------------------------------------------------------------
+
+def nearest(names, version):
+    """Upstream's easyconfigs of this version, or of the last one before it."""
+    versions = {}
+    for name in sorted(names):
+        found = EASYCONFIG.match(name)
+        if found and release(found.group(1)) <= release(version):
+            versions.setdefault(tuple(release(found.group(1))), []).append(name)
+    return versions[max(versions)] if versions else []
+
+
+def purpose(patch):
+    """What a patch is for: its name without the version that it was made for."""
+    return patch.partition('_')[2]
+
+
+def changes_only_tests(patch):
+    changed = re.findall(r'^\+\+\+ [^/\s]+/(\S+)', patch, re.M)
+    return bool(changed) and all(path.startswith(TESTS) for path in changed)
+
+
+def reasons_before(old):
+    """Why patches were left out so far, by their purpose; what was said of the old easyconfig counts first."""
+    path = os.path.join(collection_path('docs'), 'patches.cfg')
+    if not os.path.exists(path):
+        return {}
+    table, reasons = parse(path), {}
+    for section in sorted(table.sections(), key=lambda name: name == old):
+        reasons.update({purpose(patch): reason for patch, reason in table[section].items()})
+    return reasons
+
+
+def propose(taken, reasons, version, files):
+    """The patches to take, and a section for docs/patches.cfg with all that is left out or to be decided by people."""
+    easyconfigs = nearest(files, version)
+    theirs = {}
+    for name in easyconfigs:
+        theirs.update(dict.fromkeys(plain_values(files[name])['patches']))
+    wanted = {purpose(patch) for patch in taken}
+    take = [patch for patch in theirs if purpose(patch) in wanted]
+    others = [patch for patch in theirs if purpose(patch) not in wanted]
+    rest = [patch for patch in others if not changes_only_tests(files[patch])]
+    lines = ['upstream = %s (%d patches)' % (', '.join(easyconfigs), len(theirs)), 'tried = none yet', 'left out =',
+             '    %d change only tests' % (len(others) - len(rest))]
+    for patch in rest:
+        head = files[patch].strip().split('\n')[0]
+        lines.append('%s = %s' % (patch, reasons.get(purpose(patch), 'TO DECIDE: ' + head)))
+    for patch in taken:
+        if purpose(patch) not in map(purpose, take):
+            lines.append('%s = TO DECIDE: upstream has none; does %s need it?' % (patch, version))
+    return take, '\n'.join(lines)
