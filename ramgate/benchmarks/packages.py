@@ -28,9 +28,11 @@ PATIENCE = 1500
 # name: of Debian's source, or NAME==VERSION on PyPI; configure: None or a command; build: %d is the number of jobs
 Package = namedtuple('Package', 'name configure build')
 PACKAGES = {
-    'make': Package('re2', None, ['make', '-j%d', 'obj/libre2.a']),
-    'ninja': Package('zopfli', ['cmake', '-G', 'Ninja', '-S', '.', '-B', 'out'], ['ninja', '-C', 'out', '-j%d']),
-    'setuptools': Package('zstandard==0.23.0', None, [sys.executable, 'setup.py', 'build_ext', '--force', '-j', '%d']),
+    'make': Package('cppcheck', None, ['make', '-j%d', 'CXXFLAGS=-O0', 'cppcheck']),
+    'ninja': Package('yaml-cpp', ['cmake', '-G', 'Ninja', '-S', '.', '-B', 'out', '-DYAML_CPP_BUILD_TESTS=OFF',
+                                  '-DCMAKE_BUILD_TYPE=Release'], ['ninja', '-C', 'out', '-j%d']),
+    'setuptools': Package('pycryptodome==3.21.0', None,
+                          [sys.executable, 'setup.py', 'build_ext', '--force', '-j', '%d']),
 }
 
 

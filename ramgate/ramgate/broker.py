@@ -55,7 +55,7 @@ class Broker:
     where the build began; `watchers` are called with (event, compilation, schedule); `tree`: the build's processes.
     """
 
-    def __init__(self, listener, control, limits, schedule, top, watchers=(), tree=None):
+    def __init__(self, listener, control, limits, schedule, top, tree, watchers=()):
         self.listener = listener
         self.control = control
         self.limits = limits
@@ -69,6 +69,7 @@ class Broker:
         # {process: compilation} of those that are only watched
         self.watched = {}
         self.next_look = self.next_plan = self.next_watch = 0.0
+        self.looked = time.monotonic()
         self.changed = self.finished = False
         # (CPU seconds, compilations that have ended) when compilers last worked, and the time
         self.work = ((0.0, 0), time.monotonic())
@@ -81,25 +82,23 @@ class Broker:
         while not self.finished or self.selector.select(0):
             for key, _ in self.selector.select(self.pause()):
                 key.data(key.fileobj)
-            if self.tree and time.monotonic() >= self.next_watch:
+            if time.monotonic() >= self.next_watch:
                 self.watch()
             if time.monotonic() >= self.next_look:
                 self.look()
             if self.changed and time.monotonic() >= self.next_plan:
                 self.plan()
-        if self.tree:
-            self.watch()
+        self.watch()
         for compilation in self.schedule.alive():
             self.signal(compilation, signal.SIGKILL)
         self.notify('finished', None)
 
     def pause(self):
         """Seconds until something is due."""
-        due = [time.monotonic() + 1.0]
-        due += [self.next_look] if self.schedule.compilations else []
-        due += [self.next_plan] if self.changed and self.schedule.compilations else []
-        due += [self.next_watch] if self.tree else []
-        return max(0.0, min(due) - time.monotonic())
+        due = self.next_watch
+        if self.schedule.compilations:
+            due = min(due, self.next_look, self.next_plan if self.changed else due)
+        return max(0.0, due - time.monotonic())
 
     def watch(self):
         """Hold compilers that start without asking until it is their turn; notice the end of those that had it."""
@@ -133,7 +132,7 @@ class Broker:
         """{compilation: its processes} of those that were started."""
         alive = self.schedule.alive()
         groups = in_groups([compilation.group for compilation in alive if compilation.group])
-        trees = self.tree.below(self.watched) if self.tree else {}
+        trees = self.tree.below(self.watched)
         return {compilation: trees.get(compilation.pid) or groups.get(compilation.group, []) for compilation in alive}
 
     def signal(self, compilation, *numbers):
@@ -152,7 +151,9 @@ class Broker:
         self.schedule.constraint = constraint
         free = constraint.free / constraint.limit
         tick = next((tick for below, tick in TICKS if groups and free < below), AMPLE)
-        self.carry_out(self.schedule.relieve(tick, now))
+        # on a busy machine the next look comes as late as this one did
+        self.carry_out(self.schedule.relieve(max(tick, now - self.looked), now))
+        self.looked = now
         self.look_at_held(groups, now)
         cost = (time.process_time() - spent) / COST
         self.next_look = now + max(tick, min(AMPLE, cost))
@@ -217,8 +218,7 @@ class Broker:
             # `ramgate run` was killed: end what it has left
             self.selector.unregister(control)
             self.finished = True
-            if self.tree:
-                end_all(self.tree.members)
+            end_all(self.tree.members)
 
     def heard(self, connection):
         kind, data = receive(connection)

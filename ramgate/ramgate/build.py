@@ -187,7 +187,7 @@ class Build:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             schedule = Schedule(self.knowledge, self.cores, self.limits.tightest(0))
             tree = Tree(top, directory)
-            Broker(listener, reader, self.limits, schedule, os.getcwd(), self.watchers, tree).serve()
+            Broker(listener, reader, self.limits, schedule, os.getcwd(), tree, self.watchers).serve()
             if self.profile:
                 self.knowledge.save(self.profile)
             status = 0

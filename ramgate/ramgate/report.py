@@ -121,9 +121,9 @@ class Progress:
             self.say(*self.summary.lines(schedule, self.profile))
         elif event == 'looked':
             self.notice(schedule, now)
-        elif now >= self.next_line:
-            self.next_line = now + self.every
-            self.draw('ramgate: ' + self.line(schedule, now))
+            if now >= self.next_line:
+                self.next_line = now + self.every
+                self.draw('ramgate: ' + self.line(schedule, now))
         if self.file and now >= self.next_note:
             self.next_note = now + NOTE
             try:

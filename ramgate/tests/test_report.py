@@ -81,7 +81,10 @@ def test_the_page_in_a_browser(tmp_path):
 
 def test_a_line_while_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv('RAMGATE_PROGRESS', str(tmp_path / 'progress'))
-    some_build(Progress(io.StringIO()))
+    stream = io.StringIO()
+    some_build(Progress(stream))
+    summary = r'ramgate: 2 compilers in \d+ s \(2 by launcher\), at most 320.0 MB of 1000.0 MB, 1 run again\n'
+    assert re.fullmatch(summary, stream.getvalue())
     assert (tmp_path / 'progress').read_text().startswith('0/2 done, 2 running, ')
 
 
