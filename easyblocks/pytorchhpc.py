@@ -74,7 +74,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         return profile_to_keep(self.cfg)
 
     def built_stores(self):
-        """Where wheels that were built here are looked for."""
+        """Return where wheels that were built here are looked for."""
         name = '%s-%s%s-built' % (self.name, self.version, self.cfg['versionsuffix'])
         return [os.path.join(directory, name) for directory in self.source_directories(self.name)]
 
@@ -89,7 +89,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             super().check_before_fetching()
 
     def identity(self):
-        """What makes the wheel what it is; None where a source or patch has neither a checksum nor a commit."""
+        """Return what makes the wheel what it is; None if a source or patch has neither checksum nor commit."""
         checksums = []
         for index, source in enumerate(self.cfg['sources'] + self.cfg['patches']):
             checksum = self.get_checksum_for(self.cfg['checksums'], source, index)
@@ -121,12 +121,12 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         }
 
     def fetch_sources(self, *args, **kwargs):
-        """A wheel needs no sources."""
+        """Fetch no sources if there is a wheel."""
         if not self.wheel:
             super().fetch_sources(*args, **kwargs)
 
     def fetch_patches(self, *args, **kwargs):
-        """A wheel needs no patches; those of upstream's easyconfigs come out of the distribution of these."""
+        """Fetch no patches if there is a wheel; upstream's come out of the distribution of its easyconfigs."""
         if self.wheel:
             return
         if not self.dry_run:
@@ -141,7 +141,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         super().fetch_patches(*args, **kwargs)
 
     def other_sources_to_fetch(self):
-        """The distribution of upstream's easyconfigs, if a patch is to come from it."""
+        """Return the distribution of upstream's easyconfigs, if a patch is to come from it."""
         return read_lock(self.named_file(upstream_patches.LOCK)) if self.missing_patches else []
 
     def make_builddir(self):
@@ -151,7 +151,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             super().make_builddir()
 
     def find_interrupted(self):
-        """The note of an interrupted build that can be continued; says why it cannot."""
+        """Return the note of an interrupted build that can be continued; print why it cannot."""
         if self.wheel or not self.facts:
             return None
         note = interrupted_builds.find(self.builddir)
@@ -174,7 +174,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             super().extract_step()
 
     def patch_step(self, *args, **kwargs):
-        """An interrupted build's tree is patched."""
+        """Patch, unless an interrupted build's tree is continued."""
         if not self.interrupted:
             super().patch_step(*args, **kwargs)
 
@@ -282,11 +282,11 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     @staticmethod
     def device_code(path):
-        """The GPUs that a library has machine code for."""
+        """Return the GPUs that a library has machine code for."""
         return get_cuda_architectures(path, 'elf')
 
     def asked_of_wheel(self):
-        """What the installed wheel was built to have; its note is beside it."""
+        """Return the options that the installed wheel was built with, from its note."""
         note = built_wheels.read_note(self.path('wheels'))
         if note:
             return note['asked']

@@ -47,7 +47,7 @@ class LockedWheels(LockedEnvironment):
                 raise EasyBuildError("%s", problem)
 
     def version_of_module(self, name):
-        """The version of the system's module for a software; None without such a module among the dependencies."""
+        """Return the version of the system's module for a software; None without such a dependency."""
         for dep in self.cfg.dependencies():
             if not dep['external_module']:
                 continue
@@ -77,5 +77,5 @@ class LockedWheels(LockedEnvironment):
         """Everything is built while it is installed."""
 
     def own_files(self):
-        """The sources of the easyconfig: wheels, and sources of packages."""
+        """Return the sources of the easyconfig: wheels, and sources of packages."""
         return [source['path'] for source in self.src]

@@ -40,7 +40,7 @@ IMAGE_SBOM = '/.sbom.json'
 
 
 def place_inside(lock):
-    """Where a lock file is mounted in the container."""
+    """Return where a lock file is mounted in the container."""
     return '/locks/' + os.path.basename(lock)
 
 
@@ -105,12 +105,12 @@ class SingularityContainer(EasyBlock):
 
     @property
     def runtime(self):
-        """The program that runs containers here, or None."""
+        """Return the program that runs containers here, or None."""
         return shutil.which('singularity') or shutil.which('apptainer')
 
     @property
     def image_name(self):
-        """What the file of the image is called."""
+        """Return the name of the image's file."""
         if self.image_source.startswith('docker://'):
             with as_easybuild_error():
                 return images.file_of(self.image_source)
@@ -118,7 +118,7 @@ class SingularityContainer(EasyBlock):
 
     @property
     def image_stores(self):
-        """The directories in which the site keeps images."""
+        """Return the directories in which the site keeps images."""
         given = os.environ.get(STORE_VARIABLE)
         if not given:
             return self.system.container['image_search_path']
@@ -140,7 +140,7 @@ class SingularityContainer(EasyBlock):
         raise EasyBuildError(self.nowhere())
 
     def nowhere(self):
-        """The message for an image that was not found."""
+        """Return the message for an image that was not found."""
         problem = images.not_found(self.image_name, source_paths(), self.image_stores)
         return "%s Set $%s to where it is, or copy it to the source path." % (problem, STORE_VARIABLE)
 
@@ -155,7 +155,7 @@ class SingularityContainer(EasyBlock):
 
     @property
     def candidates(self):
-        """Where the module looks for the image when it is loaded, best first."""
+        """Return where the module looks for the image when it is loaded, best first."""
         if self.cfg['copy_image']:
             own = os.path.join(self.installdir, self.image_name)
         elif self.src:
@@ -177,7 +177,7 @@ class SingularityContainer(EasyBlock):
                 images.check_image(self.src[0]['path'])
 
     def extract_step(self):
-        """An image is used as it is; before the prefix is touched, look whether all can be done."""
+        """Check what the installation needs before it touches the prefix; an image is used as it is."""
         if self.dry_run:
             self.dry_run_image()
             return
@@ -186,7 +186,7 @@ class SingularityContainer(EasyBlock):
                                  "Install on a node that has one")
 
     def dry_run_image(self):
-        """A dry run succeeds without the image; the installation would not."""
+        """Report in a dry run that the image is missing; the installation would stop."""
         if self.image_source.startswith('docker://') or self.cfg['source_urls']:
             return
         below = [os.path.join(path, self.name[0].lower()) for path in source_paths()]
@@ -264,7 +264,7 @@ class SingularityContainer(EasyBlock):
 
     @property
     def settings(self):
-        """The settings of the system that apply; the easyconfig's own come before them."""
+        """Return the settings of the system that apply; the easyconfig's own come before them."""
         own = self.cfg['modextravars']
         return [setting for setting in self.applying(self.system.settings) if setting.name not in own]
 
@@ -274,7 +274,7 @@ class SingularityContainer(EasyBlock):
         return self.system.settings_for(FEATURES, dict(named, **self.cfg['image_software']), variables)
 
     def make_module_extra(self, *args, **kwargs):
-        """What the module sets, and what it decides when it is loaded."""
+        """Add what the module sets, and what it decides when it is loaded."""
         module = self.module_generator
         text = super().make_module_extra(*args, **kwargs)
         text += container_modules.conflicts(module, self.system.container['conflicts'])
@@ -293,7 +293,7 @@ class SingularityContainer(EasyBlock):
         return '\n'.join([text, image, container_modules.binds(module, self.installdir, self.bind_paths)])
 
     def image_gone(self):
-        """The message of a module whose image was removed."""
+        """Return the message of a module whose image was removed."""
         places = ' and '.join(map(os.path.dirname, self.candidates))
         easyconfig = shlex.quote(os.path.basename(self.cfg.path))
         return "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (

@@ -46,7 +46,7 @@ class SystemSettings(Bundle):
             raise EasyBuildError("%s/system.cfg has no setting for: %s", system.directory, ' '.join(sorted(features)))
 
     def make_module_extra(self, *args, **kwargs):
-        """One line for each setting, and why; loading stops at a variable that the user has not set."""
+        """Add a line for each setting, with its reason; loading stops at a variable that the user has not set."""
         module = self.module_generator
         text = ''
         for setting in self.settings:

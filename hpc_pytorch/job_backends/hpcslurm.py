@@ -21,7 +21,7 @@ class HPCSlurm(SystemJobs, Slurm):
     scheduler = SCHEDULERS['slurm']
 
     def _check_version(self):
-        """A host may have the commands, and no cluster."""
+        """Check that there is a cluster: a host may have the commands without one."""
         try:
             super()._check_version()
         except RunShellCmdError as error:

@@ -18,7 +18,7 @@ class PbsPro(SystemJobs, JobBackend):
     scheduler = SCHEDULERS['pbs']
 
     def _check_version(self):
-        """The commands are there; any version since select statements (2007) will do."""
+        """Accept any version since select statements (2007)."""
         for command in ('qsub', 'qstat', 'qselect', 'qdel'):
             if which(command) is None:
                 raise EasyBuildError("Required command '%s' not found", command)

@@ -44,7 +44,7 @@ def read(path):
 
 
 def read_report(path):
-    """A report, or the references that --update keeps, which are one."""
+    """Return a report, or the references that --update keeps, which are one."""
     report = read(path)
     if not isinstance(report, dict) or not {'modules', 'margins'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
@@ -124,7 +124,7 @@ def check(system, given, reframes):
 
 
 def summarize(cases):
-    """Of ReFrame's report: {module: {check: result, reason and values}}."""
+    """Return ReFrame's report as {module: {check: result, reason and values}}."""
     modules = {}
     for case in cases:
         display_name = case['display_name']

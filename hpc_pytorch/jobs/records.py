@@ -53,12 +53,12 @@ def directory():
 
 
 def record_path(name):
-    """The record of the last job for a module."""
+    """Return the record of the last job for a module."""
     return os.path.join(directory(), re.sub(r'[^\w.+-]', '_', name) + '.json')
 
 
 def mark_of(name):
-    """What the batch system shows of every job for this module and prefix, also of other people's."""
+    """Return the name of every job for this module and prefix in the batch system, also of other people's."""
     return 'hpc_pytorch_%s' % hashlib.sha256(record_path(name).encode()).hexdigest()[:16]
 
 
@@ -67,7 +67,7 @@ def new_record(name, **facts):
 
 
 def files_of(record):
-    """What belongs to one job begins with this."""
+    """Return the beginning of the names of a job's files."""
     return '%s.%s' % (record_path(record['name'])[:-len('.json')], record['token'])
 
 
@@ -82,7 +82,7 @@ def write_record(record):
 
 
 def read_record(path):
-    """A record; None if there is none, or it is damaged."""
+    """Return a record; None if there is none, or it is damaged."""
     try:
         record = json.loads(Path(path).read_text())
         whole = all(isinstance(record[name], kind) for name, kind in FIELDS.items())
@@ -92,14 +92,14 @@ def read_record(path):
 
 
 def read_records():
-    """All records of this prefix, the oldest first."""
+    """Return all records of this prefix, the oldest first."""
     paths = glob.glob(os.path.join(glob.escape(directory()), '*.json'))
     records = filter(None, map(read_record, paths))
     return sorted(records, key=lambda record: (record['time'], number_of(record['job'])))
 
 
 def number_of(job):
-    """The number in a job's id: 9 comes before 10."""
+    """Return the number in a job's id: 9 comes before 10."""
     return int(re.match(r'\d*', job or '').group() or 0)
 
 
@@ -113,7 +113,7 @@ def remove_record(record):
 
 
 def first_line(path):
-    """The first line of a file, None if there is none."""
+    """Return the first line of a file, None if there is none."""
     try:
         with open(path, errors='replace') as handle:
             return handle.readline().strip()

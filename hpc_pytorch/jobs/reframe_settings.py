@@ -28,7 +28,7 @@ def access(scheduler, options):
 
 
 def binding(system):
-    """What is added to the launcher's own options; {per_node} and {cores} are filled in by the check."""
+    """Return options to add to the launcher's own; the check fills in {per_node} and {cores}."""
     words = launcher_options(system.launcher['command'])
     gpus = system.node['gpus'] or 0
     chosen = words['binding']
@@ -70,7 +70,7 @@ def partition(system):
 
 
 def settings(system):
-    """A file of settings; the entry below `systems` can be pasted into a site's own."""
+    """Return a file of settings; the entry below `systems` can be pasted into a site's own."""
     content = {
         'systems': [{
             'name': system.name,

@@ -47,7 +47,7 @@ def memory_of(text):
 
 def request_for(system, needs, hours=None):
     """
-    The command line wins over the software's needs, and those over the system's defaults; `hours` is what the
+    Combine the command line, the software's needs and the system's defaults, in this order; `hours` is what the
     easyconfig itself says.
     """
     settings, node = system.scheduler, system.node
@@ -94,7 +94,7 @@ def check_fits(option, asked, most, system):
 
 
 def account(system, asked):
-    """The project that pays; refused before anything is submitted if there is none."""
+    """Return the user's project; stop before anything is submitted if there is none."""
     variable = system.scheduler['account_variable']
     found = asked.get('account') or os.environ.get(variable or '')
     if variable and not found:

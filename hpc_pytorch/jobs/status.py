@@ -25,7 +25,7 @@ STATES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'states.cfg')
 
 
 def explanations(kind, words):
-    """The sections of states.cfg of this kind that match what the batch system says."""
+    """Return the sections of states.cfg of this kind that match what the batch system says."""
     parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
     parser.read(STATES, encoding='utf-8')
     found = []
@@ -38,7 +38,7 @@ def explanations(kind, words):
 
 
 def command_for(action):
-    """What to type to see the jobs of this prefix, or cancel them."""
+    """Return the command that shows the jobs of this prefix, or cancels them."""
     eb = os.environ.get('HPC_PYTORCH_COMMAND')
     command = '%s --job-%s' % (eb, action) if eb else 'python3 -m hpc_pytorch.jobs.%s' % action
     decisive = ('--prefix', '--installpath', '--subdir-software', '--configfiles')
@@ -51,7 +51,7 @@ def command_for(action):
 
 
 def state_of(record):
-    """The state of a job, as Look; from its own files where the batch system has forgotten it."""
+    """Return the state of a job, as Look; from its own files where the batch system has forgotten it."""
     scheduler = SCHEDULERS[record['scheduler']]
     ended = first_line(files_of(record) + '.ended')
     try:
@@ -84,7 +84,7 @@ def installed_since(record):
 
 
 def log_tail(record, lines=400):
-    """The end of a job's log, and what the batch system said besides."""
+    """Return the end of a job's log, and what else the batch system said."""
     found = []
     for path in (record['log'], files_of(record) + '.out'):
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def log_tail(record, lines=400):
 
 
 def describe_progress(record):
-    """The step that a running job is in, and the last line of ramgate or of the log."""
+    """Return the step that a running job is in, and the last line of ramgate or of the log."""
     lines = log_tail(record)
     steps = [line for line in lines if line.startswith('== ')]
     last = lines[-1] if lines else "nothing in its log yet"
@@ -148,7 +148,7 @@ def describe(record, look, states):
 
 
 def jobs_of(easyconfigs):
-    """The records for these easyconfigs and for the jobs before theirs, the oldest first; all if none is named."""
+    """Return the records for these easyconfigs and the jobs before theirs, oldest first; all without easyconfigs."""
     records = read_records()
     names = [os.path.basename(path) for path in easyconfigs]
     wanted = set()

@@ -34,7 +34,7 @@ class Job:
         self.after = []
 
     def ids_before(self):
-        """The jobs that have to end well first."""
+        """Return the jobs that have to end well first."""
         return [job.jobid for job in self.after if job.jobid]
 
     def describe(self, already):
@@ -48,7 +48,7 @@ class Job:
         return text
 
     def easyconfig(self):
-        """The easyconfig that the command names; parsed already."""
+        """Return the easyconfig that the command names; parsed already."""
         path = next(word for word in shlex.split(self.command) if word.endswith('.eb'))
         return process_easyconfig(path)[0]['ec']
 
@@ -122,7 +122,7 @@ class SystemJobs:
                         "a directory that they have (%s ...).", self.system.system['title'], top, what, path, remedy)
 
     def make_job(self, script, name, env_vars=None, hours=None, cores=None):
-        """A job that is not submitted yet."""
+        """Return a job that is not submitted yet."""
         return Job(name, script, hours)
 
     def queue(self, job, dependencies=frozenset()):
@@ -169,7 +169,7 @@ class SystemJobs:
 
     def submitted_before(self, job):
         """
-        Whether a job for the same waits or runs, whose id is this job's from now on; or has ended well just now, after
+        True if a job for the same waits or runs, whose id is this job's from now on; or has ended well just now, after
         EasyBuild found out what is missing.
         """
         again = build_option('force') or build_option('rebuild')
@@ -210,7 +210,7 @@ class SystemJobs:
 
     def adopt(self, job, record, living):
         """
-        A living job becomes this job's: the one that its record names, or the latest that somebody submitted without
+        Take over a living job: the one that its record names, or the latest that somebody submitted without
         living long enough to note it. Others do nothing, as the record is not theirs.
         """
         noted = [entry for entry in living if record and entry[1] == record['token']]
@@ -225,7 +225,7 @@ class SystemJobs:
         return request_for(self.system, needs_of(job.easyconfig()), job.hours)
 
     def make_record(self, job):
-        """What is noted of a job, and what its script is made from."""
+        """Return the record of a job, from which its script is made."""
         request = self.request(job)
         return new_record(
             job.name,
@@ -270,7 +270,7 @@ class SystemJobs:
         self.note_submitted(record, job.jobid)
 
     def find_submitted(self, name, mark):
-        """The id of a job that was submitted without an answer; None if it is not in the queue, or nobody knows."""
+        """Find the id of a job that was submitted without an answer; None if it is not in the queue, or unknown."""
         try:
             living = self.scheduler.find(name, mark)
         except NoAnswer:

@@ -60,14 +60,14 @@ def check_unused(name, files):
 
 
 def links_to(path):
-    """The links in directories of module classes."""
+    """Return the links in directories of module classes."""
     name = os.path.relpath(path, os.path.join(install_path('modules'), 'all'))
     found = glob.glob(os.path.join(glob.escape(install_path('modules')), '*', glob.escape(name)))
     return [link for link in found if os.path.islink(link)]
 
 
 def build_directories(name):
-    """What an interrupted build of it has left."""
+    """Return the directories that an interrupted build of it left."""
     software, version = name.split('/', 1)
     top = os.path.join(build_path(), software)
     found = []

@@ -28,7 +28,7 @@ def named_file(easyconfig, name):
 
 
 def plain_values(text):
-    """The parameters of an easyconfig that have no constants of EasyBuild's in them: {name: value}."""
+    """Return the parameters of an easyconfig that have no constants of EasyBuild's in them: {name: value}."""
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

@@ -120,7 +120,7 @@ def about_metadata(shell, name, metadata):
 
 
 def easystack_of(system):
-    """The text of the easystack of today; None where a system has none."""
+    """Return the text of the easystack of today; None where a system has none."""
     path = os.path.join(system.directory, 'easystack.yaml')
     if not os.path.exists(path):
         return None

@@ -160,7 +160,7 @@ class System(object):
 
     @property
     def words(self):
-        """What the system is, in the words of pairs.cfg."""
+        """Describe the system in the words of pairs.cfg."""
         found = {self.system['architecture'], self.node['gpu_architecture']}
         if 'hsn0' in self.network['interfaces']:
             found.add('slingshot')
@@ -189,7 +189,7 @@ class System(object):
 
 
 def launcher_options(command):
-    """What launchers.cfg has for a command that starts ranks, as a dict."""
+    """Return the options in launchers.cfg for a command that starts ranks, as a dict."""
     return dict(parse(LAUNCHERS)[command])
 
 

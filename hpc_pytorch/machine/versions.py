@@ -16,7 +16,7 @@ RESULTS = ('fails', 'slow', 'untested', 'works')
 
 
 def release(version):
-    """The numbers of a version's release, by which versions are sorted: [2, 10] of 2.10.0rc1; [] where it has none."""
+    """Return the numbers of a version's release, to sort versions: [2, 10] of 2.10.0rc1; [] without any."""
     found = re.match(r'v?(\d+(\.\d+)*)', version)
     if not found:
         return []
@@ -50,7 +50,7 @@ def holds(when, features, versions):
 
 
 def known(versions, features):
-    """The rows of pairs.cfg that fit these {software: version} and words for the machine; those that fail first."""
+    """Return the rows of pairs.cfg that fit {software: version} and words for the machine; failures first."""
     parser = parse(PATH)
     features = set(features) | set(versions)
     rows = []

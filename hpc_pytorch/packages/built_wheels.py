@@ -12,13 +12,13 @@ NOTE = 'provenance.json'
 
 
 def identity(facts):
-    """A short name for everything that makes a wheel what it is."""
+    """Return a short name for everything that makes a wheel what it is."""
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def find(stores, facts):
-    """The undamaged wheel with this identity in one of these directories; None if there is none."""
+    """Return the undamaged wheel with this identity in one of these directories; None if there is none."""
     # as notes have them: JSON knows no tuples
     noted = json.loads(json.dumps(facts))
     for store in stores:
@@ -33,7 +33,7 @@ def find(stores, facts):
 
 
 def read_note(directory):
-    """What is known of the wheel in a directory; None if that cannot be read."""
+    """Return the note of the wheel in a directory; None if it cannot be read."""
     try:
         with open(os.path.join(directory, NOTE), encoding='utf-8') as handle:
             note = json.load(handle)

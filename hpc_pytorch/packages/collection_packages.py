@@ -23,7 +23,7 @@ print(torch._C._GLIBCXX_USE_CXX11_ABI, open(torch.version.__file__).read())
 
 def facts(package, pip, variables, modules):
     """
-    What makes a package's wheel what it is: sources, PyTorch, Python, compiler, MPI and the modules loaded; `variables`
+    Return what makes a package's wheel what it is: sources, PyTorch, Python, compiler, MPI, modules; `variables`
     are those that it is built with.
     """
     below = filter(None, variables.get('PYTHONPATH', '').split(os.pathsep))

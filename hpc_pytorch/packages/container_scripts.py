@@ -9,7 +9,7 @@ USER_SOFTWARE = 'user-software'
 
 
 def scripts_for(import_name):
-    """The scripts of a container with this Python package: {name: (where they are used, what for)}."""
+    """Return the scripts of a container with this Python package: {name: (where they are used, what for)}."""
     table = parse(HERE + '/packages/container_scripts.cfg')
     scripts = {}
     for section in table.sections():

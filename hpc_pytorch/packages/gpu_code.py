@@ -15,7 +15,7 @@ print(torch.__version__, %r if without else getattr(torch._C, '_cuda_getArchFlag
 
 
 def runs_on(code, gpu):
-    """Whether code (sm_80, compute_90, gfx90a) runs on a GPU (8.6, 9.0+PTX, gfx90a)."""
+    """True if code (sm_80, compute_90, gfx90a) runs on a GPU (8.6, 9.0+PTX, gfx90a)."""
     made_for = re.match(r'(sm|compute)_(\d+)(\d)([a-z]?)$', code)
     there = re.match(r'(\d+)\.(\d+)', gpu)
     if not made_for or not there:

@@ -12,7 +12,7 @@ REFERENCE = re.compile(r'docker://(?P<repository>[\w.:/-]+)@(?P<digest>sha256:[0
 
 
 def image_size(path):
-    """The size that the header of an image promises, or None when this is neither a SIF nor a squashfs image."""
+    """Return the size that the header of an image promises, or None when this is neither a SIF nor a squashfs image."""
     with open(path, 'rb') as handle:
         header = handle.read(128)
     if header[32:].startswith(b'SIF_MAGIC\0') and len(header) == 128:
@@ -50,7 +50,7 @@ def place_image(source, target):
 
 
 def images_in(store):
-    """The files in a store and in its directories: {name: path}."""
+    """Return the files in a store and in its directories: {name: path}."""
     found = {}
     for pattern in ('*', '*/*'):
         for path in sorted(Path(store).glob(pattern)):
@@ -60,7 +60,7 @@ def images_in(store):
 
 
 def find_image(stores, name):
-    """The path of an image in the first store that has it; or None."""
+    """Return the path of an image in the first store that has it; or None."""
     for store in stores:
         found = images_in(store).get(name)
         if found:
@@ -69,7 +69,7 @@ def find_image(stores, name):
 
 
 def not_found(name, source_paths, stores):
-    """The message for a missing image: where it was looked for, and which images have a similar name."""
+    """Return the message for a missing image: where it was looked for, and which images have a similar name."""
     places = []
     paths = {}
     for store in stores:
@@ -84,7 +84,7 @@ def not_found(name, source_paths, stores):
 
 
 def file_of(reference):
-    """The name of the file in which an image of a registry is kept."""
+    """Return the name of the file in which an image of a registry is kept."""
     found = REFERENCE.match(reference)
     if not found:
         raise UsersProblem("expected docker://NAME@sha256:... with 64 digits, found %s; a tag can stand for another "

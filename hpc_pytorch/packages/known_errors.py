@@ -45,7 +45,7 @@ PROGRESS = re.compile(r'\[\d+/\d+\] ')
 
 
 def excerpt(text):
-    """The part of a log to show: from the first line that says what went wrong, else its end."""
+    """Return the part of a log to show: from the first line that says what went wrong, else its end."""
     lines = TRACEBACK.sub('', text).strip().splitlines()
     lines = [line for line in lines if not PROGRESS.match(line)] or lines
     begin = max(len(lines) - EXCERPT_LINES, 0)
@@ -60,7 +60,7 @@ def excerpt(text):
 
 
 def why_not_built(output):
-    """What a package's own build said, which pip only shows among everything else; '' if nothing was built."""
+    """Extract the output of a package's own build from pip's; '' if nothing was built."""
     if 'error: subprocess-exited-with-error' not in output:
         return ''
     lines = [line.strip() for line in output.splitlines()]

@@ -12,12 +12,12 @@ Locked = namedtuple('Locked', 'name version hashes text')
 
 
 def normal_name(name):
-    """A package's name as indexes compare it."""
+    """Return a package's name as indexes compare it."""
     return re.sub(r'[-_.]+', '-', name).lower()
 
 
 def parse_lock(text):
-    """The entries of a lock file in pip's format, as uv and pip-tools write it, without options for pip."""
+    """Return the entries of a lock file in pip's format, as uv and pip-tools write it, without options for pip."""
     entries = []
     for entry in re.sub(r'\\\n', ' ', text).splitlines():
         entry = re.sub(r'(^|\s)#.*', '', entry).strip()

@@ -87,7 +87,7 @@ class LockedEnvironment(EasyBlock):
         self.cfg['usage'] = help_text.strip('\n')
 
     def features(self):
-        """What decides which settings of the system apply."""
+        """Return the words that decide which settings of the system apply."""
         return list(self.cfg['features'])
 
     def compilers(self):
@@ -98,7 +98,7 @@ class LockedEnvironment(EasyBlock):
         return os.path.join(self.installdir, *parts)
 
     def source_directories(self, name):
-        """The directory of a software in every source path."""
+        """Return the directory of a software in every source path."""
         return [os.path.join(path, name[0].lower(), name) for path in source_paths()]
 
     @contextmanager
@@ -129,7 +129,7 @@ class LockedEnvironment(EasyBlock):
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)
 
     def find_python(self):
-        """The first Python on this machine of those that the packages exist for."""
+        """Find the first Python on this machine of those that the packages exist for."""
         versions = self.cfg['python_versions']
         root = get_software_root('Python')
         programs = [os.path.join(root, 'bin', 'python3')] if root else pythons(versions)
@@ -154,11 +154,11 @@ class LockedEnvironment(EasyBlock):
                 distribution_packages.install(missing)
 
     def cuda_architectures(self):
-        """The GPUs to compile for: the user's word, else the easyconfig's."""
+        """Return the GPUs to compile for: the user's word, else the easyconfig's."""
         return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
 
     def named_file(self, name):
-        """A lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
+        """Return a lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
         path = named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True, warning_only=True)
         if not path:
             raise EasyBuildError("%s, which %s names, is missing. Put it beside the easyconfig, or into a directory of "
@@ -167,7 +167,7 @@ class LockedEnvironment(EasyBlock):
         return path
 
     def locked(self, parameter):
-        """All entries of the lock files that a parameter names."""
+        """Return all entries of the lock files that a parameter names."""
         entries = []
         with as_easybuild_error():
             for name in self.cfg[parameter]:
@@ -205,7 +205,7 @@ class LockedEnvironment(EasyBlock):
         return entry.name in wheel_mpi.WHEELS and bool(self.cfg['mpi_lock_files'])
 
     def divide_packages(self):
-        """The entries of which wheels, and those of which sources are fetched; both where the wheel may run."""
+        """Return the entries of which wheels, and those of which sources are fetched; both where the wheel may run."""
         built = [normal_name(name) for name in self.cfg['build_from_source']]
         wheels, sources = [], []
         for entry in self.locked(self.locks):
@@ -219,7 +219,7 @@ class LockedEnvironment(EasyBlock):
         return wheels, sources
 
     def other_sources_to_fetch(self):
-        """The entries of sources that are fetched, and not installed."""
+        """Return the entries of sources that are fetched, and not installed."""
         return []
 
     def check_tags(self, wheel):
@@ -385,7 +385,7 @@ class LockedEnvironment(EasyBlock):
                                    environment=variables)
 
     def build_variables(self):
-        """The environment for building: the system's MPI, or the one just installed."""
+        """Return the environment for building: the system's MPI, or the one just installed."""
         variables = self.compilers()
         variables['PATH'] = os.pathsep.join([self.path('bin'), os.environ['PATH']])
         mpi = self.mpi_compilers
@@ -435,7 +435,7 @@ class LockedEnvironment(EasyBlock):
         adjust_permissions(target, permissions, relative=False)
 
     def site_packages(self):
-        """Where the packages are; known from the installation itself, so that --module-only works."""
+        """Find the packages' directory in the installation itself, so that --module-only works."""
         for path in site_packages_of(self.installdir):
             return path
         if self.dry_run:
@@ -444,7 +444,7 @@ class LockedEnvironment(EasyBlock):
                              "without --module-only and --sanity-check-only", self.path())
 
     def packages_below(self):
-        """Where the packages are of the modules like this one that it is loaded on top of."""
+        """Return the packages' directories of the modules that this one is loaded on top of."""
         paths = []
         for dep in self.cfg.dependencies():
             root = None if dep['external_module'] else get_software_root(dep['name'])
@@ -453,7 +453,7 @@ class LockedEnvironment(EasyBlock):
         return paths
 
     def settings(self, variables=None):
-        """The settings of the system that apply, or what applies of these."""
+        """Return the settings of the system that apply, or what applies of these."""
         versions = {}
         for dep in self.cfg.dependencies():
             name, _, version = dep['full_mod_name'].partition('/')

@@ -20,14 +20,14 @@ from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
 
 def entry_of(path):
-    """What a lock file would say of this wheel or source."""
+    """Return a lock file's entry for this wheel or source."""
     name, version = name_and_version(path)
     digest = sha256_of(path)
     return Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
 
 
 def not_the_locked_one(path, entry):
-    """What is wrong with a file whose SHA256 is none of the lock file's; None if it is one of them."""
+    """Describe a file whose SHA256 is none of the lock file's; None if it is one of them."""
     digest = sha256_of(path)
     if digest in entry.hashes:
         return None
@@ -81,7 +81,7 @@ class PackageFiles:
         return False
 
     def missing_wheels(self, entries):
-        """The entries to download; only pip knows which of them their markers admit."""
+        """Return the entries to download; only pip knows which of them their markers admit."""
         linked = os.listdir(self.directory)
         if not entries or linked and self.pip.can_install(entries, self.directory):
             return []
@@ -89,7 +89,7 @@ class PackageFiles:
         return [entry for entry in entries if (entry.name, entry.version) not in here] or entries
 
     def writable_store(self, entry):
-        """The first store that can be written to, for this entry and others."""
+        """Return the first store that can be written to, for this entry and others."""
         for store in self.stores:
             try:
                 mkdir(store, parents=True)

@@ -68,7 +68,7 @@ class Pip:
                              hidden=True, use_bash=False, **options)
 
     def command(self, variables):
-        """The command that runs pip for this Python."""
+        """Return the command that runs pip for this Python."""
         if self.path not in COMMANDS:
             own = [sys.executable, '-m', 'pip', '--python', self.path]
             tried = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=variables,

@@ -32,7 +32,7 @@ def last_words(output):
 
 
 def unreached(output):
-    """The servers that pip could not reach, each with the reason and what to do; '' if it reached all."""
+    """Return the servers that pip could not reach, each with the reason and what to do; '' if it reached all."""
     lines = []
     for server, said in NOT_FETCHED.findall(output):
         # one that has no such package was reached

@@ -22,7 +22,7 @@ TESTS = ('test/', 'torch/testing/')
 
 
 def read_distribution(directory):
-    """What the distribution in this directory has of PyTorch: {file name: text}."""
+    """Return what the distribution in this directory has of PyTorch: {file name: text}."""
     archive, = glob.glob(os.path.join(glob.escape(directory), 'easybuild?easyconfigs-*.tar.gz'))
     found = {}
     with tarfile.open(archive) as packed:
@@ -65,7 +65,7 @@ def nearest(names, version):
 
 
 def purpose(patch):
-    """What a patch is for: its name without the version that it was made for."""
+    """Return what a patch is for: its name without the version that it was made for."""
     return patch.partition('_')[2]
 
 
@@ -86,7 +86,7 @@ def reasons_before(old):
 
 
 def propose(taken, reasons, version, files):
-    """The patches to take, and a section for docs/patches.cfg with all that is left out or to be decided by people."""
+    """Return the patches to take, and a section for docs/patches.cfg with those left out or for people to decide."""
     easyconfigs = nearest(files, version)
     theirs = {}
     for name in easyconfigs:

@@ -8,7 +8,7 @@ from hpc_pytorch.machine.systems import parse
 
 
 def of_environment(cfg, system):
-    """The easyconfig's own words, then a line for each command that it installs."""
+    """Return the easyconfig's own usage, then a line for each command that it installs."""
     text = cfg['usage'] or ''
     installed = [os.path.basename(name) for name in cfg['scripts'] + cfg['example_files']]
     if not installed:

@@ -23,7 +23,7 @@ print(json.dumps(dict(
 
 
 def ask_python(path):
-    """What the Python at this path is; None if it does not run."""
+    """Ask the Python at this path about itself; None if it does not run."""
     try:
         answer = subprocess.run([path, '-I', '-c', ASK_PYTHON], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                 stdin=subprocess.DEVNULL, universal_newlines=True)
@@ -52,7 +52,7 @@ def find_python(programs, versions):
 
 
 def parse_wheel(path):
-    """The parts of a wheel's file name; None if it is not a wheel's."""
+    """Return the parts of a wheel's file name; None if it is not a wheel's."""
     parts = os.path.basename(path)[:-len('.whl')].split('-')
     if not path.endswith('.whl') or len(parts) not in (5, 6):
         return None

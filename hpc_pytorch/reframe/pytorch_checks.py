@@ -107,7 +107,7 @@ COPIES = {'scripts': 'bin', 'example_files': 'examples'}
 
 
 def easyconfig_of(module):
-    """The copy of its easyconfig that lies beside the installation."""
+    """Return the copy of its easyconfig that lies beside the installation."""
     path, = glob.glob(os.path.join(glob.escape(INSTALLED[module]), 'easybuild/provenance/*.eb'))
     return path
 
@@ -137,7 +137,7 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
         return re.findall(pattern, self.output(self.stdout), re.M)
 
     def must_print(self, pattern):
-        """All that matches in the output; without any the check has failed."""
+        """Return all matches in the output; without any the check has failed."""
         found = self.printed(pattern)
         missing = re.search(r'(\S+): (command )?not found', self.output(self.stderr))
         if not found and missing:
@@ -181,7 +181,7 @@ class WorksCheck(ModuleCheck):
         return True
 
     def check_contract(self):
-        """The installation is what it was; only then its PyTorch can be asked."""
+        """Check that the installation is unchanged; only then its PyTorch can be asked."""
         changed = self.other_packages() + self.lost_files() + self.changed_copies() + self.changed_module()
         changed = changed or self.other_build()
         if changed:
@@ -224,7 +224,7 @@ class WorksCheck(ModuleCheck):
         return changed
 
     def changed_module(self):
-        """The module file, if it is not what was written."""
+        """Return the module file, if it is not what was written."""
         note = Path(INSTALLED[self.module], 'easybuild/provenance/module.json')
         noted = json.loads(note.read_text()) if note.exists() else {}
         for path, digest in noted.items():
@@ -233,7 +233,7 @@ class WorksCheck(ModuleCheck):
         return []
 
     def other_build(self):
-        """What a wheel that was built here was asked for, and PyTorch lacks."""
+        """Return the options that a wheel was built with, and PyTorch lacks."""
         note = Path(INSTALLED[self.module], 'wheels/provenance.json')
         if not note.exists():
             return []
@@ -277,7 +277,7 @@ class SpeedCheck(ModuleCheck):
 
     @run_before('run')
     def place(self):
-        """One rank for each GPU, near it; one rank alone would talk to nobody."""
+        """Place a rank near each GPU; one rank alone would talk to nobody."""
         self.facts = self.current_partition.extras['hpc_pytorch']
         ranks = self.ranks_per_node or self.facts['gpus'] or 1
         if ranks * self.nodes == 1 and 'bandwidth' in self.what:
@@ -293,7 +293,7 @@ class SpeedCheck(ModuleCheck):
                 self.extra_resources = {'gpus': {'number': self.facts['gpus']}}
 
     def measured(self):
-        """What measure.py has printed, of one rank or each."""
+        """Return the figures that measure.py printed, of one rank or each."""
         return [json.loads(text) for text in self.must_print('^measured: (.*)')]
 
     @sanity_function
@@ -312,7 +312,7 @@ class SpeedCheck(ModuleCheck):
         return True
 
     def check_bandwidth(self, backend):
-        """All results are right; the way between nodes is the fast network, as the kernel or NCCL's log says."""
+        """Check all results, and in the kernel or NCCL's log that nodes use the fast network."""
         lines = self.must_print(r'^%s +(\w+) .* (yes|NO)$' % backend)
         operations, rights = map(set, zip(*lines))
         if rights != {'yes'} or len(operations) < 2:
@@ -338,7 +338,7 @@ class SpeedCheck(ModuleCheck):
             self.check_cores(ranks)
 
     def check_cores(self, ranks):
-        """Each rank has cores of its own, near its device."""
+        """Check that each rank has cores of its own, near its device."""
         near = self.facts['gpu_cores']
         taken = collections.defaultdict(set)
         for rank in ranks:

@@ -64,7 +64,7 @@ def check_external_modules(ec):
 
 
 def advice(easyconfig, module):
-    """What to do about a module that is missing, here or on a stand-in."""
+    """Return what to do about a missing module, here or in a test environment."""
     system = os.environ.get('HPC_PYTORCH_REHEARSAL')
     if system:
         return ("This is the stand-in of %s. If the system has the module, add it to systems/%s/stand_in.cfg: "

@@ -110,7 +110,7 @@ def read_share(name):
 
 
 def positive(text):
-    """A number from 1 on."""
+    """Parse a number from 1 on."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError("expected a number from 1 on, found '%s'" % text)
     return int(text)
@@ -255,7 +255,7 @@ class Script:
         return lines + with_values(optional)
 
     def launch(self):
-        """The command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
+        """Return the command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
         words = read_share('launchers.cfg')[self.launcher['command']]
         end = words.get('requeue' if self.options.requeue else 'failure', '')
         binding = words['binding']
@@ -285,7 +285,7 @@ class Script:
         return command
 
     def text(self, followed=False):
-        """The script; one that is `followed` says where its output goes, and how the program has ended."""
+        """Return the script; one that is `followed` says where its output goes, and how the program has ended."""
         head = self.slurm_head() if self.kind == 'slurm' else self.pbs_head()
         lines = []
         if followed:
@@ -328,7 +328,7 @@ class Script:
 
 
 def with_values(options):
-    """Those of (option, value) that have a value, as text."""
+    """Return those of (option, value) that have a value, as text."""
     return [option + value for option, value in options if value]
 
 
@@ -348,7 +348,7 @@ def load_module(otherwise):
 
 
 def job_options(description):
-    """A parser with the options of every job; those of the program itself are yours to add."""
+    """Return a parser with the options of every job; add those of the program itself."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--dry-run', action='store_true', help="only write the job script to standard output")
     parser.add_argument('--nodes', type=positive, default=1, help="default: 1")

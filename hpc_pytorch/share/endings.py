@@ -45,7 +45,7 @@ def name_ranks(ranks):
 
 
 def read_recorders(directory):
-    """What the flight recorders of ranks know: {rank: dump}."""
+    """Read the flight recorders of ranks: {rank: dump}."""
     dumps = {}
     for path in glob.glob(os.path.join(glob.escape(directory), 'nccl-trace-*')):
         rank = path.rpartition('-')[2]
@@ -56,7 +56,7 @@ def read_recorders(directory):
 
 
 def begun_collectives(dumps):
-    """What each rank has begun: {group: {rank: {number: collective}}}."""
+    """Return the collectives that each rank has begun: {group: {rank: {number: collective}}}."""
     begun = {}
     for rank, dump in dumps.items():
         collectives = [entry for entry in dump['entries'] if not entry.get('is_p2p')]
@@ -88,7 +88,7 @@ def missed_collectives(directory):
 
 
 def place_of(entry):
-    """Where the program began a collective: the innermost frame that is no package's."""
+    """Return where the program began a collective: the innermost frame that is no package's."""
     own = [frame for frame in entry['frames'] if '-packages/' not in frame['filename']]
     if not own:
         return ''
@@ -108,7 +108,7 @@ def find_reasons(texts, rank):
 
 
 def directory_of(output):
-    """Where the ranks' own outputs are, beside the job's; of a job that was queued again, the last."""
+    """Return the directory of the ranks' outputs, next to the job's; of a requeued job, the last."""
     base = output[:-len('.out')]
     found = filter(os.path.isdir, [base] + glob.glob(glob.escape(base) + '.*'))
     return max(found, key=os.path.getmtime, default=base)

@@ -113,7 +113,7 @@ class Job:
         return cancelled.returncode == 0
 
     def how_it_ended(self):
-        """What the batch system says of a job that ended before its program did."""
+        """Return what the batch system says of a job that ended before its program did."""
         command = self.words['ask'] + [self.number]
         answer = ENDING
         for _ in range(LATE):

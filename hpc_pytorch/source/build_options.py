@@ -49,7 +49,7 @@ GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBO
 
 
 def route(version):
-    """How this version is built; None if nobody knows."""
+    """Return how this version is built; None if it is unknown."""
     for row in ROUTES:
         if within(version, row.since, None):
             return row
@@ -57,7 +57,7 @@ def route(version):
 
 
 def unknown_architectures(asked, listing):
-    """Those of 8.0, 9.0a or 9.0+PTX that `nvcc --list-gpu-arch` does not list, all without their letters."""
+    """Return those of 8.0, 9.0a or 9.0+PTX that `nvcc --list-gpu-arch` does not list, without their letters."""
     known = re.findall(r'compute_(\d+)', listing)
     if not known:
         return []
@@ -65,7 +65,7 @@ def unknown_architectures(asked, listing):
 
 
 def table_options(version, machine, compiler):
-    """The options of the table for this version, processor and compiler, as a dictionary."""
+    """Return the options of the table for this version, processor and compiler, as a dictionary."""
     table = parse(HERE + '/source/build_options.cfg')
     options = {}
     for name in table.sections():
@@ -84,7 +84,7 @@ def compiler_family(banner):
 
 
 def dependency_options(root_of):
-    """The options that tell where dependencies are; `root_of` returns a software's prefix, or None."""
+    """Return the options that tell where dependencies are; `root_of` returns a software's prefix, or None."""
     options = {}
     for name, software, directories in DEPENDENCY_OPTIONS:
         root = root_of(software)
@@ -100,7 +100,7 @@ def as_dict(options):
 
 
 def option_files(tree):
-    """The files of a source tree that name options."""
+    """Return the files of a source tree that name options."""
     for entry in OPTION_FILES:
         top = Path(tree, entry)
         if top.is_file():
@@ -111,7 +111,7 @@ def option_files(tree):
 
 
 def unknown_options(options, tree):
-    """What is wrong with options that the source tree does not know, each with the nearest that it does."""
+    """Return what is wrong with options that the source tree does not know, each with the nearest known one."""
     known = set()
     for path in option_files(tree):
         text = path.read_text(encoding='utf-8', errors='replace')
@@ -127,7 +127,7 @@ def unknown_options(options, tree):
 
 
 def cloned(tree, asked):
-    """The directories that a build with these options would clone."""
+    """Return the directories that a build with these options would clone."""
     unneeded = set()
     if asked.get('USE_CUDA') != '1' or asked.get('USE_NCCL') == '0' or asked.get('USE_SYSTEM_NCCL') == '1':
         unneeded.add('third_party/nccl')

@@ -111,7 +111,7 @@ def read_cache(path):
 
 
 def read_summary(text):
-    """The decisions that CMake prints, `--   USE_MPI   : OFF`."""
+    """Return the decisions that CMake prints, `--   USE_MPI   : OFF`."""
     start = text.rfind('******** Summary ********')
     found = {}
     if start >= 0:
@@ -132,13 +132,13 @@ def architectures_of_flags(flags):
 
 
 def architectures(asked):
-    """A TORCH_CUDA_ARCH_LIST as it is compared: sorted, and 8.0+PTX is 8.0 besides."""
+    """Normalise a TORCH_CUDA_ARCH_LIST to compare it: sorted, and 8.0+PTX is also 8.0."""
     words = set(re.split(r'[;,\s]+', asked.strip()))
     return ';'.join(sorted(words | {word.replace('+PTX', '') for word in words}))
 
 
 def decided(option, cache, summary):
-    """What CMake decided about one option; None if it does not say."""
+    """Return CMake's decision about one option; None if it does not say."""
     # the summary has the last word: a cache entry may be shadowed by an ordinary variable
     value = summary.get(option, cache.get(option))
     if value is None:
@@ -152,7 +152,7 @@ def decided(option, cache, summary):
 
 def compare(options, cache, summary, named=()):
     """
-    All differences between what was asked for, a dictionary, and what CMake decided; `named` are those options that
+    Return all differences between the options asked for and CMake's decisions; `named` are those options that
     somebody asked for by name, which are compared whether or not the table has them.
     """
     differences = []
@@ -163,7 +163,7 @@ def compare(options, cache, summary, named=()):
 
 
 def other_switches(named):
-    """A term for each switch that was asked for by name and is not in the table."""
+    """Return a term for each switch that was asked for by name and is not in the table."""
     terms = []
     for name in sorted(named):
         if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'):
@@ -237,14 +237,14 @@ def check(tree, output, asked, named):
 
 
 def downloads(text):
-    """What CMake downloaded, with no checksum, or could not: it often goes on, and the build ends much later."""
+    """Return what CMake downloaded, with no checksum, or could not: the build may fail much later."""
     failed = re.findall(r"error: downloading '([^']+)' failed", text)
     found = failed or re.findall(r'^-- Downloading (\w+) to /', text, re.M)
     return sorted(set(found)) or ['something'] * ('Each download failed!' in text)
 
 
 def table(differences):
-    """The differences for people."""
+    """Return the differences for people."""
     lines = []
     for item in differences:
         places = '; '.join(item.places) or 'CMake does not say'

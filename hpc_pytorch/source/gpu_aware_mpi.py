@@ -45,7 +45,7 @@ CALL = re.compile(r'tensor\.is_cuda\(\) && !cudaAwareMpiCheck\(\)')
 
 
 def patched(text):
-    """The source of the backend with the decision replaced."""
+    """Return the source of the backend with the decision replaced."""
     for place in PLACES:
         found = len(place.pattern.findall(text))
         if found != 1:
@@ -58,12 +58,12 @@ def patched(text):
 
 
 def decision_path():
-    """The file that decides."""
+    """Return the file that decides."""
     return os.path.join(collection_path('torch_mpi'), 'src', DECISION)
 
 
 def identity():
-    """What of this goes into a wheel, for the wheel's identity."""
+    """Return what of this goes into a wheel, for the wheel's identity."""
     digest = hashlib.sha256(''.join(place.replacement for place in PLACES).encode())
     with open(decision_path(), 'rb') as handle:
         digest.update(handle.read())

@@ -42,7 +42,7 @@ ANOTHER_WHEEL = "it was built without, or this is another wheel than the one bui
 
 
 def ask(python):
-    """What this Python's torch tells of itself: show, directory, backends."""
+    """Ask this Python's torch about itself: show, directory, backends."""
     probe = run([python, '-c', PROBE], os.path.dirname(python))
     if probe.returncode:
         raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
@@ -51,7 +51,7 @@ def ask(python):
 
 def ask_installed(python, options, architectures_of=None, build_directory=os.devnull):
     """
-    All differences between what was asked for and what this Python imports as torch; and what ldd says of it.
+    Return all differences between what was asked for and what this Python imports; and what ldd says of it.
     `architectures_of` returns those of a library's device code ('8.0'), where there is a program that tells.
     """
     found = ask(python)
@@ -66,7 +66,7 @@ def ask_installed(python, options, architectures_of=None, build_directory=os.dev
 
 
 def ask_device_code(asked, paths, architectures_of):
-    """The differences of the device code in these libraries."""
+    """Return the differences of the device code in these libraries."""
     paths = fnmatch.filter(paths, os.path.join('*', DEVICE_LIBRARIES)) or paths
     code = set()
     for path in paths:
@@ -75,7 +75,7 @@ def ask_device_code(asked, paths, architectures_of):
 
 
 def compare_installed(options, show, backends, ldd):
-    """All differences between what was asked for and what is installed; nothing is said of what it does not tell."""
+    """Return all differences between what was asked for and what is installed, as far as it tells."""
     settings = read_settings(show)
     known = {}
     for name, value in options.items():
@@ -112,7 +112,7 @@ def compare_device_code(asked, found, paths):
 
 
 def read_settings(text):
-    """The build settings that torch.__config__.show() prints, under the names by which they are asked for."""
+    """Return the build settings that torch.__config__.show() prints, under the names by which they are asked for."""
     line = re.search(r'Build settings: *(.*)', text)
     printed = []
     if line:

@@ -16,7 +16,7 @@ def leave(builddir, note):
 
 
 def find(builddir):
-    """The note of an interrupted build; None if none can be read."""
+    """Return the note of an interrupted build; None if none can be read."""
     try:
         with open(os.path.join(builddir, NOTE), encoding='utf-8') as file:
             note = json.load(file)
@@ -28,7 +28,7 @@ def find(builddir):
 
 
 def differences(facts, others):
-    """What two builds differ in, in words."""
+    """Return the differences of two builds, in words."""
     every = set(facts).union(others)
     names = [name for name in every if facts.get(name) != others.get(name)]
     return ', '.join(sorted(names)).replace('_', ' ')

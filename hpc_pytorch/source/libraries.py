@@ -28,7 +28,7 @@ def run(command, directory):
 
 
 def find(directory):
-    """All shared libraries below a directory."""
+    """Return all shared libraries below a directory."""
     below = os.path.join(glob.escape(directory), '**')
     found = glob.glob(os.path.join(below, '*.so'), recursive=True)
     found += glob.glob(os.path.join(below, '*.so.*'), recursive=True)
@@ -49,7 +49,7 @@ def ldd(paths, directory):
 
 
 def resolved(printed, name):
-    """Where the loader finds the libraries of this name, from what ldd prints: a list of paths, or 'not found'."""
+    """Find the libraries of this name in what ldd prints: a list of paths, or 'not found'."""
     pattern = r'^\s*%s[\w.-]* => (not found|\S+)' % re.escape(name)
     return re.findall(pattern, printed, re.M)
 
@@ -57,7 +57,7 @@ def resolved(printed, name):
 # --- where they search ------------------------------------------------------------------------------------------------
 
 def search_path(library):
-    """The directories in RUNPATH and RPATH of a library."""
+    """Return the directories in RUNPATH and RPATH of a library."""
     printed = run(['readelf', '-d', library], os.path.dirname(library)).stdout
     values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', printed)
     return [path for value in values for path in value.split(':') if path]
@@ -71,7 +71,7 @@ def why_wrong(path, build_directory):
 
 
 def compare_search_paths(paths, build_directory):
-    """What no installed library may search, and these do."""
+    """Return the directories that no installed library may search, and these do."""
     differences = []
     for library in paths:
         for path in search_path(library):
@@ -85,7 +85,7 @@ def compare_search_paths(paths, build_directory):
 # --- OpenMP -----------------------------------------------------------------------------------------------------------
 
 def runtimes(printed):
-    """The OpenMP runtimes that ldd shows: {path: compiler that it belongs to}."""
+    """Return the OpenMP runtimes that ldd shows: {path: compiler that it belongs to}."""
     found = {}
     for name, compiler in RUNTIMES:
         # one that was linked by its path has no name before it
@@ -104,5 +104,5 @@ def compare_openmp(printed, compiler):
 
 
 def compare(paths, printed, compiler, build_directory):
-    """All that is wrong with these libraries, of which ldd printed this."""
+    """Return all that is wrong with these libraries, of which ldd printed this."""
     return compare_search_paths(paths, build_directory) + compare_openmp(printed, compiler)

@@ -29,12 +29,12 @@ RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
 
 
 def report_directory(easyblock):
-    """Where ramgate writes what every compilation needed, and provenance looks for it."""
+    """Return the directory of ramgate's report, where provenance looks for it."""
     return os.path.join(easyblock.builddir, 'ramgate')
 
 
 def ramgate(easyblock, profile):
-    """The command that runs a build within the memory, up to its own options."""
+    """Return the command that runs a build within the memory, up to its own options."""
     command = [sys.executable, '-I', '-c', RUN_RAMGATE, collection_path('ramgate'), 'run']
     command += ['--jobs', str(easyblock.cfg.parallel), '--report', report_directory(easyblock)]
     if profile:
@@ -60,7 +60,7 @@ def say_what_was_watched(easyblock):
 
 
 def commit_of(source):
-    """The commit that a source of an easyconfig names; None for released tarballs."""
+    """Return the commit that a source of an easyconfig names; None for released tarballs."""
     if isinstance(source, dict):
         return source.get('git_config', {}).get('commit')
     return None
@@ -94,7 +94,7 @@ class WheelBuild(LockedEnvironment):
 
     @property
     def tree(self):
-        """The source tree, which EasyBuild knows once it is unpacked."""
+        """Return the source tree, which EasyBuild knows once it is unpacked."""
         return self.start_dir or self.builddir
 
     @property
@@ -103,7 +103,7 @@ class WheelBuild(LockedEnvironment):
 
     @property
     def route(self):
-        """How this version is built."""
+        """Return how this version is built."""
         found = build_options.route(self.version)
         if found is None:
             raise EasyBuildError("PyTorch %s is too old for this easyblock; the oldest that it builds: %s",
@@ -111,7 +111,7 @@ class WheelBuild(LockedEnvironment):
         return found
 
     def compilers(self):
-        """The system's compilers, as the variables that builds know."""
+        """Return the system's compilers, as the variables that builds know."""
         names = self.system.compilers
         commands = {'CC': names['c'], 'CXX': names['cxx'], 'FC': names['fortran']}
         return {variable: command for variable, command in commands.items() if command}
@@ -124,11 +124,11 @@ class WheelBuild(LockedEnvironment):
 
     @staticmethod
     def first_line(compiler):
-        """How a compiler introduces itself."""
+        """Return the first line of a compiler's version."""
         return ask(compiler, '--version').output.split('\n')[0]
 
     def nvcc(self):
-        """The compiler for the GPUs that were named: a module's, or the one on the path."""
+        """Return the compiler for the GPUs that were named: a module's, or the one on the path."""
         found = find_program('nvcc')
         if not found:
             raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
@@ -151,14 +151,14 @@ class WheelBuild(LockedEnvironment):
             env.setvar(variable, command)
 
     def prepare_python(self):
-        """A dry run cannot ask which Python there is."""
+        """Skip this in a dry run, which cannot ask which Python there is."""
         if self.dry_run:
             self.python_cmd = 'python3'
         else:
             super().prepare_python()
 
     def own_options(self):
-        """What the tables and the easyconfig ask for; upstream adds what the dependencies mean."""
+        """Return the options of the tables and the easyconfig; upstream adds those of the dependencies."""
         # a dry run asks no compiler
         banner = 'gcc' if self.dry_run else self.first_line(self.compilers().get('CXX', 'g++'))
         compiler = build_options.compiler_family(banner)

@@ -42,7 +42,7 @@ def tell(connection, kind, text):
 
 
 def receive(connection):
-    """The next message of a compiler wrapper, (kind, data); empty if it has gone."""
+    """Return the next message of a compiler wrapper, (kind, data); empty if it has gone."""
     message = b''
     with contextlib.suppress(OSError):
         message = connection.recv(MOST)
@@ -121,7 +121,7 @@ class Broker:
         self.next_watch = now + max(WATCH, (time.process_time() - spent) / COST)
 
     def has_gone(self, pid, compilation, now):
-        """A compiler that was only watched has ended; its status is its parent's to know."""
+        """Note the end of a compiler that was only watched; only its parent knows its status."""
         del self.watched[pid]
         killed = compilation.started and self.limits.oom_kills() > compilation.kernel_kills
         self.schedule.lost += bool(killed)
@@ -249,7 +249,7 @@ class Broker:
                                            time.monotonic()))
 
     def disconnected(self, compilation):
-        """A wrapper has gone before its compiler ended: kill the compiler, release its memory."""
+        """Kill the compiler of a wrapper that is gone, and release its memory."""
         if compilation and compilation.state != ENDED:
             self.signal(compilation, signal.SIGKILL)
             self.schedule.close(compilation, -1, time.monotonic())
@@ -257,7 +257,7 @@ class Broker:
 
 
 def listen(directory):
-    """The socket to which wrappers connect; its path may be longer than an address."""
+    """Return the socket to which wrappers connect; its path may be longer than an address."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     place = os.open(directory, os.O_PATH)
     listener.bind('/proc/self/fd/%d/socket' % place)

@@ -37,7 +37,7 @@ NOT_RUNNABLE = 126
 
 
 def die_with_parent():
-    """A build whose `ramgate run` is killed shall end, too."""
+    """End the build, too, if its `ramgate run` is killed."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
@@ -79,7 +79,7 @@ def make_stand_ins(directory, slots, environ):
 
 
 def environment(directory, slots, environ):
-    """The build's environment: stand-ins on $PATH, a launcher for CMake, slots for what runs the compilers."""
+    """Return the build's environment: stand-ins on $PATH, a launcher for CMake, slots for what runs the compilers."""
     found = dict(environ)
     for name in make_stand_ins(directory, slots, environ):
         # an empty one counts as none
@@ -103,7 +103,7 @@ def environment(directory, slots, environ):
 
 def profile_path(options):
     """
-    The profile to read and keep. `--profile auto`: beside the build directory, within it where it may not be beside;
+    Find the profile to read and keep. `--profile auto`: next to the build directory, or in it if that is not writable;
     once it is there, it serves builds without the option, too.
     """
     if options.profile not in (None, 'auto'):

@@ -32,7 +32,7 @@ def prepared(directory):
 
 
 def build_directory(command):
-    """Where a command builds."""
+    """Return the directory in which a command builds."""
     tool = os.path.basename(command[0])
     option = '--build' if tool == 'cmake' else '-C'
     if tool == 'cmake' or tool in NINJAS + MAKES:
@@ -43,7 +43,7 @@ def build_directory(command):
 
 
 def with_slots(command, cores, environ):
-    """The command with the number of slots, unless the user (or a jobserver) gave one that is not ramgate's own."""
+    """Return the command with the number of slots, unless the user (or a jobserver) gave another."""
     tool = os.path.basename(command[0])
     builds = '--build' in command if tool == 'cmake' else tool in NINJAS + MAKES
     given = GIVEN.search(' '.join(command))

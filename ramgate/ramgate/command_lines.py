@@ -79,7 +79,7 @@ def compiles(words):
 
 
 def expanded(directory, arguments):
-    """The arguments with those of response files (@FILE)."""
+    """Return the arguments with those of response files (@FILE)."""
     for word in arguments:
         path = os.path.join(directory, word[1:])
         if word.startswith('@') and os.path.isfile(path):
@@ -114,7 +114,7 @@ def extension_of(path):
 
 
 def short_name(path, top):
-    """The path below the directory where the build began; elsewhere its last parts, as pip's have random names."""
+    """Return the path below the build's first directory; elsewhere its last parts, as pip's names are random."""
     if path.startswith(top.rstrip('/') + '/'):
         return os.path.relpath(path, top)
     return os.path.join(*path.split('/')[-4:])

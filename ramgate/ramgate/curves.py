@@ -24,7 +24,7 @@ def exact_span(age):
 
 
 def span(age):
-    """The number of the span in which a compilation of this age (seconds) is."""
+    """Return the number of the span in which a compilation of this age (seconds) is."""
     return int(exact_span(age))
 
 
@@ -72,7 +72,7 @@ class Forecast:
         self.load = [0.0] * STEPS
 
     def steps(self, curve, seconds, age=0.0, start=0.0, slowness=1.0):
-        """The memory of one compilation in each step: it is `age` old now, or begins in `start` seconds."""
+        """Return the memory of one compilation in each step: it is `age` old now, or begins in `start` seconds."""
         last = len(curve) - 1
         found = []
         for since, first, end in ranges(self.horizon, age, start, slowness):
@@ -92,7 +92,7 @@ class Forecast:
         return True
 
     def earliest(self, curve, seconds, limit, slowness):
-        """The steps of a compilation that begins as soon as it fits; None if it does not up to the horizon."""
+        """Return the steps of a compilation that begins as soon as it fits; None if it does not up to the horizon."""
         for at in range(2, STEPS, 2):
             if self.load[at] + curve[0] <= limit:
                 steps = self.steps(curve, seconds, start=EDGES[at] * self.horizon, slowness=slowness)

@@ -72,7 +72,7 @@ class Estimate(namedtuple('Estimate', 'seconds curve uncertainty earlier languag
 
     @property
     def slowness(self):
-        """How much longer compilations take now than when they were measured."""
+        """Return how much longer compilations take now than when they were measured."""
         if self.known:
             return self.earlier.time.factor(self.language)
         return 1.0
@@ -100,7 +100,7 @@ class Kind:
         self.squares += peak * peak
 
     def estimate(self, megabytes, seconds):
-        """The mean of what was seen; the less that is, the closer to the guess."""
+        """Return the mean of what was seen; the less that is, the closer to the guess."""
         count = self.count + GUESS_WEIGHT
         mean = (self.peaks + GUESS_WEIGHT * megabytes) / count
         squares = self.squares + GUESS_WEIGHT * megabytes ** 2 * (1 + GUESS_SPREAD ** 2)
@@ -199,7 +199,7 @@ class EarlierBuild:
 
 
 def key_of(name):
-    """A file's name with its nearest directories, which is the same in other build directories and versions."""
+    """Return a file's name with its nearest directories, which is the same in other build directories and versions."""
     return '/'.join(name.split('/')[-3:])
 
 

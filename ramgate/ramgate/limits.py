@@ -45,7 +45,7 @@ def human(amount):
 
 
 def read(*parts):
-    """The text of a small file; '' if it does not exist or may not be read."""
+    """Return the text of a small file; '' if it does not exist or may not be read."""
     try:
         with open(os.path.join(*parts)) as file:
             return file.read()
@@ -54,7 +54,7 @@ def read(*parts):
 
 
 def number(*parts):
-    """The number in a small file; None if there is none ('max')."""
+    """Return the number in a small file; None if there is none ('max')."""
     text = read(*parts).strip()
     return int(text) if text.isdigit() else None
 
@@ -77,7 +77,7 @@ class Cgroup:
         return min((value for value in values if value is not None and value < UNLIMITED), default=None)
 
     def constraint(self):
-        """What it allows now; None if it limits nothing."""
+        """Return what it allows now; None if it limits nothing."""
         usage, prefix = {1: ('memory.usage_in_bytes', 'total_'), 2: ('memory.current', '')}[self.version]
         limit = self.limit()
         used = number(self.directory, usage)
@@ -126,7 +126,7 @@ def own_paths(root):
 
 
 def cgroups(root='/'):
-    """The memory cgroups of this process, innermost first."""
+    """Return the memory cgroups of this process, innermost first."""
     paths = own_paths(root)
     found = []
     for version, mount, top in mounts(root):
@@ -146,7 +146,7 @@ def cgroups(root='/'):
 
 
 def cores():
-    """The cores that this process may use: its affinity, or less if a cgroup (version 2) grants less."""
+    """Return the cores that this process may use: its affinity, or less if a cgroup (version 2) grants less."""
     count = len(os.sched_getaffinity(0))
     for cgroup in cgroups():
         quota, _, period = read(cgroup.directory, 'cpu.max').partition(' ')
@@ -186,7 +186,7 @@ def address_space():
 
 
 def host():
-    """The memory of the host, less what stays free for everybody else."""
+    """Return the memory of the host, less what stays free for everybody else."""
     memory = numbers('/proc/meminfo')
     total = memory['MemTotal'] * 1024
     reserve = min(max(total * RESERVE_SHARE, RESERVE_LEAST), RESERVE_MOST)
@@ -203,7 +203,7 @@ class Limits:
         self.grants = [(name, limit) for name, limit in grants if limit]
 
     def constraints(self, own):
-        """All that hold now; `own`: bytes that the build's compilations occupy."""
+        """Return all that hold now; `own`: bytes that the build's compilations occupy."""
         found = [host()] + [cgroup.constraint() for cgroup in self.cgroups]
         found += [Constraint(name, limit, limit - own) for name, limit in self.grants]
         return [constraint for constraint in found if constraint]
@@ -212,7 +212,7 @@ class Limits:
         return min(self.constraints(own), key=lambda constraint: constraint.free)
 
     def warnings(self):
-        """What the user should know before the build starts."""
+        """Return warnings for the user before the build starts."""
         return ['the kernel kills everything in %s together when its memory runs out (memory.oom.group): ramgate '
                 'leaves %d %% of it free, as it could not restart such compilers'
                 % (cgroup.directory, FATAL_RESERVE * 100)

@@ -16,7 +16,7 @@ MANAGED = 'managed'
 
 
 def read(pid, name):
-    """A file of a process; b'' if it has ended."""
+    """Return a file of a process; b'' if it has ended."""
     try:
         with open('/proc/%d/%s' % (pid, name), 'rb') as file:
             return file.read()
@@ -36,7 +36,7 @@ def pids():
 
 
 def stat(pid):
-    """The words of stat from the state on; none if the process has ended."""
+    """Return the words of stat from the state on; none if the process has ended."""
     words = read(pid, 'stat').rpartition(b')')[2].split()
     return words if words[:1] not in ([b'Z'], [b'X']) else []
 
@@ -69,7 +69,7 @@ def in_groups(groups):
 
 
 def descendants(pid):
-    """All processes below this one that are not zombies, without this one."""
+    """Return all processes below this one that are not zombies, without this one."""
     children = {}
     for child in pids():
         children.setdefault(parent(child), []).append(child)
@@ -105,7 +105,7 @@ def end_all(find):
 
 
 def command_line(pid, name):
-    """The words with which a program was called, without the interpreter of a script."""
+    """Return the words with which a program was called, without the interpreter of a script."""
     words = [os.fsdecode(word) for word in read(pid, 'cmdline').split(b'\0')[:-1]]
     names = [os.path.basename(word)[:NAME_LENGTH] for word in words[:2]]
     return words[1:] if name in names[1:] and name != names[0] else words
@@ -141,7 +141,7 @@ class Tree:
         return self.born
 
     def place(self, pid):
-        """A process belongs to whom its parent belongs; an orphan falls to the root, which adopts."""
+        """Assign a process to its parent's owner; an orphan falls to the root, which adopts."""
         if pid not in self.owners:
             above = parent(pid)
             self.owners[pid] = self.place(above) if above else None
@@ -182,6 +182,6 @@ class Tree:
         return found
 
     def members(self):
-        """All processes of the tree that still run."""
+        """Return all processes of the tree that still run."""
         self.look()
         return [pid for pid, owner in self.owners.items() if owner is not None and stat(pid)]

@@ -107,7 +107,7 @@ class Compilation:
 
     @property
     def repeatable(self):
-        """A compiler that is only watched is its build tool's child: killed, it would fail the build."""
+        """True unless a compiler is only watched: it is its build tool's child, and killing it would fail the build."""
         return self.way != WATCHED
 
     def measure(self, memory, now):
@@ -175,7 +175,7 @@ class Schedule:
         self.own = sum(compilation.memory for compilation in self.alive())
 
     def ended(self, compilation, status, resident, out_of_memory, kernel_killed, now):
-        """An attempt has ended. `resident`: bytes of its largest process, as the kernel counts them."""
+        """End an attempt. `resident`: bytes of its largest process, as the kernel counts them."""
         # a peak between two measurements is only in the kernel's figure, which includes shared pages
         resident *= UNSHARED
         if resident > compilation.recorder.peak:
@@ -284,7 +284,7 @@ class Schedule:
         return max(0, (estimate.peak + estimate.uncertainty) * MB - alive[0].memory)
 
     def victim(self, alive):
-        """The newest that frees memory; the oldest only if it is alone and the limit is exceeded."""
+        """Choose the newest that frees memory; the oldest only if it is alone and the limit is exceeded."""
         for compilation in reversed(alive[1:]):
             large = compilation.memory > WORTH * self.limit
             if compilation.repeatable and compilation not in self.killing and large:
@@ -306,7 +306,7 @@ class Schedule:
         self.decide(THAW, compilation)
 
     def expected(self, compilation):
-        """The estimate of a waiting compilation, with what it is known to need since earlier attempts."""
+        """Return the estimate of a waiting compilation, with what it is known to need since earlier attempts."""
         estimate = self.knowledge.estimate(compilation.name, compilation.language)
         if compilation.reserved <= estimate.peak:
             return estimate
@@ -337,7 +337,7 @@ class Schedule:
 
     @staticmethod
     def true_span(compilation, at):
-        """The span in which a compilation is that should be in span `at`: an earlier one if it is behind its curve."""
+        """Return the span of a compilation that should be in span `at`: an earlier one if it is behind its curve."""
         estimate = compilation.estimate
         peak = compilation.recorder.peak / MB
         short = max(BEHIND, BEHIND_UNCERTAINTIES * estimate.uncertainty / estimate.peak)
@@ -349,7 +349,7 @@ class Schedule:
 
     @staticmethod
     def raised(curve, at, memory):
-        """The curve of a compilation in span `at`, raised if it has more memory than that."""
+        """Return the curve of a compilation in span `at`, raised if it has more memory than that."""
         here = max(curve[at:at + 2])
         if memory <= here * ABOVE:
             return curve
@@ -399,7 +399,7 @@ class Schedule:
         return self.decisions()
 
     def forecast(self, alive, longest, now):
-        """The memory of those that are alive, until they and one of `longest` seconds have ended."""
+        """Return the memory of those that are alive, until they and one of `longest` seconds have ended."""
         futures = {compilation: self.future(compilation, now) for compilation in alive}
         remaining = [seconds - age for _, seconds, age, _ in futures.values()]
         power = math.log(max([1.0, longest] + remaining), HORIZON_STEP)

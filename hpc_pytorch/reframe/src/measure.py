@@ -34,13 +34,13 @@ class Ranks:
         dist.init_process_group('gloo' if self.device.type == 'cpu' else 'nccl')
 
     def gather(self, mine):
-        """What every rank has, in their order."""
+        """Gather the values of all ranks, in their order."""
         found = [None] * self.dist.get_world_size()
         self.dist.all_gather_object(found, mine)
         return found
 
     def seconds(self, action, times=1):
-        """How long it takes to do this so often, until the device is done; all begin together."""
+        """Measure so many calls, until the device is done; all ranks begin together."""
         self.dist.barrier()
         begin = time.perf_counter()
         for _ in range(times):
@@ -63,7 +63,7 @@ def start(_):
 
 
 def own_device():
-    """The number of this rank's GPU on the node, as its launcher has given it."""
+    """Return the number of this rank's GPU on the node, as its launcher has given it."""
     for name in ('ROCR_VISIBLE_DEVICES', 'CUDA_VISIBLE_DEVICES'):
         devices = os.environ.get(name, '').split(',')
         if devices != ['']:

@@ -48,7 +48,7 @@ def say(accelerator, text):
 
 
 def right(accelerator, model, loader):
-    """Which part of all ranks' answers is right."""
+    """Return the share of right answers of all ranks."""
     model.eval()
     answers = []
     with torch.no_grad():

@@ -52,7 +52,7 @@ class Numbers(Dataset):
 
 
 def make_model():
-    """A small network; dropout, because random numbers have to survive being killed, too."""
+    """Return a small network; with dropout, because random numbers have to survive being killed, too."""
     return torch.nn.Sequential(
         torch.nn.Linear(16, 64),
         torch.nn.ReLU(),
@@ -76,13 +76,13 @@ def save_snapshot(directory, steps, state):
 
 
 def snapshots(directory):
-    """All snapshots, newest first."""
+    """Return all snapshots, newest first."""
     paths = glob.glob(os.path.join(glob.escape(directory), 'snapshot-*.pt'))
     return sorted(paths, reverse=True)
 
 
 def newest_snapshot(directory):
-    """The newest snapshot that can be read; None without any. Removes what was killed while it was written."""
+    """Return the newest snapshot that can be read; None without any. Removes what was killed while it was written."""
     for partial in glob.glob(os.path.join(glob.escape(directory), '.snapshot-*')):
         os.remove(partial)
     for path in snapshots(directory):
@@ -95,7 +95,7 @@ def newest_snapshot(directory):
 
 
 def agree_on_snapshot(directory):
-    """All ranks go on from the same one: that which the first rank finds."""
+    """Agree on one snapshot for all ranks: the one that the first rank finds."""
     found = [None]
     if dist.get_rank() == 0:
         os.makedirs(directory, exist_ok=True)
@@ -117,7 +117,7 @@ def start():
 
 
 def leaving(device):
-    """Whether any rank was asked to leave; all ranks look after the same step."""
+    """True on all ranks if any was asked to leave; all call this after the same step."""
     answer = torch.tensor(float(bool(signals)), device=device)
     dist.all_reduce(answer, dist.ReduceOp.MAX)
     return bool(answer)
@@ -125,7 +125,7 @@ def leaving(device):
 
 def prepare(model, loader, device):
     """
-    One pass that does not count. DistributedDataParallel orders what it sends anew after its first pass, and the last
+    Run one pass that does not count. DistributedDataParallel reorders its messages after its first pass, and the last
     bit of a sum depends on the order: without this, the first step after a restart would not be what it was to be.
     """
     inputs, targets = next(iter(loader))
@@ -182,7 +182,7 @@ def train(options, device):
 
 
 def fingerprint(model):
-    """A short name for the exact weights."""
+    """Return a short name for the exact weights."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.cpu().numpy().tobytes())

@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 def batch(step, size):
-    """The sentences of a step, of all ranks, made of its number: but for one in eight, a word follows from the last."""
+    """Return a step's sentences, of all ranks, from its number: but for one in eight, a word follows from the last."""
     numbers = torch.Generator().manual_seed(step)
     text = torch.randint(WORDS, (size, LENGTH + 1), generator=numbers)
     follows = torch.rand(size, LENGTH + 1, generator=numbers) > 1 / 8
