@@ -120,7 +120,7 @@ class LockedEnvironment(EasyBlock):
         self.python = self.find_python()
         mpicc = shutil.which(self.system.compilers['mpi_c'] or 'mpicc')
         mpicxx = shutil.which(self.system.compilers['mpi_cxx'] or 'mpicxx')
-        mpi = 'none here, so the locked one'
+        mpi = 'none here' + ', so the locked one' * bool(self.cfg['mpi_lock_files'])
         if mpicc and mpicxx:
             self.mpi_compilers = mpicc, mpicxx
             mpi = mpicc

@@ -60,6 +60,9 @@ def test_environment_of_the_modules_python(tmp_path, lmod):
     (tmp_path / 'bin/python3').symlink_to(CHECKOUT / 'hpc_pytorch/stand_ins/scripts/python3.6')
     for name in ('bash', 'sh', 'env', 'dirname', 'readlink', 'mkdir', 'flock', 'rm', 'touch', 'sync', 'grep', 'tail'):
         (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
+    # time passes faster
+    (tmp_path / 'bin/sleep').write_text('#!/bin/sh\nexec /bin/sleep 0.1\n')
+    (tmp_path / 'bin/sleep').chmod(0o755)
     environment = dict(clean_environment(), PATH=str(tmp_path / 'bin'), MODULEPATH=str(tmp_path / 'modules'))
     # EasyBuild's takes longer
     (tmp_path / 'lock').touch()
@@ -67,6 +70,7 @@ def test_environment_of_the_modules_python(tmp_path, lmod):
                            str(tmp_path / 'lock'), '--system=archer2'], env=environment, text=True,
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
+    assert 'venv is not ready yet, after ' in done.stdout
     python = tmp_path / 'venv/bin/python'
     assert os.path.realpath(python) == os.path.realpath(sys.executable)
     for loaded in ({}, {'PYTHONPATH': str(wrong), 'PYTHONHOME': str(wrong), 'PATH': str(wrong)}):
