@@ -75,6 +75,7 @@ class Try:
             process = subprocess.Popen(words, cwd=place, stdout=output, stderr=subprocess.STDOUT,
                                        stdin=subprocess.DEVNULL)
             timer = threading.Timer(PATIENCE, process.terminate)
+            timer.daemon = True
             timer.start()
             while process.poll() is None:
                 sizes = [own_memory(pid) for pid in cgroup.processes()]
