@@ -200,7 +200,7 @@ class Change:
             try:
                 return self.resolved(requirement)
             except UsersProblem as problem:
-                if newer is None or 'wants Python' not in str(problem):
+                if newer is None or 'requires Python' not in str(problem):
                     raise
                 print("%s: Python %s is left out" % (problem, self.least))
                 self.least = newer
