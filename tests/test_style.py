@@ -9,7 +9,8 @@ from common import CHECKOUT
 # What EasyBuild itself, or a compute node's own Python, runs.
 FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'ramgate/ramgate', 'hpc_pytorch')
 # What runs with the Python that ./eb made its environment of, or of a module or an image: 3.9 or newer.
-FOR_NEWER = ('hpc_pytorch/start.py', 'stand_ins/make.py', 'scripts/pytorch-check', 'scripts/check-packages')
+FOR_NEWER = ('hpc_pytorch/start.py', 'stand_ins/make.py', 'scripts/pytorch-check', 'scripts/check-packages',
+             'scripts/vllm')
 
 
 def tracked():

@@ -55,11 +55,11 @@ def override(generator, owner, name, value):
 
 
 # what is checked and measured
-CHECKED = ('PyTorch', 'torch_mpi')
+CHECKED = ('PyTorch', 'torch_mpi', 'vLLM')
 
 
 def installed(modulepath):
-    """Find what this collection has installed of PyTorch and its MPI backend: {module: its installation}."""
+    """Find what this collection has installed of PyTorch, its MPI backend and vLLM: {module: its installation}."""
     found = {}
     for directory in filter(None, modulepath.split(':')):
         files = []

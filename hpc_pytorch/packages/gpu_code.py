@@ -43,6 +43,32 @@ def refused(torch, system):
             % (torch, system.name, system.node['gpu_architecture'] or system.node['gpus'], CPU))
 
 
+def cuda_of(packages):
+    """Which CUDA comes with packages, {name: version}: its first number, 0 without one."""
+    local = re.search(r'\+cu(\d\d)', packages.get('torch', ''))
+    if local:
+        return int(local.group(1))
+    # with CUDA 13 their names lost its number; the compiler's comes with vLLM
+    for name in sorted(packages):
+        if re.match(r'nvidia-cuda-(runtime|nvcc)', name):
+            return int(packages[name].split('.')[0])
+    return 0
+
+
+def why_not_cuda(packages, system):
+    """Why packages do not run on a system, for the CUDA that comes with them; None if they do, or nobody knows."""
+    cuda = cuda_of(packages)
+    limit = system.node['cuda']
+    architecture = system.node['gpu_architecture'] or ''
+    if cuda and architecture.startswith('gfx'):
+        return "these wheels are for NVIDIA's GPUs (CUDA %d), and those of %s are AMD's (%s)" % (
+            cuda, system.name, architecture)
+    if limit and cuda > limit:
+        return ("these wheels bring CUDA %d, and the driver of %s takes %d (cuda in its system.cfg). Take an earlier "
+                "version: ./eb --new-version" % (cuda, system.name, limit))
+    return None
+
+
 def why_not_rocm(torch, rocm):
     """Why a wheel such as 2.2.2+rocm5.7 is not for a ROCm; None if it is for its release, or for none."""
     made_for = re.search(r'\+rocm(\d+\.\d+)', torch)

@@ -15,7 +15,7 @@ from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import adjust_permissions, copy, copy_file
+from easybuild.tools.filetools import adjust_permissions, copy, copy_file, write_file
 from easybuild.tools.modules import get_software_root
 
 from hpc_pytorch.machine import distribution_packages
@@ -52,6 +52,8 @@ PARAMETERS = {
     'scripts': [[], "Scripts to install in bin: from the easyconfig's directory or scripts", CUSTOM],
     'example_files': [[], "Files to install in examples: from the easyconfig's directory or scripts/examples", CUSTOM],
 }
+# packages of which a program can have only one version: PyTorch's, and what is compiled for it or for the MPI
+CONSTRAINED = re.compile(r'(torch|triton|pytorch-triton|nvidia-|cuda-|mpi4py|horovod)')
 # the collection's prebuilt Python, as a dependency
 OWN_PYTHON = (" If there is none, install Python-3.12.14-standalone.eb, and add "
               "('Python', '3.12.14', '-standalone') to the dependencies")
@@ -199,6 +201,10 @@ class LockedEnvironment(EasyBlock):
             applies = entry.name == 'torch' and (not others or architecture in others)
             if applies and self.wants_gpus and gpu_code.for_processors(entry.version, architecture):
                 dry_run.stop(self, gpu_code.refused(entry.version, self.system))
+        packages = {entry.name: entry.version for entry in self.locked('lock_files')}
+        problem = gpu_code.why_not_cuda(packages, self.system)
+        if problem:
+            dry_run.stop(self, problem)
 
     def wheel_may_run(self, entry):
         """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
@@ -428,6 +434,17 @@ class LockedEnvironment(EasyBlock):
             self.install_named_file(name, 'examples', 0o644)
         if self.features():
             copy(self.system.for_scripts, self.path('share'))
+        self.write_constraints()
+
+    def write_constraints(self):
+        """Write constraints.txt, by which pip and uv keep this PyTorch ($PIP_CONSTRAINT, $UV_CONSTRAINT)."""
+        installed = glob.glob(glob.escape(self.site_packages()) + '/*-*.dist-info')
+        stems = sorted(os.path.basename(path)[:-len('.dist-info')] for path in installed)
+        pairs = [stem.split('-', 1) for stem in stems]
+        lines = ['%s==%s\n' % (normal_name(name), version) for name, version in pairs
+                 if CONSTRAINED.match(normal_name(name))]
+        if lines:
+            write_file(self.path('share', 'constraints.txt'), ''.join(lines))
 
     def install_named_file(self, name, directory, permissions):
         target = self.path(directory, os.path.basename(name))

@@ -24,6 +24,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages import upstream_patches
+from hpc_pytorch.packages.gpu_code import cuda_of
 from hpc_pytorch.packages.known_errors import table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS
 
@@ -160,7 +161,7 @@ class Change:
             self.version = self.newest()
             self.check_target()
         elif not self.renewed:
-            found = self.cuda_of(self.resolved_for_a_python(self.torch))
+            found = cuda_of(self.resolved_for_a_python(self.torch))
             if found > self.cuda_limit():
                 raise UsersProblem("its wheels bring CUDA %d, and the driver of %s takes %d (cuda in system.cfg)"
                                    % (found, self.system.name, self.cuda_limit()))
@@ -171,7 +172,7 @@ class Change:
         while True:
             found = self.resolved(wanted)
             version = found['torch'].split('+')[0]
-            if self.cuda_of(found) <= self.cuda_limit():
+            if cuda_of(found) <= self.cuda_limit():
                 return version
             wanted = 'torch<' + version
 
@@ -180,17 +181,6 @@ class Change:
         if 'PyTorchHPC' in self.text:
             return math.inf
         return self.system.node['cuda'] or math.inf
-
-    @staticmethod
-    def cuda_of(found):
-        """Which CUDA comes with these packages: its first number, 0 without one."""
-        local = re.search(r'\+cu(\d\d)', found['torch'])
-        if local:
-            return int(local.group(1))
-        for name in sorted(found):
-            if name.startswith('nvidia-cuda-runtime'):
-                return int(found[name].split('.')[0])
-        return 0
 
     def resolved_for_a_python(self, requirement):
         """What uv makes of a requirement for the oldest of the easyconfig's Pythons that it knows."""

@@ -63,7 +63,7 @@ sys.stdout.flush()
 subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
 """
 # in an easyconfig: what promises something
-CONTAINER, MPI = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'"
+CONTAINER, MPI, SERVE = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'", "'pytorch-serve'"
 # inside a container, the image's PyTorch
 ONES = """python -c "import os, torch; print(os.environ.get('SINGULARITY_CONTAINER'), torch.ones(1))" """.strip()
 ONES_PRINTED = r'\.sif tensor\(\[1'
@@ -83,6 +83,7 @@ CHECKS = {
     'mpi': MPI,
     'horovod': "'horovod'",
     'compile': 'pytorch-check .*compile"',
+    'vllm': SERVE,
     'plugin': r"'aws-ofi-\w+'",
 }
 for probe, promised in CHECKS.items():
@@ -97,6 +98,7 @@ MEASURES = {
     'start': Measure('measure.py start', '', (1, 2, 4)),
     'start-staged': Measure('measure.py start', "'pytorch-stage'", (1, 2, 4)),
     'checkpoint': Measure('measure.py checkpoint', '', (1, 2)),
+    'serve': Measure('measure.py serve', SERVE, (1,)),
 }
 # what decides about networks, as the ranks see it
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
@@ -280,6 +282,9 @@ class SpeedCheck(ModuleCheck):
         """Place a rank near each GPU; one rank alone would talk to nobody."""
         self.facts = self.current_partition.extras['hpc_pytorch']
         ranks = self.ranks_per_node or self.facts['gpus'] or 1
+        if self.what == 'serve':
+            # vLLM starts its own
+            ranks = 1
         if ranks * self.nodes == 1 and 'bandwidth' in self.what:
             ranks = 2
         self.num_tasks = self.nodes * ranks

@@ -299,8 +299,7 @@ class Script:
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
             lines += STAGE
-        turn = self.words['turn'] if self.options.requeue else ''
-        lines.append(OUTPUTS.format(name=self.name, job=self.words['job'], turn=turn))
+        lines.append(self.preparation())
         lines.append(' '.join(map(shlex.quote, self.launch())))
         if self.options.requeue or followed:
             lines.append(STATUS)
@@ -316,6 +315,11 @@ class Script:
             lines.append('exit "$status"')
         options = [self.words['head'] + line for line in head]
         return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
+
+    def preparation(self):
+        """What comes before the command that starts the ranks."""
+        turn = self.words['turn'] if self.options.requeue else ''
+        return OUTPUTS.format(name=self.name, job=self.words['job'], turn=turn)
 
     def write(self):
         """Write the script that is followed under a name that is free; returns the name."""
@@ -335,7 +339,8 @@ def with_values(options):
 def load_module(otherwise):
     """Lines that load the module that this program belongs to, from where it was found: a job may not know that."""
     loaded = os.environ.get('LOADEDMODULES', '').split(':')
-    names = [name for name in loaded if name.split('/')[0] == 'PyTorch']
+    # vLLM's loads PyTorch's, and comes after it
+    names = [name for name in loaded if name.split('/')[0] in ('PyTorch', 'vLLM')]
     if not names:
         raise Problem("load the PyTorch module first: the job loads the same one")
     name = names[-1]

@@ -68,6 +68,10 @@ class Job:
         sys.stdout.buffer.write(text)
         sys.stdout.flush()
         self.position += len(text)
+        self.notice(text)
+
+    def notice(self, text):
+        """Look for what the job says of itself in what was added to the output."""
         for status in ENDED.findall(text):
             self.status = int(status)
         self.goes_on = self.goes_on or GOES_ON in text

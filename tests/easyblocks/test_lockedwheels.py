@@ -164,6 +164,23 @@ class _C:
     text = toy.easyconfig.read_text()
     toy.easyconfig.write_text(text + "features = ['cpu']\n")
     eb('--system=derecho', toy.easyconfig, env=toy.online)
+    # what keeps this PyTorch, where users install on top; other packages are theirs to choose
+    assert (eb.prefix / 'software/toy/1.0/share/constraints.txt').read_text() == 'torch==2.6.0\n'
+
+
+@pytest.mark.parametrize('system, package, says', [
+    ('derecho', 'nvidia-cuda-runtime==13.0.96', 'bring CUDA 13, and the driver of derecho takes 12'),
+    ('derecho', 'nvidia-cuda-nvcc==13.5.37', 'bring CUDA 13, and the driver of derecho takes 12'),
+    ('derecho', 'nvidia-cuda-runtime-cu12==12.6.77', None),
+    ('frontier', 'nvidia-cuda-nvcc==13.5.37', "for NVIDIA's GPUs (CUDA 13), and those of frontier are AMD's (gfx90a)"),
+    ('workstation', 'nvidia-cuda-nvcc==13.5.37', None),
+])
+def test_cuda_of_locks(eb, toy, system, package, says):
+    """A CUDA that the system's driver does not take is refused before anything is fetched."""
+    with open(toy.folder / 'toy.lock', 'a') as lock:
+        lock.write('%s --hash=sha256:%s\n' % (package, 64 * '0'))
+    output = eb('--system=' + system, '-x', toy.easyconfig, env=toy.online).stdout
+    assert ("Installing would stop:" in output) == bool(says) and (says or '') in output
 
 
 @pytest.mark.parametrize('system, version, marker, refused', [

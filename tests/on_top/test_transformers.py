@@ -1,19 +1,13 @@
 """What people put on top of the module of PyTorch, installed for real, on a PyTorch that tests keep."""
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
-from common import CACHE, EB, SCRIPTS
-from torch_mpi.tests.mpi_installation import kept_venv
+from common import SCRIPTS
+
+from on_top.below import on_top
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
-EASYCONFIG = 'Transformers-5.23.0-workstation.eb'
-BELOW = 'PyTorch/2.13.0-workstation'
 # two steps of each: a model of a few thousand weights, on data made here
 TRAIN = """
 import torch, datasets, lightning
@@ -39,24 +33,8 @@ print('trained', torch.__file__)
 
 @pytest.fixture(scope='module')
 def installed():
-    """On top of hard links to the kept PyTorch, which do not lead to other disks."""
-    directory = Path(tempfile.mkdtemp(prefix='on-top-', dir=CACHE))
-    os.chmod(directory, 0o755)
-    eb = EB(directory / 'prefix')
-    try:
-        root = eb.prefix / 'software' / BELOW
-        root.parent.mkdir(parents=True)
-        subprocess.run(['cp', '-al', Path(kept_venv()).parent.parent, root], check=True)
-        file = eb.modules / (BELOW + '.lua')
-        file.parent.mkdir(parents=True)
-        site = root / ('lib/python%d.%d/site-packages' % sys.version_info[:2])
-        file.write_text('setenv("EBROOTPYTORCH", "%s")\nprepend_path("PATH", "%s/bin")\n'
-                        'pushenv("PYTHONPATH", "%s")\n' % (root, root, site))
-        eb.fetch(EASYCONFIG)
-        eb(EASYCONFIG)
-        yield eb, root
-    finally:
-        shutil.rmtree(directory)
+    with on_top('Transformers-5.23.0-workstation.eb') as found:
+        yield found
 
 
 def test_trains(installed, lmod, tmp_path):

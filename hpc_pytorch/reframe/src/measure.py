@@ -1,16 +1,19 @@
 """
-measure.py start | train | checkpoint: what the ReFrame checks time, on every rank (pytorch-srun measure.py train)
+measure.py start | train | checkpoint | serve: what the checks time on every rank (pytorch-srun measure.py train)
 
   start       a new Python that imports PyTorch, on every rank at once
   train       steps of DistributedDataParallel on data that is there already; each rank alone first, so that a slow
               node shows; and which cores and devices each rank has
   checkpoint  a file of each rank, written, read from disk and compared; in the directory where it is started
 
-Prints a line of JSON.
+  serve       how soon vLLM answers, and how many tokens a second it makes, with a tiny model
+
+Prints a line of JSON for each unit.
 """
 import argparse
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -137,7 +140,15 @@ def checkpoint(given):
     ranks.dist.destroy_process_group()
 
 
-MEASURES = {'start': start, 'train': train, 'checkpoint': checkpoint}
+def serve(_):
+    done = subprocess.run(['pytorch-check', 'vllm'], stdout=subprocess.PIPE, universal_newlines=True)
+    print(done.stdout)
+    first, speed = re.search(r'first token after (\S+) s, then (\S+) tokens/s', done.stdout).groups()
+    report('s', True, {'first_token': float(first)})
+    report('tokens/s', True, {'tokens': float(speed)})
+
+
+MEASURES = {'start': start, 'train': train, 'checkpoint': checkpoint, 'serve': serve}
 parser = argparse.ArgumentParser()
 parser.add_argument('what', choices=list(MEASURES))
 parser.add_argument('--steps', type=int, default=50)

@@ -1,0 +1,130 @@
+"""pytorch-serve: from a login node to an answer and to the end, on real Slurm; a small program stands in for vLLM."""
+import json
+import signal
+import socket
+
+import pytest
+from batch_systems.real_slurm import Slurm, wait_for
+from common import needs_root
+
+from serve.login import Login, Served, enter, processes
+
+TOO_LONG = ("ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB KV cache is "
+            "needed, which is larger than the available KV cache memory (3.12 GiB). Based on the available memory, the "
+            "estimated maximum model length is 25392. Try increasing `gpu_memory_utilization`")
+
+
+@pytest.fixture(scope='module')
+def slurm(tmp_path_factory):
+    """A login node of a Slurm with two nodes."""
+    needs_root()
+    directory = tmp_path_factory.mktemp('serve')
+    with Slurm(directory / 'slurm', nodes=2) as slurm:
+        login = Login(directory, 'slurm', slurm.environment)
+        login.slurm = slurm
+        login.enter = enter(slurm)
+        yield login
+
+
+@pytest.fixture
+def nowhere(tmp_path):
+    """A machine without a batch system."""
+    return Login(tmp_path, 'none', {})
+
+
+def test_dry_run(tmp_path):
+    """The job script loads vLLM's module, has no key, and leaves no file."""
+    login = Login(tmp_path, 'slurm', {})
+    status, output, errors = login('--dry-run', '--nodes', '2', 'tiny', '--', '--max-model-len', '64')
+    assert status == 0, errors
+    assert '#SBATCH --job-name=tiny\n#SBATCH --nodes=2\n' in output and 'module load vLLM/1.0 || exit' in output
+    assert "trap 'rm -f -- tiny-1.key tiny-1.job' EXIT" in output
+    assert '--ntasks-per-node=1' in output and output.endswith('/tiny -- --max-model-len 64\n')
+    assert not login.files() and 'Bearer' not in output
+
+
+def test_refused(nowhere, tmp_path):
+    """One line, for what is no model, a name on a hub, a key for all to see, and a port that is taken."""
+    (nowhere.directory / 'empty').mkdir()
+    (nowhere.directory / 'unfinished').mkdir()
+    (nowhere.directory / 'unfinished/config.json').write_text('{}')
+    nowhere.model('long', says=TOO_LONG)
+    with socket.create_server(('127.0.0.1', 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, says in ((['empty'], 'empty is no directory with a model: it has no config.json'),
+                                (['unfinished'], 'unfinished has no weights'),
+                                (['org/name'], 'jobs ask no hub: hf download org/name --local-dir name'),
+                                (['tiny', '--', '--api-key=x'], '--api-key would show the key'),
+                                (['tiny', '--', '--port', port], 'port %s cannot be used on ' % port),
+                                (['long'], 'of 131072 tokens needs 16.0 GiB of memory, and 3.12 GiB are free. Add: -- '
+                                           '--max-model-len 25392')):
+            status, output, errors = nowhere(*arguments)
+            lines = [line for line in (output + errors).splitlines() if line.startswith('pytorch-serve: ')]
+            assert status == 1 and len(lines) == 1 and says in lines[0], output + errors
+    assert not nowhere.files() and not list(nowhere.temporary.iterdir())
+
+
+def test_without_gpu(tmp_path):
+    """A vLLM for GPUs where there is none."""
+    status, output, _ = Login(tmp_path, 'none', {}, torch='gpu')('tiny')
+    assert status == 1 and 'has no GPU, and this vLLM is for GPUs' in output
+
+
+def test_on_this_machine(nowhere):
+    """The key is in no process's words; nothing is left."""
+    served = Served(nowhere, '--here', 'tiny')
+    assert served.ask('/models')[0] == 401
+    status, answer = served.ask('/models', '-H', 'Authorization: Bearer ' + served.key)
+    answer = json.loads(answer)
+    assert status == 200 and answer['offline'] == '1'
+    assert answer['words'][1:4] == ['serve', str(nowhere.directory / 'tiny'), '--served-model-name']
+    assert not any(served.key in word for word in answer['words'])
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(60) == 130
+    assert not nowhere.files() and not list(nowhere.temporary.iterdir())
+
+
+@pytest.mark.slow
+def test_on_two_nodes(slurm):
+    """Asked with the key's file; after scancel the log alone is left."""
+    served = Served(slurm, '--nodes', '2', 'tiny')
+    key = slurm.directory / 'tiny-1.key'
+    assert key.stat().st_mode & 0o777 == 0o600 and key.read_text() == 'Authorization: Bearer %s\n' % served.key
+    host = served.url.split('/')[2].split(':')[0]
+    assert host in slurm.slurm.nodes and 'ssh -N -L' in served.printed
+    assert served.ask('/models', enter=slurm.enter)[0] == 401
+    status, answer = served.ask('/models', '-H', '@%s' % key, enter=slurm.enter)
+    words = json.loads(answer)['words']
+    assert status == 200 and words[words.index('--nnodes') + 1] == '2' and words[words.index('--node-rank') + 1] == '0'
+    assert words[words.index('--pipeline-parallel-size') + 1] == '2' and words[words.index('--host') + 1] == '127.0.0.1'
+    assert processes('VLLM_API_KEY=' + served.key)
+    slurm.slurm.output('scancel', served.job)
+    assert served.process.wait(120) != 0
+    wait_for(lambda: not slurm.slurm.output('squeue', '-h'), "the job's end")
+    log = slurm.directory / ('tiny-%s.out' % served.job)
+    assert slurm.files() == [log.name] and 'headless 1' in log.read_text() and served.key not in log.read_text()
+    wait_for(lambda: not processes(str(slurm.directory / 'tiny')), "no process")
+    wait_for(lambda: not list(slurm.temporary.iterdir()), "no file")
+    log.unlink()
+
+
+@pytest.mark.slow
+def test_interrupted(slurm):
+    """Ctrl-C ends the job."""
+    served = Served(slurm, 'tiny')
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(120) == 0, served.process.stderr.read()
+    wait_for(lambda: not slurm.slurm.output('squeue', '-h'), "the job's end")
+    log, = slurm.files()
+    assert log == 'tiny-%s.out' % served.job
+    (slurm.directory / log).unlink()
+
+
+@pytest.mark.slow
+def test_job_that_fails(slurm):
+    """One line from the node, and no job is left."""
+    slurm.model('long', says=TOO_LONG)
+    status, _, errors = slurm('long')
+    assert status == 1 and 'Add: -- --max-model-len 25392' in errors.splitlines()[-1], errors
+    assert len(slurm.files()) == 1
+    wait_for(lambda: not slurm.slurm.output('squeue', '-h'), "the job's end")

@@ -1,0 +1,80 @@
+"""vLLM itself, for CPUs: installed on PyTorch's module, it serves a tiny model on two nodes of a real Slurm."""
+import json
+from pathlib import Path
+
+import pytest
+from batch_systems.real_slurm import Slurm, wait_for
+from common import ModulesTool, clean_environment, needs_root
+
+from on_top.below import on_top
+from serve.login import SYSTEM, Login, Served, enter, processes
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+MODULE = 'vLLM/0.32.0-cpu-workstation'
+# so that it starts soon: nothing is compiled; two nodes that are one machine share its cores
+SMALL = ('--max-model-len', '256', '--kv-cache-memory-bytes', '100000000', '--compilation-config.mode', '2',
+         '--compilation-config.backend', 'eager')
+QUESTION = ('-H', 'Content-Type: application/json', '-d', '{"model": "tiny", "prompt": "Hello", "max_tokens": 8}')
+
+
+class Real(Login):
+    """A login node with the installed module loaded."""
+
+    def __init__(self, directory, eb, more):
+        self.directory, self.temporary = directory / 'work', directory / 'temporary'
+        self.directory.mkdir()
+        self.temporary.mkdir()
+        self.temporary.chmod(0o1777)
+        self.shell = 'module use %s; module load vLLM || exit 1\n' % eb.modules
+        self.lmod = ModulesTool('Lmod')
+        variables = self.run('python -c "import json, os; print(json.dumps(dict(os.environ)))"', clean_environment())
+        self.environment = dict(json.loads(variables.splitlines()[-1]), TMPDIR=str(self.temporary),
+                                VLLM_CPU_OMP_THREADS_BIND='nobind', **more)
+        self.program = eb.prefix / 'software' / MODULE / 'bin/pytorch-serve'
+        self.run('tiny-model tiny')
+
+    def run(self, commands, env=()):
+        return self.lmod.run(self.shell + commands, cwd=self.directory, env=dict(env))
+
+
+@pytest.fixture(scope='module')
+def login(tmp_path_factory):
+    needs_root()
+    directory = tmp_path_factory.mktemp('vllm')
+    with on_top('vLLM-0.32.0-cpu-workstation.eb') as (eb, _), \
+            Slurm(directory / 'slurm', nodes=2, cpus=2, memory=8192) as slurm:
+        share = eb.prefix / 'software' / MODULE / 'share'
+        (share / 'system.cfg').write_text(SYSTEM % 'slurm')
+        login = Real(directory, eb, slurm.environment)
+        login.slurm = slurm
+        yield login
+
+
+def test_two_nodes(login):
+    """Answers who has the key; after scancel nothing but the log is left."""
+    memory = set(Path('/dev/shm').iterdir())
+    served = Served(login, '--nodes', '2', 'tiny', '--', *SMALL)
+    assert served.ask('/models', enter=enter(login.slurm))[0] == 401
+    status, answer = served.ask('/completions', '-H', '@%s/tiny-1.key' % login.directory, *QUESTION,
+                                enter=enter(login.slurm))
+    assert status == 200 and json.loads(answer)['usage']['completion_tokens'] == 8, answer
+    login.slurm.output('scancel', served.job)
+    served.process.wait(300)
+    wait_for(lambda: not login.slurm.output('squeue', '-h'), "the job's end", 120)
+    assert login.files() == ['tiny-%s.out' % served.job]
+    wait_for(lambda: not processes(served.key) and not processes(str(login.directory / 'tiny')), "no process", 120)
+    assert not list(login.temporary.iterdir()) and set(Path('/dev/shm').iterdir()) <= memory
+
+
+def test_limit_larger_than_memory(login):
+    """One line, with the option that helps, and no job."""
+    status, _, errors = login('tiny', '--', *SMALL, '--max-model-len', '512', '--kv-cache-memory-bytes', '1000000')
+    assert status == 1 and 'the limit of 512 tokens needs ' in errors.splitlines()[-1], errors
+    assert not login.slurm.output('squeue', '-h', '-t', 'PENDING,RUNNING')
+
+
+def test_check(login):
+    """pytorch-check makes its own model, and asks."""
+    output = login.run('pytorch-check vllm')
+    assert 'vllm     works: first token after ' in output
