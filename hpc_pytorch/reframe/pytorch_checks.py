@@ -194,7 +194,8 @@ class WorksCheck(ModuleCheck):
     def other_packages(self):
         """Packages that are gone or have another version than in the SBOM."""
         sbom = Path(INSTALLED[self.module], 'easybuild/provenance/sbom.spdx.json')
-        found = dict(self.printed(r'^package: (\S+) (\S+)'))
+        # of what the module below has, too, its own comes first
+        found = dict(reversed(self.printed(r'^package: (\S+) (\S+)')))
         changed = []
         for package in json.loads(sbom.read_text())['packages']:
             name = package['name']
