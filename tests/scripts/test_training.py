@@ -1,9 +1,11 @@
 """What users train with, on two nodes of a real Slurm: what it takes the ranks for, and the examples."""
+import json
 import os
 import re
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -93,6 +95,35 @@ def cluster(tmp_path_factory):
     directory = tmp_path_factory.mktemp('training')
     with Slurm(directory / 'slurm', nodes=2, memory=8192) as slurm:
         yield Cluster(directory, slurm)
+
+
+def test_as_torchrun(cluster):
+    """All that torchrun sets on two nodes with three ranks and one, compared with torchrun's own."""
+    show = cluster.directory / 'show.py'
+    show.write_text('import json, os\nos.write(1, ("seen: %s\\n" % json.dumps(dict(os.environ))).encode())\n')
+    python = Path(cluster.path.split(':')[1], 'python')
+    with socket.create_server(('127.0.0.1', 0)) as free:
+        port = free.getsockname()[1]
+    before = clean_environment()
+    torchrun = [python, '-m', 'torch.distributed.run', '--nnodes=2', '--master-addr=127.0.0.1',
+                '--master-port=%d' % port]
+    groups = [subprocess.Popen([*torchrun, '--node-rank=%d' % node, '--nproc-per-node=%d' % ranks, show], env=before,
+                               stdout=subprocess.PIPE, text=True) for node, ranks in enumerate((3, 1))]
+    theirs = seen(''.join(group.communicate(timeout=1500)[0] for group in groups))
+    ours = seen(cluster.run('-N2 -n4 -m plane=3', show))
+    # where they meet, what torchrun does beside starting them, and the cores of a rank
+    own = {'MASTER_ADDR', 'MASTER_PORT', 'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'OMP_NUM_THREADS',
+           'TORCHELASTIC_ERROR_FILE', 'TORCHELASTIC_SIGNALS_TO_HANDLE', 'TORCHELASTIC_HEALTH_CHECK_PORT'}
+    for rank, environment in theirs.items():
+        added = {name: value for name, value in environment.items() if before.get(name) != value and name not in own}
+        assert {'RANK', 'GROUP_WORLD_SIZE', 'ROLE_NAME'} <= set(added)
+        assert added == {name: ours[rank].get(name) for name in added}
+
+
+def seen(output):
+    """What each rank has shown: {rank: its environment}."""
+    shown = [json.loads(text) for text in re.findall('^seen: (.*)', output, re.M)]
+    return {environment['RANK']: environment for environment in shown}
 
 
 def test_identity(cluster):
