@@ -19,6 +19,7 @@ import pytest
 from common import CHECKOUT, EB, FOR_ROOT, clean_environment, stand_in
 from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
+from batch_systems.real_pbs import RealPbs
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +65,18 @@ def locked_wheels(toys):
     return {'PIP_CONFIG_FILE': os.devnull, 'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(index)}
 
 
-def test_derechos_chain(toys, pbs, lmod):
+@pytest.fixture
+def any_pbs(tmp_path):
+    """The stand-in, or a real server, which $HPC_PBS_PREFIX names (batch_systems/real_pbs.py)."""
+    prefix = os.environ.get('HPC_PBS_PREFIX')
+    with RealPbs(prefix) if prefix else Pbs(tmp_path / 'pbs', accounts=['NCAR0001']) as running:
+        yield running
+
+
+def test_derechos_chain(any_pbs, eb, tmp_path, lmod):
     """NCCL, the plugin, PyTorch, torchvision: in this order, fetched before, installed by jobs without a network."""
+    pbs = any_pbs
+    toys = Toys(eb, tmp_path, 'Derecho', dict(pbs.environment, PBS_ACCOUNT='NCAR0001'))
     go = toys.directory / 'go'
     toys.write('NCCL', modules=['cuda/12.2.1'], commands=['env > %(installdir)s/environment', WAIT.format(file=go)])
     toys.write('aws-ofi-nccl', after=['NCCL'], modules=['libfabric/1.15.2.0'])
@@ -73,15 +84,18 @@ def test_derechos_chain(toys, pbs, lmod):
     toys.eb('--rehearse', 'NCCL-2.21.5-1-Derecho.eb', '-D')
     pip = locked_wheels(toys)
     top = toys.write('torchvision', after=['PyTorch'])
+    before = set(pbs.jobs())
     jobs = toys.submit(top, env=dict(pip, A_SECRET='hidden'))
-    assert jobs == ['1.pbs', '2.pbs', '3.pbs', '4.pbs']
+    assert len(jobs) == 4
     assert toys.submit(top, env=pip) == jobs, "submitted twice"
     facts = pbs.jobs()
-    assert len(facts) == 4
-    assert [facts[job]['depend'] for job in jobs] == [
-        None, 'afterok:1.pbs@pbs', 'afterok:2.pbs@pbs', 'afterok:3.pbs@pbs']
-    assert facts['1.pbs']['Account_Name'] == 'NCAR0001' and facts['1.pbs']['queue'] == 'main'
-    assert facts['1.pbs']['Resource_List.select'] == '1:ncpus=64:ngpus=4'
+    assert len(set(facts) - before) == 4
+    # a real server lists those that wait for a job, too
+    waits = [re.search(r'afterok:([^@,]+)', facts[job].get('depend') or '') for job in jobs]
+    assert [found and found.group(1) for found in waits] == [None] + jobs[:3]
+    first = facts[jobs[0]]
+    assert (first['Account_Name'], first['queue']) == ('NCAR0001', 'main')
+    assert first['Resource_List.select'] == '1:ncpus=64:ngpus=4'
     scripts = sorted((toys.eb.prefix / 'software/.jobs').glob('*.sh'))
     assert len(scripts) == 4
     subprocess.run(['shellcheck', *map(str, scripts)], check=True)

@@ -2,6 +2,7 @@
 import json
 import os
 import re
+import resource
 import runpy
 import shutil
 import signal
@@ -118,6 +119,18 @@ def test_as_torchrun(cluster):
         added = {name: value for name, value in environment.items() if before.get(name) != value and name not in own}
         assert {'RANK', 'GROUP_WORLD_SIZE', 'ROLE_NAME'} <= set(added)
         assert added == {name: ours[rank].get(name) for name in added}
+
+
+def test_more_ranks_than_open_files(cluster):
+    """A store of the usual 1,024 open files resets further connections: pytorch-srun raises the limit."""
+    def few():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    done = subprocess.run([cluster.directory / 'bin/pytorch-srun', Path(__file__).with_name('many_clients.py'), '1100'],
+                          env=dict(clean_environment(), OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1',
+                                   OMPI_COMM_WORLD_LOCAL_RANK='0', OMPI_COMM_WORLD_LOCAL_SIZE='1',
+                                   PATH='%s:%s' % (cluster.path, os.environ['PATH'])),
+                          preexec_fn=few, timeout=1500, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.stdout.endswith('served 1100\n'), done.stdout
 
 
 def seen(output):
