@@ -1,7 +1,7 @@
 """
-many_clients.py CLIENTS: the first rank's store, and connections as the other ranks have them; prints how many it serves.
+many_clients.py CLIENTS: the first rank's store, and connections as other ranks have them; prints how many it serves.
 
-4,000 were served on 2026-11-24, started by pytorch-srun with a limit of 1,024 open files.
+By hand, 4,000 were served on 2026-11-24, started by pytorch-srun with a limit of 1,024 open files.
 """
 import os
 import subprocess
