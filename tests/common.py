@@ -1,7 +1,7 @@
 """
 What all tests share: the checkout, ./eb as a user calls it, and shells with a modules tool.
 
-EasyBuild is always run as a program. Nothing that the developer has configured gets in.
+EasyBuild is always run as a program, or as a fork of one. Nothing that the developer has configured gets in.
 """
 import atexit
 import fcntl
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from preloaded_eb import Preloaded
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
@@ -29,7 +30,7 @@ TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
 os.chmod(TEMPORARY, 0o1777)
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
 # mpi4py is one file of half a minute, which the next run of the tests finds compiled
-CCACHE = {'CCACHE_DIR': str(CACHE / 'ccache'), 'CCACHE_NOHASHDIR': '1', 'STAND_IN_COMPILER_LAUNCHER': 'ccache'}
+CCACHE = {'CCACHE_DIR': str(FETCHED / 'ccache'), 'CCACHE_NOHASHDIR': '1', 'STAND_IN_COMPILER_LAUNCHER': 'ccache'}
 
 # nohup, and a shell that starts the tests in the background, make them and all that they start ignore these; with a
 # handler of their own the tests still do, and what they start does not
@@ -41,6 +42,11 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 # Without root there is no mounting, no cgroup, no other user and no daemon of Slurm's. CI leaves nothing out.
 NOT_ROOT = os.geteuid() != 0 and not os.environ.get('CI')
 FOR_ROOT = pytest.mark.skipif(NOT_ROOT, reason='needs root')
+
+
+def nightly(*values):
+    """A case of pytest.mark.parametrize that only ./test nightly runs."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def needs_root():
@@ -97,6 +103,20 @@ def clean_environment():
     return environment
 
 
+PRELOADED = Preloaded([CHECKOUT / '.venv/bin/python'])
+# the options of subprocess.run that a forked ./eb knows
+FORKED = {'env', 'text', 'stdin', 'stdout', 'stderr', 'cwd', 'user'}
+
+
+def run(args, timeout, **options):
+    """subprocess.run for what EB.call returns; ./eb itself is forked, where nothing forbids it."""
+    if args[0] == str(CHECKOUT / 'eb') and not set(options) - FORKED and not options.get('user'):
+        done = PRELOADED.run(args[1:], options['env'], options['cwd'], timeout)
+        if done:
+            return subprocess.CompletedProcess(args, *done)
+    return subprocess.run(args, timeout=timeout, **options)
+
+
 class EB:
     """./eb with a prefix of the test's own."""
 
@@ -119,7 +139,7 @@ class EB:
 
     def __call__(self, *arguments, status=0, env=(), cwd=None, timeout=3000, user=None):
         """Run it; `status` is the exit status that is expected, None for any. Returns the process with its output."""
-        done = subprocess.run(**self.call(arguments, env, cwd, user=user), timeout=timeout)
+        done = run(timeout=timeout, **self.call(arguments, env, cwd, user=user))
         assert status is None or done.returncode == status, done.stdout
         assert 'Traceback' not in done.stdout, done.stdout
         return done

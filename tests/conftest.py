@@ -74,7 +74,8 @@ def shared_fixture(item):
         own = not definition.func.__module__.startswith(('_pytest', 'xdist'))
         if definition.scope in ('module', 'session') and own and name not in ANYWHERE:
             parameter = item.callspec.params.get(name, '') if hasattr(item, 'callspec') else ''
-            return '%s-%s' % (name, parameter)
+            # two files may have fixtures of one name
+            return '%s-%s-%s' % (definition.baseid.rpartition('/')[2], name, parameter)
     return None
 
 

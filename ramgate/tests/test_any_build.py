@@ -246,7 +246,9 @@ def nested(builds):
 QUICK = (by_name, by_path)
 SLOW = (static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake, xargs,
         shell, setuptools, autotools, cargo, meson, nested)
-EACH = QUICK + tuple(pytest.param(way, marks=pytest.mark.slow) for way in SLOW)
+NIGHTLY = (static, response_files, make_by_path, sccache, cmake_before, autotools, cargo, meson)
+EACH = QUICK + tuple(pytest.param(way, marks=[pytest.mark.slow] + [pytest.mark.nightly] * (way in NIGHTLY))
+                     for way in SLOW)
 
 
 @pytest.mark.parametrize('tree', QUICK)

@@ -8,6 +8,7 @@ import time
 import pytest
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_where_the_kernel_kills_nothing_fails(as_root, build, top, tmp_path):
     """A replay in a real cgroup: 16 jobs at a time would need three times the memory there is."""

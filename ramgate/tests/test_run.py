@@ -185,6 +185,7 @@ def test_a_pipe_between_two_compilers_does_not_hang(build):
     assert (build.directory / 'a.o').exists() and (build.directory / 'b.o').exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_thousand_jobs_with_random_kills_end_correct(build):
     for number in range(1000):

@@ -87,6 +87,7 @@ def test_contract_holds(real, eb):
     assert ' _ZN3c105ErrorC1ESsSsPKv\n' in symbols
 
 
+@pytest.mark.nightly
 def test_mpi_is_hidden(real, eb):
     """It stops after CMake, before anything is compiled, and names MPI and what to do."""
     def hide(tree):

@@ -34,6 +34,7 @@ def test_refused_here(eb, tmp_path):
     assert not list(eb.modules.glob('PyTorch/*'))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_with_this_machines_wheel(eb, tmp_path):
     """Everything but the wheel itself, which is for Arm: mpi4py and the mpi backend belong to Bede's Open MPI."""

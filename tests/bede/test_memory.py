@@ -19,6 +19,7 @@ FILES = ['%s%d.o' % (name, number) for name, count in (('core/core_', 16), ('ker
 MEMORY = '%dM' % (16 * HEAVY[1] / 4)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @FOR_ROOT
 def test_three_times_as_fast_as_the_page(tmp_path):

@@ -3,7 +3,6 @@ import json
 import shutil
 
 import pytest
-from common import CACHE
 from containers import images
 from lumi.lumi_site import small_place
 
@@ -13,7 +12,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope='module')
 def container(apptainer):
     """The module, and a function that runs the checks of these names: the reasons of those that fail."""
-    with small_place(images.torch_image(CACHE)) as place:
+    with small_place(images.torch_image()) as place:
         place.install(place.easyconfig("import_name = 'torch'\nwrappers = ['python']", name='PyTorch'))
 
         def check(names):

@@ -102,6 +102,7 @@ def test_same_size(module):
     assert 'pytorch-check was not found: does the module still set PATH?' in module.reasons('import')
 
 
+@pytest.mark.nightly
 def test_missing_library(module):
     """What PyTorch itself wants is gone: the check of the files says so, although nothing can be imported."""
     (module.packages / 'torch/lib/libtorch_python.so').unlink()
@@ -142,6 +143,7 @@ def test_stopped(module):
     wait_for(lambda: not ours(), "end of the ranks", 120)
 
 
+@pytest.mark.nightly
 def test_build_that_lost_something(module):
     """The note of the wheel says what was asked for."""
     (module.root / 'wheels').mkdir()
@@ -163,6 +165,7 @@ def test_wrong_results(module):
     assert 'wrong results' in reasons and 'has a wrong sum' in reasons
 
 
+@pytest.mark.nightly
 def test_full_disk(module):
     """A checkpoint that cannot be written; a report that cannot, after the results."""
     output = module.eb('--check', '--name=probe=import', '--report', '/dev/full', status=1).stdout

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from common import needs_root
+from common import needs_root, nightly
 from batch_systems.real_slurm import Slurm, wait_for
 from torch_mpi.tests.mpi_installation import build, kept_venv
 
@@ -66,6 +66,13 @@ def network():
         process.stdout.close()
 
 
+def test_two_nodes(cluster):
+    """Training on two nodes."""
+    output, _ = cluster.check('--name=train.*nodes=2', '-SSpeedCheck.slowest_rank=0.05')
+    assert '1 of 1 checks passed' in output
+
+
+@pytest.mark.nightly
 def test_two_and_four_nodes(cluster):
     """Training, start with and without staging on two and four nodes."""
     output, checks = cluster.check('--name=train|start%|staged.*nodes=2', '-SSpeedCheck.slowest_rank=0.05')
@@ -92,6 +99,7 @@ def test_network(cluster):
         assert 'all_reduce_1M=0.0' in reasons
 
 
+@pytest.mark.nightly
 def test_mpi(cluster, tmp_path):
     """MPICH's ranks on two nodes, started by srun, through the fast network and through another interface."""
     site = next(build('mpich', '-O1', kept_venv()).glob('**/torch_mpi/__init__.py')).parent.parent
@@ -111,13 +119,13 @@ def test_mpi(cluster, tmp_path):
 @pytest.mark.parametrize('name, output, reason', [
     ('nccl.*nodes=2', NCCL % ('yes', 'OFI plugin (provider cxi)'), None),
     ('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'nccl talks through sockets, and the fast network is hsn0'),
-    ('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'Settings that were seen: NCCL_SOCKET_IFNAME=hsn0'),
+    nightly('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'Settings that were seen: NCCL_SOCKET_IFNAME=hsn0'),
     ('nccl.*nodes=2', NCCL % ('NO', 'OFI plugin'), 'wrong results'),
-    ('train.*nodes=1', train([49, 50], 99.0), None),
+    nightly('train.*nodes=1', train([49, 50], 99.0), None),
     ('train.*nodes=1', train([1, 2], 99.0), 'rank 0 on nid1 has device 0, and cores that are not near'),
     ('train.*nodes=1', train([49, 50], 50.0), 'slow by itself: rank 1 on nid1'),
-    ('train.*nodes=1', train([49, 50], 99.0, right=False), 'wrong results'),
-    ('checkpoint.*nodes=1', WRONG_CHECKPOINT, 'wrong results'),
+    nightly('train.*nodes=1', train([49, 50], 99.0, right=False), 'wrong results'),
+    nightly('checkpoint.*nodes=1', WRONG_CHECKPOINT, 'wrong results'),
 ])
 def test_on_gpus(cluster, tmp_path, name, output, reason):
     """There are none: cat prints what is printed on a machine that has some."""
@@ -129,6 +137,7 @@ def test_on_gpus(cluster, tmp_path, name, output, reason):
         cluster.check('--name=' + name, *words, env={'HPC_SYSTEM': 'frontier'})
 
 
+@pytest.mark.nightly
 def test_slow_node(cluster):
     """One node's processors are throttled; the check names it."""
     node = cluster.slurm.nodes[1]

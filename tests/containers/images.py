@@ -3,6 +3,7 @@ Real containers for tests: Apptainer, images, and a user who is not root.
 
 `./test` installs what tests/debian-packages.txt lists; Apptainer, which not every Debian has, is installed here.
 """
+import hashlib
 import os
 import pwd
 import shutil
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import CACHE, locked
+from common import CACHE, FETCHED, kept, locked
 
 HERE = Path(__file__).resolve().parent
 # Root in a virtual machine or container may lack this capability, and then Apptainer does not start.
@@ -33,14 +34,17 @@ def install_apptainer(cache):
         fuse.chmod(0o666)
 
 
-def torch_image(cache):
-    """The path of an image with a real torch, made once; two minutes the first time."""
-    image = cache / 'images' / 'torch.sif'
+def kept_image(name, makers, make):
+    """The path of an image that is made once for all checkouts in which these files are the same."""
+    state = hashlib.sha256(b''.join(path.read_bytes() for path in makers)).hexdigest()[:16]
+    return kept(FETCHED / 'images' / ('%s-%s.sif' % (name, state)), make)
+
+
+def torch_image():
+    """The path of an image with a real torch; two minutes the first time."""
     maker = HERE / 'make-image'
-    with locked(image):
-        if not image.exists() or image.stat().st_mtime < maker.stat().st_mtime:
-            subprocess.run([maker, image], env=dict(os.environ, PYTHON=sys.executable, **FOR_ROOT), check=True)
-    return image
+    return kept_image('torch', [maker, HERE / 'conda-activate'], lambda image: subprocess.run(
+        [maker, image], env=dict(os.environ, PYTHON=sys.executable, **FOR_ROOT), check=True))
 
 
 def copy_program(program, root, target):
@@ -107,19 +111,15 @@ sys.exit(max(process.wait() for process in started))
 NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', 'config-*', 'dist-packages')
 
 
-def python_image(cache, kind):
-    """The path of a small image with a Python that makes itself known in this way, made once."""
-    image = cache / 'images' / ('python-%s.sif' % kind)
-    with locked(image):
-        if not image.exists() or image.stat().st_mtime < Path(__file__).stat().st_mtime:
-            with tempfile.TemporaryDirectory(dir=image.parent) as directory:
-                root = Path(directory) / 'root'
-                python_root(root, kind)
-                partial = Path(directory) / 'image.sif'
-                subprocess.run(['apptainer', '-s', 'build', '--mksquashfs-args', '-comp zstd -Xcompression-level 1',
-                                partial, root], env=dict(os.environ, **FOR_ROOT), check=True)
-                partial.rename(image)
-    return image
+def python_image(kind):
+    """The path of a small image with a Python that makes itself known in this way."""
+    def make(image):
+        with tempfile.TemporaryDirectory(dir=image.parent) as directory:
+            root = Path(directory) / 'root'
+            python_root(root, kind)
+            subprocess.run(['apptainer', '-s', 'build', '--mksquashfs-args', '-comp zstd -Xcompression-level 1',
+                            image, root], env=dict(os.environ, **FOR_ROOT), check=True)
+    return kept_image('python-' + kind, [Path(__file__), HERE / 'conda-activate'], make)
 
 
 def python_root(root, kind):

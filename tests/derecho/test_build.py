@@ -150,6 +150,7 @@ def test_torch(derecho, torch, checkout, lmod):
     assert 'using the wheel' not in derecho(torch.path, '--rebuild', '--cuda-compute-capabilities=9.0')
 
 
+@pytest.mark.nightly
 def test_settings_with_environment_modules(derecho, torch, checkout):
     """The same settings in Tcl."""
     torch.write(versionsuffix='-Derecho-tcl')
@@ -178,6 +179,7 @@ def test_bundled_nccl(derecho, torch):
     assert '(NCCL_LIB_DIR)' in output and str(other) in output
 
 
+@pytest.mark.nightly
 def test_other_architecture(derecho, torch):
     """The build forgets the architecture that was asked for."""
     cmake = torch.tree / 'CMakeLists.txt'

@@ -191,6 +191,7 @@ def test_faults_in_libraries(small):
     assert 'the build directory' in output
 
 
+@pytest.mark.nightly
 def test_download_failed(small):
     """CMake goes on without what it could not download; the build would end with another error, much later."""
     cmake = small.tree / 'CMakeLists.txt'
@@ -199,6 +200,7 @@ def test_download_failed(small):
     assert 'CMake downloads https://example.org/x by itself; build stopped' in small.refused()
 
 
+@pytest.mark.nightly
 def test_without_mkl(small):
     """MKL is loaded, and the build does not find it where it is told to look."""
     small.write(options=OPTIONS + ['INTEL_MKL_DIR=/nowhere'])
@@ -222,6 +224,7 @@ def test_wrong_input(small):
     assert 'CC, which ARCHER2' in refused and 'was not found' in refused
 
 
+@pytest.mark.nightly
 def test_damaged_source(small):
     """A tarball that was cut short before anybody took its checksum, and a patch for another version."""
     small.write()
@@ -242,6 +245,7 @@ def test_damaged_source(small):
     assert 'other.patch' in small.refused()
 
 
+@pytest.mark.nightly
 def test_no_space_left(small, tmp_path):
     """The disk is full in the middle of the build; fetched wheels once counted as if they were to be compiled."""
     store = small.sources / 'PyTorch-1.13.1-small-ARCHER2-wheels'

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
-from common import CACHE, CHECKOUT
+from common import CACHE, CHECKOUT, nightly
 from containers import images as containers
 from containers import registry
 from lumi.lumi_site import Place
@@ -60,7 +60,7 @@ def kinds(apptainer):
         for kind in containers.KINDS:
             below = place.store / ('images-' + kind)
             below.mkdir()
-            shutil.copy(containers.python_image(CACHE, kind), below / ('tool-%s.sif' % kind))
+            shutil.copy(containers.python_image(kind), below / ('tool-%s.sif' % kind))
             easyconfigs.append(place.easyconfig(MORE.format(run=kind == 'run'), kind, 'tool-%s.sif' % kind))
         place.install(*easyconfigs, env=place.pip)
         place.tcl = place.eb.prefix / 'modules-tcl'
@@ -76,8 +76,10 @@ def kinds(apptainer):
 
 # Every modules tool and syntax with every family of variables that a runtime may read, and the kinds of images.
 WAYS = [('path', 'Lmod', 'Lua', 'SINGULARITY'), ('conda', 'Lmod', 'Lua', 'APPTAINER'),
-        ('venv', 'Lmod', 'Tcl', 'SINGULARITY'), ('run', 'Lmod', 'Tcl', 'APPTAINER'),
-        ('run', 'Environment Modules', 'Tcl', 'SINGULARITY'), ('venv', 'Environment Modules', 'Tcl', 'APPTAINER')]
+        nightly('venv', 'Lmod', 'Tcl', 'SINGULARITY'), nightly('run', 'Lmod', 'Tcl', 'APPTAINER'),
+        ('run', 'Environment Modules', 'Tcl', 'SINGULARITY'),
+        nightly('venv', 'Environment Modules', 'Tcl', 'APPTAINER')]
+ON_SLURM = [nightly('conda'), nightly('path'), 'venv', 'run']
 every_way = pytest.mark.parametrize('kind, tool, syntax, family', WAYS)
 
 
@@ -208,7 +210,7 @@ def slurm(kinds):
         yield slurm
 
 
-@pytest.mark.parametrize('kind', containers.KINDS)
+@pytest.mark.parametrize('kind', ON_SLURM)
 def test_on_slurm(kinds, slurm, kind):
     """Two nodes, two users with two jobs each, all at once: pytorch-srun and torchrun."""
     both = """
@@ -234,7 +236,7 @@ print("late import", hpc_small.__file__)
 """
 
 
-@pytest.mark.parametrize('kind', containers.KINDS)
+@pytest.mark.parametrize('kind', ON_SLURM)
 def test_packed_and_unpacked_while_a_job_runs(kinds, slurm, kind):
     """Late imports and new processes of another user's job find what they found before."""
     _, home = kinds.other
@@ -316,7 +318,8 @@ def nvidias_program(place):
     return {'PATH': '%s:%s' % (program.parent, os.environ['PATH'])}
 
 
-@pytest.mark.parametrize('system, nvidia', [('derecho', True), ('bede', True), ('workstation', True), ('lumi', False)])
+@pytest.mark.parametrize('system, nvidia', [
+    ('derecho', True), nightly('bede', True), nightly('workstation', True), ('lumi', False)])
 def test_gpus_of_nvidia(place, system, nvidia):
     """As system.cfg says, either family of variables asks for --nv; the user can say no."""
     place.install(place.easyconfig(), env={'HPC_SYSTEM': system})

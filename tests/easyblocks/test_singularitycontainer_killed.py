@@ -10,7 +10,6 @@ import time
 import zipfile
 
 import pytest
-from common import CACHE
 from containers import images as containers
 from lumi.lumi_site import Place
 
@@ -46,7 +45,7 @@ def installed(apptainer):
         place.wheels = {version: wheel(place.directory, version) for version in ('1.0', '2.0')}
         lock = 'many==1.0 --hash=sha256:%s\n' % hashlib.sha256(place.wheels['1.0'].read_bytes()).hexdigest()
         (place.directory / 'many.lock').write_text(lock)
-        shutil.copy(containers.python_image(CACHE, 'venv'), place.store / 'tool.sif')
+        shutil.copy(containers.python_image('venv'), place.store / 'tool.sif')
         place.pip = {'PIP_NO_INDEX': '1', 'PIP_FIND_LINKS': str(place.directory)}
         place.config = place.easyconfig(MORE)
         place.root = place.eb.prefix / 'software/Tool/1.0'
@@ -122,7 +121,7 @@ def test_packing(installed, chance, command, undo):
         Command(installed, 'make-squashfs')
         shutil.rmtree(installed.root / 'user-software')
     run = Command(installed, command)
-    for _ in range(4):
+    for _ in range(2):
         # as it was before, and as users are told to do
         if (installed.root / undo).is_dir():
             shutil.rmtree(installed.root / undo)
@@ -149,6 +148,7 @@ def test_packing(installed, chance, command, undo):
         (installed.root / undo).unlink()
 
 
+@pytest.mark.nightly
 def test_pip(installed, chance):
     """The same command again installs all of it."""
     installed.at_work = lambda: False
@@ -162,6 +162,7 @@ def test_pip(installed, chance):
     assert installed.as_user('pip check', 'Tool').endswith('No broken requirements found.\n')
 
 
+@pytest.mark.nightly
 def test_environment_of_ones_own(installed, chance):
     """Until it is whole it cannot be activated; where it can, it loads the module and has the image's packages."""
     installed.at_work = lambda: False
@@ -183,6 +184,7 @@ def test_environment_of_ones_own(installed, chance):
         assert installed.as_user(use).endswith('True %s\n<Tool/1.0>\n' % mine)
 
 
+@pytest.mark.nightly
 def test_installation(installed, chance):
     """A module that can be loaded is whole; the next call installs all of it."""
     for _ in range(3):

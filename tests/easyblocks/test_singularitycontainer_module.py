@@ -7,14 +7,14 @@ import shutil
 import subprocess
 
 import pytest
-from common import ModulesTool
+from common import ModulesTool, nightly
 from lumi.lumi_site import small_place
 from containers import images as containers
 
 pytestmark = pytest.mark.slow
 
 # the modules tool, and the syntax of the module files
-TOOLS = [('Lmod', 'Lua'), ('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')]
+TOOLS = [('Lmod', 'Lua'), nightly(('Lmod', 'Tcl')), ('Environment Modules', 'Tcl')]
 OPTIONS = {'Lua': ['--module-syntax=Lua', '--modules-tool=Lmod'], 'Tcl': ['--module-syntax=Tcl', '--modules-tool=Lmod']}
 # of variables, in which the runtimes look
 FAMILIES = ('SINGULARITY', 'APPTAINER')

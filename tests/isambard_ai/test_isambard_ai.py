@@ -46,6 +46,7 @@ def test_dry_run(eb, on_arm):
         assert 'setenv("%s", "%s")' % (name, value) in output
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_with_this_machines_wheels(eb, tmp_path):
     """All but the wheels and the plugin: mpi4py and the mpi backend are built with cc, for cray-mpich."""

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, FOR_ROOT, clean_environment, stand_in
+from common import CHECKOUT, EB, FOR_ROOT, clean_environment, nightly, stand_in
 from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 from batch_systems.real_pbs import RealPbs
@@ -155,6 +155,7 @@ def test_server_away(toys, pbs):
 AWKWARD = {'PBS_DPREFIX': '# made', 'PBS_SHELL': '/bin/false', 'PBS_QSTAT_EXECONLY': '1', 'PBS_O_WORKDIR': '/nowhere'}
 
 
+@pytest.mark.nightly
 def test_users_environment(toys, pbs):
     """What the user has set for other jobs does not get into these, nor do limits of the login node."""
     toys.eb.command = ['prlimit', '--nofile=777:777', '--core=0:0'] + toys.eb.command
@@ -164,6 +165,7 @@ def test_users_environment(toys, pbs):
     assert (toys.directory / 'limit').read_text().strip() != '777'
 
 
+@pytest.mark.nightly
 def test_side_by_side(toys, pbs):
     """What does not need each other is built at the same time: each of two waits until the other has begun."""
     here = toys.directory
@@ -181,6 +183,7 @@ def test_no_node_fits(toys, pbs):
     pbs.delete(job)
 
 
+@pytest.mark.nightly
 def test_ten_comes_after_nine(toys, pbs):
     """Ids are numbers, also where jobs were submitted within a second."""
     (toys.directory / 'nothing').write_text('true\n')
@@ -235,6 +238,7 @@ def test_failures(toys, pbs):
     assert 'the disk is full' in toys.status()['broken/1.0-Derecho']
 
 
+@pytest.mark.nightly
 def test_node_fails(toys, pbs):
     """A node goes down under a build: the job is started again, finds its own old lock, and ends well."""
     begun, go = toys.directory / 'begun', toys.directory / 'go'
@@ -264,7 +268,7 @@ def chain_of_three(toys):
     return toys.write('top', after=['middle'], commands=[counting(toys, 'top')])
 
 
-@pytest.mark.parametrize('records', ['kept', 'lost'])
+@pytest.mark.parametrize('records', ['kept', nightly('lost')])
 def test_interrupted_submission(toys, pbs, records):
     """ssh breaks, or somebody kills it, between two jobs: the next call ends in a chain that runs once."""
     top = chain_of_three(toys)
@@ -307,6 +311,7 @@ def test_force_replaces(toys, pbs):
     assert 'done' not in toys.status()['toy/1.0-Derecho']
 
 
+@pytest.mark.nightly
 def test_lost_answer(toys, pbs):
     """The server took the job and the connection broke: found in the queue, or not known and found the next time."""
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
@@ -371,6 +376,7 @@ def test_qstat_is_a_cache(toys, cached):
     assert 'not cancelled' in toys.run('--system=derecho', '--job-cancel', status=1)
 
 
+@pytest.mark.nightly
 def test_daemon_dies_and_job_lives(toys, pbs):
     """A node loses its daemon, and the job on it builds on: the one that is started elsewhere waits for its end."""
     turns, go = toys.directory / 'turns', toys.directory / 'go'
@@ -431,6 +437,7 @@ def test_cancel_and_filter(toys, pbs):
     assert re.search('top/1.0-Derecho  job 3.pbs  cancelled', shown), shown
 
 
+@pytest.mark.nightly
 def test_moved_and_old(toys, pbs):
     """A job that PBS has moved to another server is in nobody's hands; old records are shown, too."""
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
@@ -477,7 +484,7 @@ def from_module(directory):
                              'EB_PYTHON': shutil.which('python3', path='/usr/bin')}, CHECKOUT
 
 
-@pytest.mark.parametrize('place', [from_pip, from_module])
+@pytest.mark.parametrize('place', [from_pip, nightly(from_module)])
 def test_eb_from_elsewhere(place, toys, pbs):
     """Plain eb, from pip or from the site's module: backend and hooks work, and jobs find the same eb."""
     command, environment, top = place(toys.directory)

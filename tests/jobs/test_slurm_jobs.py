@@ -222,6 +222,7 @@ def test_controller_does_not_answer(toys, slurm):
     assert '  done' in toys.wait_for_end()['toy/1.0-ARCHER2']
 
 
+@pytest.mark.nightly
 def test_interrupted_submission(toys, slurm):
     """Killed after the first of two jobs: nothing is held, and the next call ends in a chain that runs once."""
     built = toys.directory / 'built'
@@ -239,6 +240,7 @@ def test_interrupted_submission(toys, slurm):
     assert sorted(built.read_text().split()) == ['base', 'top']
 
 
+@pytest.mark.nightly
 def test_compute_nodes_lack_directories(toys, slurm):
     """What the system's file says is refused; what it does not know fails with Slurm's reason and what to do."""
     easyconfig = toys.write('toy', commands=['true'])
@@ -280,6 +282,7 @@ def test_why_it_waits(toys, slurm):
     assert '  done' in toys.wait_for_end()['top/1.0-ARCHER2']
 
 
+@pytest.mark.nightly
 def test_moved_to_another_cluster(toys, slurm):
     """A federation may do that: nobody knows its state, and nothing is submitted again."""
     tools = toys.directory / 'tools'

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 import pytest
-from common import CACHE, CHECKOUT, ModulesTool
+from common import CHECKOUT, ModulesTool
 from containers import images as containers
 from batch_systems.real_slurm import Slurm, free_ports, wait_for
 
@@ -25,7 +25,7 @@ OLD, NEW = ('PyTorch/' + version for version in VERSIONS)
 @pytest.fixture(scope='module')
 def lumi(apptainer):
     """Both easyconfigs installed, unchanged but for the checksum; modules of LUMI; training scripts in $HOME."""
-    image = containers.torch_image(CACHE)
+    image = containers.torch_image()
     checksum = hashlib.sha256(image.read_bytes()).hexdigest()
     place = Place(tempfile.mkdtemp(prefix='hpc-tests-'))
     try:

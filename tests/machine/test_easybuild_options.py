@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, clean_environment
+from common import CHECKOUT, clean_environment, run
 
 TOY = """easyblock = 'Toolchain'
 name = 'toy'
@@ -37,8 +37,8 @@ def directory(tmp_path):
 
 def call(directory, *words):
     """What ./eb prints in the directory."""
-    done = subprocess.run([str(CHECKOUT / 'eb'), *words], cwd=directory, env=dict(clean_environment(), COLUMNS='10000'),
-                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = run([str(CHECKOUT / 'eb'), *words], cwd=directory, env=dict(clean_environment(), COLUMNS='10000'),
+               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
     assert 'Traceback' not in done.stdout, done.stdout
     return done.stdout
 

@@ -223,6 +223,7 @@ def test_two_first_calls_at_once(tmp_path):
     assert (tmp_path / 'venv' / 'bin' / 'eb').exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_installed_with_pip(tmp_path):
     """`pip install .` beside EasyBuild: plain eb finds everything, and upstream's easyblocks still import."""

@@ -45,7 +45,7 @@ collection_packages = ['torch_mpi']
 scripts = ['pytorch-check']
 example_files = ['train.py']
 features = ['mpi']
-sanity_check_commands = ['python -c "import torch_mpi; print(torch_mpi.library_version())"']
+sanity_check_commands = ['python -c "import toy; import torch_mpi; print(torch_mpi.library_version())"']
 moduleclass = 'ai'
 """
 # a wrapper that says what it is, and compiles nothing
@@ -249,6 +249,19 @@ def make_wheel(directory, name, version, files):
     return '%s==%s --hash=sha256:%s\n' % (name, version, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
+@pytest.mark.slow
+def test_locked_wheels(plain, tmp_path):
+    """A toy wheel, with a script and an example of the collection."""
+    (tmp_path / 'toy.lock').write_text(make_wheel(tmp_path, 'toy', '1.0', {'toy.py': ''}))
+    easyconfig = tmp_path / 'toy-1.0-workstation.eb'
+    easyconfig.write_text(re.sub("collection_packages .*\n|; import torch_mpi.*?(?=\"')", '',
+                                 LOCKED % sys.version_info[:2]))
+    plain('workstation', easyconfig, PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX='1', PIP_FIND_LINKS=str(tmp_path))
+    lines = loaded(plain, 'toy', 'python -c "import toy"; type -P pytorch-check; ls $EBROOTTOY/examples').splitlines()
+    assert str(plain.eb.prefix / 'software/toy/1.0-workstation/bin/pytorch-check') in lines and 'train.py' in lines
+
+
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_locked_wheels_and_torch_mpi(plain, tmp_path):
     """A toy wheel, and torch_mpi built for the real PyTorch that another toy leads to."""

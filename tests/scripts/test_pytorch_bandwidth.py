@@ -3,14 +3,14 @@ import importlib.machinery
 import importlib.util
 
 import pytest
-from common import SCRIPTS
+from common import SCRIPTS, nightly
 
-from torch_mpi.tests.mpi_installation import MPIS, Installed, build, kept_venv
+from torch_mpi.tests.mpi_installation import Installed, build, kept_venv
 
 SCRIPT = SCRIPTS / "pytorch-bandwidth"
 
 
-@pytest.fixture(scope="session", params=sorted(MPIS))
+@pytest.fixture(scope="session", params=["mpich", nightly("openmpi")])
 def installed(request):
     """torch_mpi, once for each MPI."""
     python = kept_venv()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import CACHE, CHECKOUT, needs_root
+from common import CHECKOUT, needs_root
 from containers import images as containers
 
 SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
@@ -329,7 +329,7 @@ def test_on_every_system():
 @pytest.mark.slow
 def test_in_a_container(place):
     """The module of a container has it on the path outside, for Python inside; LUMI's own name for it still works."""
-    shutil.copy(containers.python_image(CACHE, 'path'), place.store / 'tool.sif')
+    shutil.copy(containers.python_image('path'), place.store / 'tool.sif')
     place.install(place.easyconfig("import_name = 'torch'"))
     scripts = place.eb.prefix / 'software/Tool/1.0/runscripts'
     # in the place of the image's Python; the directory is the first on the path in the container

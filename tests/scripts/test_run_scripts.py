@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT
+from common import CHECKOUT, nightly
 from batch_systems.real_slurm import wait_for
 
 SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
@@ -92,7 +92,7 @@ def node_list(chance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('count', [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('count', [300, nightly(5000)])
 def test_get_master_as_scontrol(scontrol, count):
     """The first host of generated lists."""
     chance = random.Random(count)

@@ -206,6 +206,7 @@ def test_fsdp(cluster, tmp_path):
     assert len(list(tmp_path.glob('b/step-*'))) <= 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('name, there', [('finetune_accelerate.py', 'epoch-*'), ('train_lightning.py', 'last.ckpt')])
 def test_resumed(cluster, tmp_path, name, there):
     """Told to leave, it goes on after what it has done."""

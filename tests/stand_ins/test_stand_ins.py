@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from common import CHECKOUT, clean_environment
+from common import CHECKOUT, clean_environment, nightly
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +110,10 @@ def stand_ins():
 
 # -- modules
 
-@pytest.mark.parametrize('system', WITH_MODULES)
+@pytest.mark.parametrize('system, modules_tool', [
+    *((system, 'Lmod') for system in WITH_MODULES), ('archer2', 'Environment Modules'),
+    *(nightly(system, 'Environment Modules') for system in WITH_MODULES if system != 'archer2')],
+    indirect=['modules_tool'])
 def test_every_module_of_the_metadata(stand_ins, modules_tool, system):
     """It loads, has the version and the prefix that the metadata says, and unloading leaves nothing."""
     modules, metadata = stand_ins[system], metadata_of(system)
@@ -531,7 +534,7 @@ def test_missing_package_without_being_root(small, tmp_path):
     assert 'Traceback' not in done.stdout
 
 
-@pytest.mark.parametrize('seed', [0, 1, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(2, 10))])
+@pytest.mark.parametrize('seed', [0, 1, *map(nightly, range(2, 10))])
 def test_killed_at_any_moment(stand_ins, tmp_path, seed):
     """kill -9, then again: the same as undisturbed."""
     expected = tree(stand_ins['bede'].parent)

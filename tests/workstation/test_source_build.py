@@ -116,6 +116,7 @@ def test_files_compile(configured):
 
 # --- each part hidden once --------------------------------------------------------------------------------------------
 
+@pytest.mark.nightly
 def test_hidden_from_the_easyblock(tmp_path):
     """What CMake goes on without: it stops after CMake, names every option, where CMake looked, and the reason."""
     without = [path for paths in HIDDEN.values() for path in paths]

@@ -8,7 +8,7 @@ import re
 import subprocess
 
 import pytest
-from common import CHECKOUT, EB, ModulesTool
+from common import CHECKOUT, EB, ModulesTool, nightly
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,8 @@ def test_says_what_to_type(installed, tmp_path):
     assert './eb %s --robot' % WITH_MPI in output.split('For MPI')[1]
 
 
-@pytest.mark.parametrize('name, syntax', [('Lmod', 'Lua'), ('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
+@pytest.mark.parametrize('name, syntax', [
+    ('Lmod', 'Lua'), nightly('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
 def test_train_on_two_processes(modules, tmp_path, name, syntax):
     """A small model, trained by two processes, in each syntax and with each modules tool."""
     (tmp_path / 'train.py').write_text(TRAIN)
@@ -140,6 +141,7 @@ def without_torch(tmp_path):
     return tmp_path / WITH_MPI, tmp_path / 'bin'
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize('mpi, loaded', [('openmpi', 'libmpi.so.40'), ('mpich', 'libmpich.so.12')])
 def test_mpi4py_of_this_machines_mpi(tmp_path, lmod, mpi, loaded):
     """Its wheel where that runs with the MPI whose compiler is found; else compiled: Debian's MPICH has other names."""

@@ -91,7 +91,12 @@ def test_nobody_is_ended_when_all_end(survived):
     assert "a duplicate is written elsewhere" in survived and "written to the stack" not in survived
 
 
-@pytest.mark.parametrize("case", sorted(ENDS_ALL))
+# each way to notice it once
+EVERY_DAY = ("absent", "notice", "raised", "exit_status", "half_posted", "disagreeing", "gone")
+
+
+@pytest.mark.parametrize("case", [*EVERY_DAY, *(pytest.param(case, marks=pytest.mark.nightly)
+                                                for case in sorted(set(ENDS_ALL) - set(EVERY_DAY)))])
 def test_ends_all(installed, preload, case, tmp_path):
     ranks, expected = ENDS_ALL[case]
     output = installed.run(ranks, "faults.py", case, status=None, FLAG_FILE=str(tmp_path / "flag"), LD_PRELOAD=preload)

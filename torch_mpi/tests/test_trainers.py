@@ -18,7 +18,7 @@ STARTED_BY = {
 
 
 @pytest.mark.parametrize("starter, mpi", [
-    pytest.param(*case, marks=[pytest.mark.nightly] * (case[1] == "openmpi")) for case in STARTED_BY])
+    pytest.param(*case, marks=[pytest.mark.nightly] * (case != ("mpirun", "mpich"))) for case in STARTED_BY])
 def test_trainers(builds, starter, mpi, tmp_path):
     python = kept_venv("trainers", make_venv_of_trainers)
     installed = Installed(mpi, python, builds[mpi].result())
