@@ -6,6 +6,7 @@ EasyBuild is always run as a program, or as a fork of one. Nothing that the deve
 import atexit
 import fcntl
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -186,7 +187,7 @@ class ModulesTool:
             self.for_easybuild = {}
         else:
             program = unpacked_environment_modules()
-            self.start = 'eval "$(%s bash autoinit)"' % program
+            self.start = 'eval "$(%s bash autoinit)"' % shlex.quote(str(program))
             self.for_easybuild = {'EASYBUILD_MODULES_TOOL': 'EnvironmentModules', 'EASYBUILD_MODULE_SYNTAX': 'Tcl',
                                   'MODULES_CMD': str(program)}
 

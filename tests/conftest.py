@@ -64,7 +64,7 @@ ANYWHERE = {'builds', 'with_mpi', 'stand_ins', 'apptainer', 'small_image', 'on_a
 # What takes minutes is begun first, and what takes no time fills the gaps in the end.
 FIRST = ('archer2/test_stack.py', 'frontier/test_frontier.py', 'workstation/', 'lumi/', 'torch_mpi/',
          'bede/test_bede_wheel.py', 'archer2/', 'easyblocks/test_pytorchhpc.py', 'derecho/',
-         'scripts/test_run_scripts.py', 'jobs/', 'machine/', 'bede/')
+         'scripts/test_run_scripts.py', 'jobs/', 'checks/', 'machine/', 'bede/')
 
 
 def shared_fixture(item):

@@ -1,6 +1,7 @@
 """Builds of a few lines for ramgate to run, by a ninja of the tests' own environment."""
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,7 +66,7 @@ class Build:
 
     def write(self, wrapper='ramgate-cc'):
         """build.ninja."""
-        lines = ['rule cc', '  command = %s %s -S compiler.py -c $in -o $out' % (wrapper, sys.executable)]
+        lines = ['rule cc', '  command = %s %s -S compiler.py -c $in -o $out' % (wrapper, shlex.quote(sys.executable))]
         lines += ['build %s: cc %s' % (name, name.replace('.o', '.cpp')) for name in self.objects]
         (self.directory / 'build.ninja').write_text('\n'.join(lines + ['']))
 

@@ -8,7 +8,7 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from common import CACHE, CHECKOUT, EB, SCRIPTS
+from common import CACHE, CHECKOUT, EB, SCRIPTS, run
 from small_software import sha256
 from torch_mpi.tests.mpi_installation import kept_venv
 
@@ -74,7 +74,7 @@ class Module:
         references = ['--references', kept] if kept.exists() or '--update' in arguments else []
         call = self.eb.call([SMALL, '--report', report, *references, '--check', *arguments],
                             dict(self.env, **dict(env)), self.directory)
-        done = subprocess.run(**call, timeout=3000)
+        done = run(timeout=3000, **call)
         assert done.returncode == status, done.stdout
         with report.open() as handle:
             return done.stdout, json.load(handle)['modules'][NAME]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import CACHE, FETCHED, kept, locked
+from common import FETCHED, kept, locked
 
 HERE = Path(__file__).resolve().parent
 # Root in a virtual machine or container may lack this capability, and then Apptainer does not start.
@@ -24,9 +24,9 @@ COREUTILS = ('bash', 'cat', 'cksum', 'dirname', 'env', 'ls', 'mktemp', 'printf',
              'touch', 'true')
 
 
-def install_apptainer(cache):
+def install_apptainer():
     """Apptainer on this machine, usable by everybody."""
-    with locked(cache / 'apptainer'):
+    with locked(FETCHED / 'apptainer'):
         subprocess.run([HERE / 'install-apptainer'], check=True)
     # as every distribution has it; without udev it stays root's
     fuse = Path('/dev/fuse')
@@ -162,7 +162,7 @@ def python_root(root, kind):
 
 def user(name=USER):
     """The password entry of a user who is not root and owns nothing."""
-    with locked(CACHE / 'users'):
+    with locked(FETCHED / 'users'):
         try:
             return pwd.getpwnam(name)
         except KeyError:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
-from common import CACHE, CHECKOUT, EB, clean_environment, locked, needs_root
+from common import CHECKOUT, EB, FETCHED, clean_environment, locked, needs_root
 from small_software import WAIT, Toys
 
 pytestmark = pytest.mark.slow
@@ -52,7 +52,7 @@ def for_everybody(checkout):
 
 def account(name):
     """Somebody in the group; made once, and left."""
-    with locked(CACHE / 'users'):
+    with locked(FETCHED / 'users'):
         subprocess.run(['groupadd', '--system', '--force', GROUP], check=True)
         try:
             return pwd.getpwnam(name)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from common import CACHE, EB, ModulesTool, needs_root
+from common import EB, ModulesTool, needs_root
 from containers import images as containers
 
 EASYCONFIG = """easyblock = 'SingularityContainer'
@@ -29,7 +29,7 @@ LMOD = '/usr/share/lmod/lmod/libexec/lmod'
 def apptainer():
     """Apptainer, installed if need be."""
     needs_root()
-    containers.install_apptainer(CACHE)
+    containers.install_apptainer()
 
 
 @pytest.fixture(scope='session')

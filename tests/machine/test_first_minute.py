@@ -5,6 +5,7 @@ Of machine/python_module.py, too.
 """
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -82,7 +83,7 @@ def test_environment_of_the_modules_python(tmp_path, lmod):
 @pytest.mark.parametrize('name', ['Lmod', 'Environment Modules'])
 def test_modules_tool_of_the_shell(name, tmp_path):
     """Both are on the machine; the shell that ./eb is called from decides, also after the other one was there first."""
-    ask = '%s -c "from hpc_pytorch.machine.modules import *; print(modules_tool().name)"' % sys.executable
+    ask = '%s -c "from hpc_pytorch.machine.modules import *; print(modules_tool().name)"' % shlex.quote(sys.executable)
     wanted = {'Lmod': 'Lmod', 'Environment Modules': 'EnvironmentModules'}[name]
     other = ModulesTool({'Lmod': 'Environment Modules', 'Environment Modules': 'Lmod'}[name])
     tool = ModulesTool(name)
