@@ -4,12 +4,14 @@ Drafts for a machine that has no description: systems/NAME/ and its first easyco
 Every value has the command that it comes from beside it; what could not be asked is in a comment. Drafts are for
 reading, and what exists is never overwritten.
 """
+import contextlib
 import os
 import re
 
 from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import NotAsked
+from hpc_pytorch.machine.python_module import python_of
 from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
@@ -28,6 +30,10 @@ COLLECTION = .
 
 [override]
 external-modules-metadata = %(COLLECTION)s/systems/{name}/external_modules.cfg
+"""
+SETTINGS = """
+# What the network needs: copy the [setting ...] and [advice ...] sections of a system with the same network, such as
+# systems/isambard-ai for Slingshot, and the lines of [sources] that they name.
 """
 README = "{title}\n{line}\n\nA draft: the modules have the machine's names, and are parts of this one.\n"
 
@@ -98,7 +104,34 @@ def describe(name, machine):
         values['node cores'] = facts['cores'] // threads, 'sinfo'
         values['node memory'] = gibibytes(facts['memory']), 'sinfo'
         values['node gpus'] = facts['gpus'], 'sinfo'
+    values['node gpu_cores'] = gpu_cores(machine, values['node gpus'][0], values['node cores'][0])
+    values['system python_module'] = python_module(machine)
     return values
+
+
+def gpu_cores(machine, gpus, cores):
+    """The cores next to each GPU, where each has its own; hardware threads, which have higher numbers, are left out."""
+    with contextlib.suppress(NotAsked, OSError, ValueError):
+        lists = [[core for core in near if core < int(cores or 0)] for near in machine.cores_next_to_GPUs()]
+        if lists and len(lists) == gpus and sum(map(len, lists)) == len(set(sum(lists, []))):
+            return ' '.join(','.join(map(str, near)) for near in lists), 'nvidia-smi topo -m; rocm-smi (of this host)'
+        return None, "this host has no GPUs, or not a node's, or several have the same cores"
+    return None, "there is no driver here"
+
+
+def python_module(machine):
+    """The newest module with a Python that ./eb can use, where python3 is too old for it."""
+    try:
+        if machine.output('python3', '-I', '-c', 'import sys; print(sys.version_info >= (3, 9))').strip() == 'True':
+            return None, 'python3 is new enough'
+        shell = machine.modules_shell()
+    except NotAsked as problem:
+        return None, str(problem)
+    for name in newest_first(shell, DATA['python']['pattern']):
+        with contextlib.suppress(UsersProblem):
+            python_of([name])
+            return name, 'module avail'
+    return None, 'no module brings a Python that works without it'
 
 
 def system_text(name, values):
@@ -113,33 +146,65 @@ def system_text(name, values):
                 text += '# %s = (%s); %s\n' % (key, meaning, how)
             else:
                 text += '# (%s)\n%s = %s\n' % (how, key, value)
-    return text
+    return text + SETTINGS
 
 
 # -- modules, and what names them
 
-def modules_of(machine):
-    """Choose the newest module of each kind that can be loaded, one MPI at most: [(module, software, part)]."""
-    try:
-        shell = machine.modules_shell()
-    except NotAsked:
-        return []
-    found = []
-    for pattern, words in DATA['software'].items():
-        software, part = words.split()
-        if software == 'OpenMPI' and 'cray-mpich' in [one[1] for one in found]:
-            continue
-        names = [name for name in shell.available() if re.match('(?:%s)/' % pattern, name, re.I)]
-        names.sort(key=version_of, reverse=True)
-        module = next(filter(shell.load_if_possible, names), None)
-        if module:
-            found.append((module, software, part))
+def newest_first(shell, pattern):
+    """The modules that can be loaded now and whose names fit a pattern."""
+    names = [name for name in shell.available() if re.match('(?:%s)/' % pattern, name, re.I)]
+    return sorted(names, key=version_of, reverse=True)
+
+
+def leads_to_mpi(shell, name):
+    """True if an MPI can be loaded after this module."""
+    before = shell.environ
+    patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('mpi') or 'mpich' in words]
+    found = shell.load_if_possible(name) and any(
+        map(shell.load_if_possible, newest_first(shell, '|'.join(patterns))))
+    shell.environ = before
     return found
 
 
+def modules_of(machine):
+    """
+    Choose the newest module of each kind that can be loaded, one MPI at most: [(module, software, part)], and what was
+    left out, and why.
+    """
+    chosen, left_out = [], []
+    try:
+        shell = machine.modules_shell()
+    except NotAsked as problem:
+        return chosen, [str(problem)]
+    for pattern, words in DATA['software'].items():
+        software, part = words.split()
+        names = newest_first(shell, pattern)
+        if software in ('PrgEnv-gnu', 'GCC'):
+            without = [name for name in names if not leads_to_mpi(shell, name)]
+            if without != names:
+                left_out += ["%s: no MPI can be loaded with it" % name for name in without]
+                names = [name for name in names if name not in without]
+        if software == 'OpenMPI' and 'cray-mpich' in [one[1] for one in chosen]:
+            left_out += ["%s: cray-mpich is there" % name for name in names]
+            continue
+        for name in names:
+            said = shell.load([name])
+            if said is None:
+                chosen.append((name, software, part))
+                break
+            left_out.append("%s: it cannot be loaded: %s" % (name, ' '.join(said.split())[:200]))
+    return chosen, left_out
+
+
 def version_of(module):
-    version = module.partition('/')[2]
+    """By what versions are compared; of NVIDIA's HPC SDK's 25.1_12.8 it is CUDA's that counts."""
+    version = software_version(module)
     return release(version), version
+
+
+def software_version(module):
+    return module.partition('/')[2].rpartition('_')[2]
 
 
 def easyconfig_of(name):
@@ -181,13 +246,13 @@ def easyconfig_text(name, modules, kind, values):
 def drafts(name, machine):
     """Return all drafts: {path in the collection: text}."""
     values = describe(name, machine)
-    modules = modules_of(machine)
+    modules, left_out = modules_of(machine)
     kind = machine.system.scheduler['kind']
     metadata = "# (module avail) Which software each module stands for; `prefix` is to be added.\n"
+    metadata += ''.join("# Left out: %s\n" % why for why in left_out)
     stand_in = "# Draft: the modules that the easyconfig loads.\n\n[login]\npython3 = yes\n"
     for module, software, part in modules:
-        version = module.partition('/')[2]
-        metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, version)
+        metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, software_version(module))
         stand_in += '\n[module %s]\npart = %s\n' % (module, part)
     configuration = EASYBUILD_CFG.format(name=name)
     if kind in DATA['backends']:

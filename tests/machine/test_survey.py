@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -213,7 +214,7 @@ def test_versions_that_fail_together(place, monkeypatch):
     found = {one.name: one.found for one in place.survey(False, monkeypatch, 'modules of both')[1]
              if one.name.startswith('versions of') and one.result == survey.DIFFERS}
     assert sorted(found) == ['versions of Test-2.0-Surveyed.eb', 'versions of aws-ofi-nccl-1.19.2-Surveyed.eb']
-    assert 'CUDA 13 wants driver 580' in found['versions of Test-2.0-Surveyed.eb']
+    assert 'CUDA 13 requires driver 580' in found['versions of Test-2.0-Surveyed.eb']
 
 
 def test_planted_differences(place, monkeypatch, tmp_path):
@@ -273,6 +274,66 @@ def test_script_of_the_job(tmp_path, monkeypatch):
     subprocess.run(['bash', '-c', survey.job_script(path)], check=True)
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
         ('my $HOME; survey.txt', '--survey=%s\n' % path)]
+
+
+@pytest.fixture
+def cray(tmp_path):
+    """A machine with modules: {directory: {module: what it opens}}; gives a function that makes it."""
+    def make(**directories):
+        for directory, modules in directories.items():
+            for name, opens in modules.items():
+                path = tmp_path / directory / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if opens.startswith('/'):
+                    opens = 'module use %s%s' % (tmp_path, opens)
+                path.write_text('#%%Module1.0\n%s\n' % opens)
+        environ = dict(os.environ, MODULEPATH=str(tmp_path / 'top'))
+        return inspection.Machine(systems.load('workstation'), environ=environ)
+    return make
+
+
+def test_draft_takes_a_compiler_that_has_an_mpi(cray):
+    """Not the newest, of compilers and of programming environments; what is left out is named, and why."""
+    machine = cray(
+        top={'PrgEnv-gnu/8.6.0': '/gnu', 'gcc/15.1': '', 'cudatoolkit/25.1_12.8': '', 'cudatoolkit/24.11_12.6': '',
+             'rocm/7.0': 'error "no driver"'},
+        gnu={'gcc-native/14.2': '/empty', 'gcc-native/13.3': '/gcc13'},
+        empty={'other/1.0': ''},
+        gcc13={'cray-mpich/8.1.30': '', 'openmpi/5.0': ''})
+    chosen, left_out = new_system.modules_of(machine)
+    assert [one[0] for one in chosen] == ['PrgEnv-gnu/8.6.0', 'gcc-native/13.3', 'cray-mpich/8.1.30',
+                                          'cudatoolkit/25.1_12.8']
+    assert left_out[:3] == ['gcc/15.1: no MPI can be loaded with it', 'gcc-native/14.2: no MPI can be loaded with it',
+                            'openmpi/5.0: cray-mpich is there']
+    assert len(left_out) == 4 and left_out[3].startswith('rocm/7.0: it cannot be loaded: ')
+    assert [new_system.software_version(name) for name in ('cudatoolkit/25.1_12.8', 'gcc/15.1')] == ['12.8', '15.1']
+    texts = new_system.drafts('the-eighth', machine)
+    assert '# Left out: openmpi/5.0: cray-mpich is there\n' in texts['systems/the-eighth/external_modules.cfg']
+    assert '[cudatoolkit/25.1_12.8]\nname = CUDA\nversion = 12.8\n' in texts['systems/the-eighth/external_modules.cfg']
+
+
+def test_draft_names_a_python(cray, tmp_path, monkeypatch):
+    """A module that brings one, where python3 is that of SLES 15."""
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'new').mkdir()
+    (tmp_path / 'bin/python3').write_text('#!/bin/sh\necho False\n')
+    (tmp_path / 'bin/python3').chmod(0o755)
+    (tmp_path / 'new/python3').symlink_to(sys.executable)
+    machine = cray(top={'cray-python/3.11.7': 'prepend-path PATH %s/new' % tmp_path, 'cray-python/3.9.13.1': ''})
+    assert new_system.python_module(machine)[0] is None
+    machine.environ['PATH'] = '%s:%s' % (tmp_path / 'bin', os.environ['PATH'])
+    monkeypatch.setenv('MODULEPATH', machine.environ['MODULEPATH'])
+    machine = inspection.Machine(machine.system, environ=machine.environ)
+    assert new_system.python_module(machine) == ('cray-python/3.11.7', 'module avail')
+
+
+def test_draft_has_the_cores_of_gpus(place):
+    """As the driver says, without hardware threads; none where two GPUs share cores."""
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    assert new_system.gpu_cores(machine, 2, 8)[0] == '0,1,2,3 4,5,6,7'
+    place.replace('bin/nvidia-smi', '4-7,12-15', '0-3,8-11')
+    machine.outputs.clear()
+    assert new_system.gpu_cores(machine, 2, 8)[0] is None
 
 
 def test_broken_module(place, monkeypatch):
