@@ -38,9 +38,10 @@ PROGRAMS = {
     'survey': 'hpc_pytorch.machine.survey',
     'check': 'hpc_pytorch.jobs.check_modules',
     'uninstall': 'hpc_pytorch.jobs.uninstall',
+    'outdated': 'hpc_pytorch.jobs.outdated',
 }
 # Those that do not know their own option.
-WITHOUT_OPTION = ('job-status', 'job-cancel')
+WITHOUT_OPTION = ('job-status', 'job-cancel', 'outdated')
 # EasyBuild's --fetch loads no modules, which decide for which Python to fetch; a dry run leaves its lock behind.
 INSTEAD = {
     '--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks'],
@@ -168,7 +169,8 @@ def consent_of_root():
 def prepare(arguments):
     """Configure everything; returns which of PROGRAMS runs, None for EasyBuild, and its arguments."""
     ours, arguments = own_options(arguments)
-    if ours.program in (None, *WITHOUT_OPTION) and (not arguments or {'--help', '-h'} & set(arguments)):
+    if ours.program in (None, *WITHOUT_OPTION) and (
+            not sys.argv[1:] or {'--help', '-h'} & set(arguments)):
         print(USAGE % ', '.join(systems.names()))
     easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
     system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)

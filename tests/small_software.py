@@ -7,6 +7,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from urllib.parse import quote
 
 VERSION = '%d.%d' % sys.version_info[:2]
 
@@ -168,3 +169,21 @@ def site_hooks(directory, text):
     path = directory / 'site_hooks.py'
     path.write_text(text)
     return {'HPC_SITE_HOOKS': str(path)}
+
+
+def add(index, name, version, *requires, python='>=3.8'):
+    """A wheel in an index of packages, which is a directory."""
+    path = index.parent / ('%s-%s-py3-none-any.whl' % (name, version))
+    with zipfile.ZipFile(path, 'w') as archive:
+        info = '%s-%s.dist-info/' % (name, version)
+        archive.writestr(info + 'METADATA', 'Metadata-Version: 2.1\nName: %s\nVersion: %s\nRequires-Python: %s\n%s' % (
+            name, version, python, ''.join('Requires-Dist: %s\n' % line for line in requires)))
+        archive.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
+        archive.writestr(info + 'RECORD', '')
+    # as indexes have it: a page for each package, with the hash of each file
+    place = index / name.replace('_', '-')
+    place.mkdir(parents=True, exist_ok=True)
+    path.rename(place / path.name)
+    links = ['<a href="%s#sha256=%s">%s</a>' % (quote(file.name), sha256(file), file.name)
+             for file in sorted(place.glob('*.whl'))]
+    (place / 'index.html').write_text(''.join(links))

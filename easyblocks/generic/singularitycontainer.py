@@ -35,6 +35,12 @@ NO_WRAPPERS = ('bash', 'dirname', 'env', 'readlink', 'sh')
 FEATURES = ('container', 'gpu', 'nccl')
 # Environment variable with the directories to search for images, instead of the system's own.
 STORE_VARIABLE = 'HPC_IMAGE_SEARCH_PATH'
+# Imports a package in the image, and compares its release with what is expected.
+IMPORT = """import re, %s as package
+found, expected = getattr(package, "__version__", ""), "%s"
+if found and expected and re.match("[0-9.]*", found).group() != expected:
+    raise SystemExit("the image has version %%s, the easyconfig says %%s; if that is right, set package_version in it"
+                     %% (found, expected))"""
 # What an image that has an SBOM calls it.
 IMAGE_SBOM = '/.sbom.json'
 
@@ -56,6 +62,7 @@ class SingularityContainer(EasyBlock):
             'image_software': [{}, "Versions of software in the image that are not in versionsuffix: {'rocm': '7.0'}; "
                                "they decide which settings of the system apply", CUSTOM],
             'import_name': [None, "Python package that the sanity check imports in the container", CUSTOM],
+            'package_version': [None, "Its version in the image, where it is not the easyconfig's; '' for any", CUSTOM],
             'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
             'venv': [False, "Make a virtual environment on top of the container's, outside the image", CUSTOM],
             'venv_lock_files': [[], "Lock files of packages to install into the virtual environment", CUSTOM],
@@ -92,6 +99,7 @@ class SingularityContainer(EasyBlock):
         super().check_readiness_step()
         if not self.image_source:
             raise EasyBuildError("`sources` of %s names no image", self.cfg.path)
+        self.log.info("image: %s", self.image_name)
         for name in self.cfg['venv_lock_files']:
             self.venv_locks.append(named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True))
         for path in self.bind_paths:
@@ -309,7 +317,9 @@ class SingularityContainer(EasyBlock):
             missing = "echo the image has no %s; exit 1" % name
             commands.append("run-in-container bash -c 'type -P %s || { %s; }'" % (name, missing))
         if self.cfg['import_name']:
-            commands.append("run-in-container python -c 'import %s'" % self.cfg['import_name'])
+            version = self.cfg['package_version']
+            version = self.version if version is None else version
+            commands.append("run-in-container python -c '%s'" % (IMPORT % (self.cfg['import_name'], version)))
         if not self.runtime:
             commands = []
             print_warning("Neither Singularity nor Apptainer was found: nothing was checked in the container",

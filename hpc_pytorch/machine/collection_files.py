@@ -48,7 +48,8 @@ def locked_program(name, lock):
     here = collection_path('environments')
     make = os.path.join(here, 'make-environment')
     top = os.path.dirname(os.path.dirname(here))
-    environment = os.path.join(top, '.venv-' + lock)
+    place = top if os.access(top, os.W_OK) else os.path.expanduser('~/.cache/hpc-pytorch')
+    environment = os.path.join(place, '.venv-' + lock)
     # an installed collection has no directory of its own to make environments in
     if os.path.exists(os.path.join(top, 'eb')):
         if subprocess.run([make, environment, os.path.join(here, lock + '.txt')]).returncode:

@@ -77,7 +77,7 @@ def binds_of(generator, variable, installdir, paths):
     directory, place = os.path.join(installdir, USER_SOFTWARE), '/' + USER_SOFTWARE
     unpacked = bind('%s:%s' % (directory, place))
     # the whole of the file; Lmod would cut the last character of image-src=/
-    packed = bind('%s.squashfs:%s:image-src=.' % (directory, place))
+    packed = bind('%s.squashfs:%s:ro,image-src=.' % (directory, place))
     # both are there while jobs still use the one that is given up; a third file says that it is the packed one
     given_up = [ask(generator, 'file', directory + '.unpacked'), ask(generator, 'exists', directory)]
     if_directory = if_any([ask(generator, 'exists', directory)], unpacked)

@@ -2,13 +2,18 @@
 import difflib
 import os
 import re
+import shlex
+import shutil
 import struct
 import subprocess
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, part_directory, fsync
+from hpc_pytorch.packages.lock_files import UNKNOWN
 
 REFERENCE = re.compile(r'docker://(?P<repository>[\w.:/-]+)@(?P<digest>sha256:[0-9a-f]{64})$')
+# prints the digest of IMAGE:TAG
+ASK_DIGEST = "skopeo inspect --format '{{.Digest}}' docker://%s"
 
 
 def image_size(path):
@@ -89,8 +94,19 @@ def file_of(reference):
     if not found:
         raise UsersProblem("expected docker://NAME@sha256:... with 64 digits, found %s; a tag can stand for another "
                            "image tomorrow" % reference)
+    if reference.endswith(UNKNOWN):
+        raise UsersProblem("%s has no digest yet. This prints it: %s" % (reference, ASK_DIGEST % 'IMAGE:TAG'))
     name = os.path.basename(found.group('repository'))
     return '%s-%s.sif' % (name, found.group('digest').replace(':', '-'))
+
+
+def digest_of(image):
+    """The digest of what a tag stands for today; zeros where that cannot be asked."""
+    if not shutil.which('skopeo'):
+        return UNKNOWN
+    done = subprocess.run(shlex.split(ASK_DIGEST % image), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, universal_newlines=True)
+    return done.stdout.strip()[len('sha256:'):] if done.returncode == 0 else UNKNOWN
 
 
 def pull(runtime, reference, target):

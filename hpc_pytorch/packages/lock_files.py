@@ -9,6 +9,8 @@ from hpc_pytorch import UsersProblem
 LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')
 # One entry of a lock file; `text` is the entry as pip reads it.
 Locked = namedtuple('Locked', 'name version hashes text')
+# Stands for a SHA256 that somebody has to look up; nothing has it.
+UNKNOWN = '0' * 64
 
 
 def normal_name(name):
@@ -41,8 +43,12 @@ def read_lock(path):
 
 
 def sha256_of(path):
-    digest = hashlib.sha256()
     with open(path, 'rb') as handle:
-        for block in iter(lambda: handle.read(1 << 20), b''):
-            digest.update(block)
+        return sha256_of_stream(handle)
+
+
+def sha256_of_stream(stream):
+    digest = hashlib.sha256()
+    for block in iter(lambda: stream.read(1 << 20), b''):
+        digest.update(block)
     return digest.hexdigest()

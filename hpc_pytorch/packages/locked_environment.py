@@ -24,7 +24,7 @@ from hpc_pytorch.machine.module_files import explain, override, set_by_default, 
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.packages import built_wheels, collection_packages, dry_run, gpu_code, usage, wheel_mpi
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_lock
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
 from hpc_pytorch.packages.pip import IndexNotReached, Pip
 from hpc_pytorch.packages.pip_errors import last_words
@@ -181,6 +181,9 @@ class LockedEnvironment(EasyBlock):
         for parameter in LOCK_PARAMETERS:
             for entry in self.locked(parameter):
                 version = entry.version.split('+')[0]
+                if UNKNOWN in entry.hashes:
+                    dry_run.stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
+                                 % (entry.name, entry.version))
                 if entry.name == 'torch' and self.name == 'PyTorch' and version != self.version:
                     raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
                                          "(the .in file beside it has the command) and name it in the easyconfig.",

@@ -19,18 +19,31 @@ log: {{level: error}}
 """
 
 
-def program(cache):
-    """Debian's docker-registry, unpacked for the tests: nothing is installed, nor started by the system."""
-    place = cache / 'docker-registry'
+def unpacked(cache, *packages):
+    """The files of Debian's packages, unpacked for the tests: nothing is installed, nor started by the system."""
+    place = cache / packages[0]
     with locked(place):
         if not place.exists():
-            partial = place.with_name('docker-registry.partial')
+            partial = place.with_name(packages[0] + '.partial')
             subprocess.run(['rm', '-rf', partial], check=True)
             partial.mkdir(parents=True)
-            subprocess.run(['apt-get', '-qq', 'download', 'docker-registry'], cwd=partial, check=True)
-            subprocess.run(['dpkg', '-x', next(partial.glob('*.deb')), partial], check=True)
+            subprocess.run(['apt-get', '-qq', 'download', *packages], cwd=partial, check=True)
+            for file in partial.glob('*.deb'):
+                subprocess.run(['dpkg', '-x', file, partial], check=True)
             partial.rename(place)
-    return place / 'usr/bin/docker-registry'
+    return place / 'usr'
+
+
+def skopeo(cache, directory, address):
+    """Put the program into a directory; it asks this registry without encryption."""
+    place = unpacked(cache, 'skopeo', 'libgpgme11', 'libassuan0')
+    library, = place.glob('lib/*-linux-gnu')
+    configuration = directory / 'registries.conf'
+    configuration.write_text('[[registry]]\nlocation = "%s"\ninsecure = true\n' % address)
+    script = directory / 'skopeo'
+    script.write_text('#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s/bin/skopeo --registries-conf %s "$@"\n' % (
+        library, place, configuration))
+    script.chmod(0o755)
 
 
 @contextmanager
@@ -40,8 +53,8 @@ def registry(cache, directory):
     configuration = directory / 'registry.yml'
     configuration.write_text(CONFIGURATION.format(directory=directory, port=port))
     with open(directory / 'registry.log', 'wb') as log:
-        server = subprocess.Popen([program(cache), 'serve', configuration], stdin=subprocess.DEVNULL, stdout=log,
-                                  stderr=log)
+        program = unpacked(cache, 'docker-registry') / 'bin/docker-registry'
+        server = subprocess.Popen([program, 'serve', configuration], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         wait_for(lambda: socket.socket().connect_ex(('127.0.0.1', port)) == 0, "registry")
         yield '127.0.0.1:%d' % port

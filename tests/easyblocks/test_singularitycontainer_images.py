@@ -23,6 +23,7 @@ from lumi.lumi_site import Place
 pytestmark = pytest.mark.slow
 WHEEL = 'hpc_small-1.2-py3-none-any.whl'
 MORE = """import_name = 'torch'
+package_version = '9.9.0'
 venv = True
 venv_lock_files = ['small.lock']
 wrappers = ['python', 'pip', 'torchrun']
@@ -275,8 +276,10 @@ def test_image_of_a_registry(place):
         source = 'docker://%s/hpc/small@%s' % (address, digest)
         easyconfig = place.easyconfig(image=source)
         place.install(easyconfig, env=local)
-        wrong = place.install(place.easyconfig(image=source[:-64] + '0' * 64), '--force', status=None, env=local)
+        wrong = place.install(place.easyconfig(image=source[:-64] + 'f' * 64), '--force', status=None, env=local)
         assert 'could not be fetched' in wrong and 'eb --fetch' in wrong
+        zeros = place.install(place.easyconfig(image=source[:-64] + '0' * 64), '-x', status=None)
+        assert 'has no digest yet. This prints it: skopeo inspect' in zeros
         tag = place.install(place.easyconfig(image='docker://%s/hpc/small:latest' % address), '--force', status=None)
         assert 'expected docker://NAME@sha256' in tag
     kept = place.eb.sources / 't/Tool' / ('small-%s.sif' % digest.replace(':', '-'))
@@ -287,6 +290,17 @@ def test_image_of_a_registry(place):
     kept.unlink()
     offline = place.install(place.easyconfig(image=source), '--force', status=None, env=local)
     assert 'could not be fetched' in offline and str(kept) in offline
+
+
+def test_another_version_in_the_image(place):
+    """The easyconfig's version is that of the package in the image, unless it says otherwise; nothing is left."""
+    shutil.copy(containers.python_image('path'), place.store / 'small.sif')
+    more = "import_name = 'torch'\n"
+    wrong = place.install(place.easyconfig(more, image='small.sif'), status=None)
+    assert 'the image has version 9.9.0, the easyconfig says 1.0; if that is right' in wrong
+    assert not list(place.eb.modules.glob('Tool/*'))
+    for version in ('9.9.0', ''):
+        place.install(place.easyconfig(more + "package_version = '%s'" % version, image='small.sif'), '--force')
 
 
 def test_nvidias_image(place):

@@ -16,6 +16,7 @@ from lumi.lumi_site import Place
 pytestmark = pytest.mark.slow
 FILES = 300
 MORE = """import_name = 'torch'
+package_version = '9.9.0'
 venv = True
 venv_lock_files = ['many.lock']
 wrappers = ['python', 'pip']"""

@@ -151,6 +151,8 @@ def test_packed_or_unpacked(shell):
         %s
         module unload Tool; show after
         module load Tool; show packed; %s
+        chmod a-w $CONTAINERROOT/user-software.squashfs
+        singularity exec "$SIF" cat /user-software/file 2>&1 | sed s/^/loud:/
         singularity -s exec "$SIF" touch /user-software/file 2>&1 | grep -o 'Read-only file system'
         make-squashfs; echo "second $?"
         rm -rf $CONTAINERROOT/user-software
@@ -164,11 +166,12 @@ def test_packed_or_unpacked(shell):
         module unload Tool; module load Tool; %s
         ls -A $CONTAINERROOT
     """ % (root, root, look, look, look, look, look, look))
-    unpacked, packed = '%s/user-software:/user-software', '%s/user-software.squashfs:/user-software:image-src=.'
+    unpacked, packed = '%s/user-software:/user-software', '%s/user-software.squashfs:/user-software:ro,image-src=.'
     assert values(output, 'unpacked')['SINGULARITY_BINDPATH'].endswith(',' + unpacked % root)
     assert values(output, 'packed')['APPTAINER_BINDPATH'].endswith(',' + packed % root)
     assert values(output, 'again') == values(output, 'unpacked')
     assert values(output, 'after') == values(output, 'later') == values(output, 'before')
+    assert [line for line in output.splitlines() if line.startswith('loud:')] == ['loud:unpacked']
     assert output.count('\nunpacked\n') == 5 and output.count('\nchanged\n') == 1, output
     assert 'Read-only file system' in output
     assert 'second 1' in output and 'it is packed' in output

@@ -1,15 +1,17 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
+import os
 import re
+import subprocess
 import tarfile
-import zipfile
-from urllib.parse import quote
+from pathlib import Path
 
 import pytest
-from common import CHECKOUT
-from small_software import sha256
+from common import CACHE, CHECKOUT
+from containers import registry
+from small_software import add, sha256
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages import new_version
+from hpc_pytorch.packages import images, new_version
 
 pytestmark = pytest.mark.slow
 
@@ -46,24 +48,6 @@ UPSTREAM = {'PyTorch-1.0-a.eb': ['PyTorch-1.0_fix-crash.patch'],
 CHANGES = {'skip-test': 'test/test_x.py', 'fix-crash': 'torch/x.py', 'fix-new': 'torch/y.py'}
 
 
-def add(index, name, version, *requires, python='>=3.8'):
-    """A wheel in the index."""
-    path = index.parent / ('%s-%s-py3-none-any.whl' % (name, version))
-    with zipfile.ZipFile(path, 'w') as archive:
-        info = '%s-%s.dist-info/' % (name, version)
-        archive.writestr(info + 'METADATA', 'Metadata-Version: 2.1\nName: %s\nVersion: %s\nRequires-Python: %s\n%s' % (
-            name, version, python, ''.join('Requires-Dist: %s\n' % line for line in requires)))
-        archive.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n')
-        archive.writestr(info + 'RECORD', '')
-    # as indexes have it: a page for each package, with the hash of each file
-    place = index / name.replace('_', '-')
-    place.mkdir(parents=True, exist_ok=True)
-    path.rename(place / path.name)
-    links = ['<a href="%s#sha256=%s">%s</a>' % (quote(file.name), sha256(file), file.name)
-             for file in sorted(place.glob('*.whl'))]
-    (place / 'index.html').write_text(''.join(links))
-
-
 @pytest.fixture
 def toy(tmp_path):
     """An easyconfig for PyTorch 1.0 with a companion that says which PyTorch it is for; the index has 2.0, too."""
@@ -90,8 +74,7 @@ def call(toy, eb):
 def test_new_version(toy, call, eb):
     """The newest, with the companion that goes with it; it names nothing of this machine, and can be renewed."""
     output = call('--new-version', 'latest')
-    assert 'description, which are still those of 1.0' in output
-    assert "+version = '2.0'" in output and 'To try it: ./eb --rehearse -x toy-2.0.eb' in output
+    assert "+version = '2.0'" in output and 'To try it: ./eb --rehearse -x %s\n' % (toy / 'toy-2.0.eb') in output
     assert (toy / 'toy-2.0.eb').read_text() == EASYCONFIG.replace("'1.0'", "'2.0'")
     lock = (toy / 'toy-2.0.lock').read_text()
     for line in ('torch==2.0 \\', 'torchvision==0.2.0 \\', 'numbers-of-toys==5.1 \\', COMMAND + 'toy-2.0.in -o'):
@@ -163,6 +146,7 @@ def test_companion_that_ended(toy, call):
 def test_other_rocm(toy, call):
     """A version that has no wheels for this ROCm; then for another ROCm, from the index of that one."""
     name, index = for_system(toy, 'Frontier', 'torch==1.0+rocm7.1', 'triton-rocm==3.6', index='rocm7.1')
+    (toy / name).write_text((toy / name).read_text().replace('a toy', 'a toy for ROCm 7.1'))
     output = call('--new-version', '2.9.1', easyconfig=name, status=1)
     assert 'the indexes have no torch 2.9.1+rocm7.1; nothing was written' in output
     other = index.with_name('rocm6.4')
@@ -172,7 +156,8 @@ def test_other_rocm(toy, call):
     call('--new-version', '2.9.1+rocm6.4', easyconfig=name)
     assert re.findall('^(?:torch|py).*==.*', (toy / 'toy-2.9.1.in').read_text(), re.M) == [
         'torch==2.9.1+rocm6.4', 'pytorch-triton-rocm==3.5.1']
-    assert str(other) in (toy / 'toy-2.9.1.in').read_text() and (toy / name.replace('1.0', '2.9.1')).exists()
+    assert str(other) in (toy / 'toy-2.9.1.in').read_text()
+    assert "description = 'a toy for ROCm 6.4'" in (toy / name.replace('1.0', '2.9.1')).read_text()
     (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\ntorch==1.0\n' % COMMAND)
     assert 'PyPI, which has none of +rocm6.4' in call('--new-version', '2.0+rocm6.4', easyconfig=name, status=1)
 
@@ -211,7 +196,8 @@ def test_source_and_patches(toy, call, upstream):
     path = toy / 'toy-1.0.eb'
     path.write_text(path.read_text() + SOURCE)
     output = call('--new-version', 'latest')
-    assert 'Its source has no checksum yet' in output
+    command = './eb --inject-checksums --force %s fetches' % (toy / 'toy-2.0.eb')
+    assert 'To be completed by hand:\n  checksums: ' + command in output
     text = (toy / 'toy-2.0.eb').read_text()
     assert "patches = [\n    'PyTorch-1.9_fix-crash.patch',\n]\n" in text
     assert 'checksums' not in text and "sources = ['toy-%(version)s.tar.gz']" in text
@@ -233,12 +219,12 @@ def test_patches_that_cannot_be_fetched(toy, call, upstream):
 
 def test_newer_python(toy, call):
     """A version that is asked for by name leaves out the Pythons that are too old for it, and says so."""
-    name, index = for_system(toy, 'ARCHER2', 'torchvision==0.1.0+cpu')
+    name, index = for_system(toy, 'ARCHER2', 'torch==1.0+cpu', 'torchvision==0.1.0+cpu')
     (toy / name).write_text((toy / name).read_text().replace("['3.11']", "['3.12', '3.11']"))
     add(index, 'torch', '4.0+cpu', python='>=3.12')
     add(index, 'torchvision', '0.4.0+cpu', 'torch==4.0')
     output = call('--new-version', '4.0', easyconfig=name)
-    assert 'torch==4.0+cpu requires Python >=3.12: Python 3.11 is left out' in output
+    assert 'Left out: Python 3.11 (torch==4.0+cpu requires Python >=3.12)' in output
     assert "python_versions = ['3.12']\n" in (toy / name.replace('1.0', '4.0')).read_text()
     assert '--python-version 3.12 ' in (toy / 'toy-4.0.in').read_text()
 
@@ -251,12 +237,193 @@ def test_locks_of_another_easyconfig(toy, call):
     assert (toy / 'toy-2.0.eb').exists() and (toy / 'toy-2.0.lock').read_text() == '# mine, too\n'
 
 
-@pytest.mark.parametrize('name', ['PyTorch-2.2.2-Frontier.eb', 'PyTorch-2.4.0a0-Bede.eb', 'PyTorch-2.3.1-Derecho.eb',
-                                  'PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb'])
-def test_by_hand(tmp_path, name):
-    """Wheels, a git revision, addresses and images of the old version would be in a new one: it is refused."""
-    with pytest.raises(UsersProblem, match='copy the easyconfig and edit it'):
-        new_version.Change(new_version.find(name), '9.9.9', str(tmp_path))
+@pytest.fixture
+def made(toy, monkeypatch):
+    """What becomes of an easyconfig in the toy's directory: the change, and {file name: text}."""
+    monkeypatch.setenv('UV_DEFAULT_INDEX', 'file://%s' % (toy / 'index'))
+    monkeypatch.setenv('PATH', '%s:%s' % (CHECKOUT / '.venv/bin', os.environ['PATH']))
+    for name in ('HPC_SYSTEM', 'UV_PYTHON'):
+        monkeypatch.delenv(name, raising=False)
+
+    def make(version, name='toy-1.0.eb', text=None):
+        if text:
+            (toy / name).write_text(text)
+        (toy / 'work').mkdir(exist_ok=True)
+        change = new_version.Change(str(toy / name), version, str(toy / 'work'))
+        return change, {Path(path).name: text for path, text in change.make().items()}
+    return make
+
+
+@pytest.mark.parametrize('version, result', [('2', '2.0'), ('v2.0', '2.0'), ('2.0', '2.0')])
+def test_as_it_is_published(made, version, result):
+    """The version that the index has, however it was written."""
+    assert 'toy-%s.eb' % result in made(version)[1]
+
+
+@pytest.mark.parametrize('version', ['', '2.*', '>=2', 'newest', '2.0 '])
+def test_no_version(made, version):
+    with pytest.raises(UsersProblem, match='expected a version such as'):
+        made(version)
+
+
+def test_nothing_newer(toy, call):
+    """The newest stays as it is, which is no error; that a lock could be renewed is said."""
+    (toy / 'toy-1.0.eb').rename(toy / 'toy-2.0.eb')
+    (toy / 'toy-2.0.eb').write_text(EASYCONFIG.replace('1.0', '2.0'))
+    (toy / 'toy-1.0.in').rename(toy / 'toy-2.0.in')
+    (toy / 'toy-2.0.in').write_text((toy / 'toy-2.0.in').read_text().replace('1.0', '2.0'))
+    before = sorted(toy.iterdir())
+    assert '2.0 is the newest; to make its locks again: ./eb --renew' in call(
+        '--new-version', 'latest', easyconfig='toy-2.0.eb')
+    assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
+
+
+def test_pythons_without_wheels(toy, made, capsys):
+    """A Python that the version has no wheels for does not stay the first."""
+    page = toy / 'index' / 'torch'
+    (page / 'torch-2.0-py3-none-any.whl').rename(page / 'torch-2.0-cp311-none-any.whl')
+    (page / 'index.html').write_text((page / 'index.html').read_text().replace('2.0-py3', '2.0-cp311'))
+    text = EASYCONFIG.replace("['3.11']", "['3.13', '3.11']")
+    assert "python_versions = ['3.11']\n" in made('2.0', text=text)[1]['toy-2.0.eb']
+    assert 'Left out: Python 3.13 (' in capsys.readouterr().out
+
+
+def test_comments_that_name_versions(made):
+    """They are true for the old version only."""
+    text = EASYCONFIG + "# with CUDA 12.6,\n# and NCCL\nramgate = True  # since 1.0\n# in minutes\nscripts = []  # no\n"
+    new = made('2.0', text=text)[1]['toy-2.0.eb']
+    assert new.endswith("'ai'\nramgate = True\n# in minutes\nscripts = []  # no\n")
+
+
+def test_shared_locks(toy, made):
+    """They stay for all Pythons that they are for, though this easyconfig has fewer."""
+    (toy / 'tools.in').write_text('#   %stools.in -o tools.lock\nnumbers-of-toys\n' % COMMAND.replace('3.11', '3.9'))
+    text = EASYCONFIG + "build_lock_files = ['tools.lock']\n"
+    files = made(None, text=text)[1]
+    assert sorted(files) == ['tools.in', 'tools.lock', 'toy-1.0.in', 'toy-1.0.lock']
+    assert files['tools.in'] == (toy / 'tools.in').read_text() and '--python-version 3.9 ' in files['tools.lock']
+    # and those of several versions are left alone by a new one
+    assert sorted(made('2.0')[1]) == ['toy-2.0.eb', 'toy-2.0.in', 'toy-2.0.lock']
+
+
+def test_other_packages(toy, made):
+    """Of a software with a version of its own, and none of PyTorch's."""
+    add(toy / 'index', 'transformers', '5.0', 'torch')
+    add(toy / 'index', 'transformers', '5.1', 'torch')
+    (toy / 'toy-5.0.in').write_text('#   %s--overrides <(printf \'%%s ; python_version < "0"\\n\' torch) toy-5.0.in '
+                                    '-o toy-5.0.lock\ntransformers==5.0\n' % COMMAND)
+    change, files = made('latest', 'toy-5.0.eb', EASYCONFIG.replace('1.0', '5.0'))
+    assert change.version == '5.1' and 'transformers==5.1 ' in files['toy-5.1.lock']
+    assert 'torch' not in re.sub('#.*', '', files['toy-5.1.lock']) and not change.by_hand
+
+
+def test_companion_from_its_source(toy, made):
+    """Its version follows PyTorch's; where its address is not reached, zeros stand for the SHA256."""
+    (toy / 'torchvision-0.1.0.lock').write_text('torchvision==0.1.0 --hash=sha256:%s\n' % ('a' * 64))
+    text = EASYCONFIG.replace('LockedWheels', 'EB_PyTorchHPC').replace("'toy'", "'PyTorch'", 1)
+    text = text.replace("'toy-%(version)s.lock'", "'torchvision-0.1.0.lock'")
+    text += "package_urls = {'torchvision': 'https://localhost:9/v0.1.0.tar.gz'}\nv = {'BUILD_VERSION': '0.1.0'}\n"
+    change, files = made('2.0', 'PyTorch-1.0.eb', text)
+    assert "localhost:9/v0.2.0.tar.gz'}\nv = {'BUILD_VERSION': '0.2.0'}" in files['PyTorch-2.0.eb']
+    assert 'torchvision==0.2.0 --hash=sha256:%s\n' % ('0' * 64) in files['torchvision-0.2.0.lock']
+    line, = change.by_hand
+    assert 'SHA256, in the place of zeros, of https://localhost:9/v0.2.0' in line
+    (toy / 'v0.2.0.tar.gz').write_text('source')
+    files = made('2.0', 'PyTorch-1.0.eb', text.replace('https://localhost:9', 'file://%s' % toy))[1]
+    assert sha256(toy / 'v0.2.0.tar.gz') in files['torchvision-0.2.0.lock']
+
+
+def test_zeros_for_a_checksum(toy, call):
+    """What stands for a SHA256 that is missing is refused, and named in a dry run."""
+    (toy / 'toy-1.0.lock').write_text('numbers-of-toys==5.1 --hash=sha256:%s\n' % ('0' * 64))
+    output = call('-x')
+    assert 'numbers-of-toys 5.1 has no SHA256 yet, but zeros' in output[output.index('[SUCCESS]'):]
+    assert 'has no SHA256 yet, but zeros' in call('--fetch', status=1)
+
+
+def test_own_index_instead(toy, made, capsys):
+    """Where PyTorch's index is not reached: the locks for that case; without them a person makes the lock."""
+    closed = '#   %s--extra-index-url https://localhost:9/cpu toy-1.0.in -o toy-1.0.lock\ntorch==1.0+cpu\n' % COMMAND
+    (toy / 'toy-1.0-pypi.in').write_text((toy / 'toy-1.0.in').read_text().replace('toy-1.0', 'toy-1.0-pypi'))
+    (toy / 'toy-1.0.in').write_text(closed)
+    text = EASYCONFIG + "extra_index_urls = ['https://localhost:9/cpu']\n"
+    text += "lock_files_instead = ['toy-%(version)s-pypi.lock']\n"
+    files = made('latest', text=text)[1]
+    assert 'Cannot reach https://localhost:9/cpu; asking your own index' in capsys.readouterr().out
+    assert sorted(files) == ['toy-2.0-pypi.in', 'toy-2.0-pypi.lock', 'toy-2.0.eb']
+    assert "lock_files = ['toy-%(version)s-pypi.lock']" in files['toy-2.0.eb'] and 'index' not in files['toy-2.0.eb']
+    change, files = made('2.0', text=EASYCONFIG)
+    assert sorted(files) == ['toy-2.0.eb', 'toy-2.0.in'] and 'torch==2.0+cpu' in files['toy-2.0.in']
+    assert 'toy-2.0.lock: https://localhost:9/cpu/torch/ could not be reached' in change.by_hand[0]
+
+
+def test_tags(toy, made):
+    """What is released on a git server is asked there; the checksum is for a person."""
+    git = ['git', '-c', 'user.name=x', '-c', 'user.email=x', '-C', str(toy / 'nccl')]
+    for words in (['init', '-q'], ['commit', '-q', '--allow-empty', '-m', 'x'],
+                  *(['tag', tag] for tag in ('v2.9.1-1', 'v2.10.0-1', 'v2.10.0-2', 'v3.0rc1', 'other'))):
+        (toy / 'nccl').mkdir(exist_ok=True)
+        subprocess.run(git + words, check=True)
+    assert new_version.newest_tag(str(toy / 'nccl'), '2.9.1-1') == '2.10.0-2'
+    with pytest.raises(UsersProblem, match='has no tags that say it: name the version'):
+        new_version.newest_tag(str(toy / 'nccl'), '1.4')
+    with pytest.raises(UsersProblem, match='cannot be reached: name the version'):
+        new_version.newest_tag(str(toy / 'nothing'), '1.4')
+    (toy / 'NCCL-2.9.1-1.eb').write_text((CHECKOUT / 'easyconfigs/n/NCCL/NCCL-2.26.6-1-Derecho.eb').read_text()
+                                         .replace('2.26.6-1', '2.9.1-1'))
+    change, files = made('2.30.7-1', 'NCCL-2.9.1-1.eb')
+    assert "version = '2.30.7-1'" in files['NCCL-2.30.7-1.eb'] and 'checksums' not in files['NCCL-2.30.7-1.eb']
+    assert [line.split(':')[0] for line in change.by_hand] == ['checksums']
+
+
+@pytest.mark.parametrize('name, version, by_hand', [
+    ('PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb', '2.11.0', ['versionsuffix =', 'local_tag =']),
+    ('PyTorch-26.03-NGC-workstation.eb', '26.05', ['skopeo inspect']),
+    ('Python-3.12.14-standalone.eb', '3.12.15', ['checksums', 'source_urls =']),
+    ('aws-ofi-rccl-1.4.0-Frontier.eb', '1.5.0', ['checksums', 'local_commit =']),
+])
+def test_what_a_person_adds(tmp_path, monkeypatch, name, version, by_hand):
+    """Each line that does not follow from the version is named."""
+    monkeypatch.setenv('PATH', os.defpath)
+    change = new_version.Change(new_version.find(name), version, str(tmp_path))
+    text = change.make()[change.target]
+    assert "version = '%s'" % version in text and len(change.by_hand) == len(by_hand), change.by_hand
+    for line, words in zip(change.by_hand, by_hand):
+        assert words in line
+
+
+def test_digest_of_a_tag(tmp_path, monkeypatch):
+    """As a real registry tells a real skopeo; and where it does not have the tag."""
+    (tmp_path / 'root/bin').mkdir(parents=True)
+    with registry.registry(CACHE, tmp_path) as address:
+        digest = registry.push(address, 'nvidia/pytorch', tmp_path / 'root')
+        registry.skopeo(CACHE, tmp_path, address)
+        monkeypatch.setenv('PATH', '%s:%s' % (tmp_path, os.environ['PATH']))
+        assert images.digest_of('%s/nvidia/pytorch:latest' % address) == digest[len('sha256:'):]
+        assert images.digest_of('%s/nvidia/pytorch:26.05-py3' % address) == '0' * 64
+
+
+@pytest.mark.parametrize('name, words', [
+    ('proxy-1.0-Frontier.eb', "this collection's own"),
+    ('torch_mpi-2.0.0-PyTorch-2.15.0-workstation.eb', "this collection's own"),
+    ('PyTorch-26.03-NGC-workstation.eb', 'name it instead of `latest`'),
+])
+def test_no_newest(tmp_path, name, words):
+    with pytest.raises(UsersProblem, match=words):
+        new_version.Change(new_version.find(name), 'latest', str(tmp_path))
+
+
+def test_where_it_is_written(toy, made, monkeypatch):
+    """What lies elsewhere stays there, and takes no place in the collection; what cannot be written goes to $PWD."""
+    name = 'PyTorch-2.15.0-workstation.eb'
+    (toy / name).write_text(Path(new_version.find(name)).read_text())
+    change = new_version.Change(str(toy / name), None, str(toy / 'work'))
+    assert change.place(change.inputs[0]) == str(toy / 'torch-2.15.0-pypi.in')
+    monkeypatch.setattr(os, 'access', lambda path, mode: not str(path).startswith(str(CHECKOUT)))
+    monkeypatch.chdir(toy)
+    change = new_version.Change(new_version.find(name), None, str(toy / 'work'))
+    assert change.place(change.inputs[0]) == str(toy / 'torch-2.15.0-pypi.in')
+    assert change.target_name == str(toy / name)
 
 
 def test_names_of_locks():
@@ -271,5 +438,5 @@ def test_names_of_locks():
 def test_every_lock_can_be_made_anew():
     """Every .in file says with which command, and the names in it are its own."""
     for path in CHECKOUT.glob('easyconfigs/?/*/locks/*.in'):
-        words = new_version.command_of(str(path))
-        assert words[-3:] == [path.name, '-o', path.with_suffix('.lock').name], path
+        command = new_version.command_of(str(path))
+        assert command.endswith(' %s -o %s' % (path.name, path.with_suffix('.lock').name)), path

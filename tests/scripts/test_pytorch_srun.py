@@ -330,7 +330,7 @@ def test_on_every_system():
 def test_in_a_container(place):
     """The module of a container has it on the path outside, for Python inside; LUMI's own name for it still works."""
     shutil.copy(containers.python_image('path'), place.store / 'tool.sif')
-    place.install(place.easyconfig("import_name = 'torch'"))
+    place.install(place.easyconfig("import_name = 'torch'\npackage_version = ''"))
     scripts = place.eb.prefix / 'software/Tool/1.0/runscripts'
     # in the place of the image's Python; the directory is the first on the path in the container
     (scripts / 'python').write_text(

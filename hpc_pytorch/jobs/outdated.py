@@ -1,0 +1,104 @@
+"""
+``./eb --outdated``: what is behind, of this system's easyconfigs and of what is installed in the prefix, each with the
+command that renews it. Status 1 if anything is.
+"""
+import datetime
+import os
+import re
+import tempfile
+
+from hpc_pytorch import UsersProblem, parse
+from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.inspection import easyconfigs_of
+from hpc_pytorch.machine.versions import PATH, release
+from hpc_pytorch.packages.images import images_in
+from hpc_pytorch.packages.new_version import Change, NothingNewer, plain_values, read
+
+HALF_A_YEAR = datetime.timedelta(days=183)
+# documents of a generation that is kept as it was
+RETIRED = re.compile(r'-\d{4}$')
+# of an image's release, in its name
+DATE = re.compile(r'(?<=-)\d{8}(?!\d)')
+
+
+def newest_of_each(paths):
+    """The easyconfigs with the newest version of each software and versionsuffix: {path: values}."""
+    newest = {}
+    for path in paths:
+        values = plain_values(read(path))
+        key = values['name'], re.sub(r'\d+', '', values['versionsuffix'])
+        rank = release(values['version']), values['versionsuffix']
+        newest[key] = max(newest.get(key, (rank, path)), (rank, path))
+    return {path: plain_values(read(path)) for _, path in newest.values()}
+
+
+def about_versions(path, values):
+    """A newer version of an easyconfig, else newer packages in its locks."""
+    name = os.path.basename(path)
+    with tempfile.TemporaryDirectory(prefix='outdated-') as work:
+        try:
+            version = Change(path, 'latest', work).version
+            yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
+            return
+        except NothingNewer:
+            pass
+        except UsersProblem as problem:
+            print("%s: not known: %s" % (name, problem))
+        if values.get('lock_files'):
+            made = Change(path, None, work).make()
+            changed = [os.path.basename(one) for one, text in made.items() if read(one) != text]
+            if changed:
+                yield "%s: newer packages in %s: ./eb --renew %s" % (name, ' '.join(sorted(changed)), name)
+
+
+def about_images(path, values, stores):
+    """A later image of the same kind in the site's directories."""
+    kind = re.search(r"'([a-z-]+)[^':/]*\.sif'", read(path))
+    ours = DATE.search(values.get('local_tag', ''))
+    for store in stores if kind and ours else ():
+        for name, place in images_in(store).items():
+            date = DATE.search(name)
+            if date and name.startswith(kind.group(1)) and date.group() > ours.group():
+                yield "%s: there is %s: ./eb --new-version VERSION %s" % (values['name'], place, os.path.basename(path))
+
+
+def about_installed(path, values, modules):
+    """Older modules in the prefix of what an easyconfig installs."""
+    pattern = re.escape(values['name']) + '/(.+)' + re.escape(values['versionsuffix'])
+    for module in modules:
+        found = re.fullmatch(pattern, module)
+        if found and release(found.group(1)) < release(values['version']):
+            yield "%s is installed, %s is here: ./eb %s" % (module, values['version'], os.path.basename(path))
+
+
+def about_facts(path):
+    """Documents behind a file's settings or versions that were read more than six months ago."""
+    limit = (datetime.date.today() - HALF_A_YEAR).isoformat()
+    for section, row in parse(path).items():
+        dated = {section: row.get('date', '9')}
+        if section == 'sources':
+            dated = row
+        for name, words in dated.items():
+            date = words.split()[0]
+            if date < limit[:len(date)] and not RETIRED.search(name):
+                yield "%s: %s (%s): read it again, and correct value or date" % (path, name, date)
+
+
+def look(modules):
+    system = systems.load(os.environ['HPC_SYSTEM'])
+    findings = []
+    for path, values in newest_of_each(easyconfigs_of(system)).items():
+        findings += about_versions(path, values)
+        findings += about_images(path, values, system.container['image_search_path'])
+        findings += about_installed(path, values, modules)
+    findings += about_facts(os.path.join(system.directory, 'system.cfg'))
+    findings += about_facts(PATH)
+    print("%s: behind: %d" % (system.name, len(findings)), *findings, sep='\n  ')
+    return 1 if findings else 0
+
+
+def main(arguments):
+    from hpc_pytorch.jobs.status import with_prefix
+    from hpc_pytorch.jobs.uninstall import module_files
+
+    return with_prefix(arguments, lambda _: look(module_files()))

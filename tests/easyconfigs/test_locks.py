@@ -1,0 +1,55 @@
+"""Every lock file is for every Python of every easyconfig that names it: asked of the package index."""
+import re
+import subprocess
+
+import pytest
+from common import CHECKOUT
+
+from hpc_pytorch.machine import systems
+from hpc_pytorch.machine.collection_files import named_file, plain_values
+from hpc_pytorch.machine.versions import release
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_lock
+from hpc_pytorch.packages.new_version import option
+
+
+def promised():
+    """{lock: {(Python, processor): packages that are built, whose wheels do not count}}."""
+    found = {}
+    for path in sorted(CHECKOUT.glob('easyconfigs/?/*/*.eb')):
+        values = plain_values(path.read_text())
+        system = systems.load(systems.choose(None, {}, '', [str(path)])[0])
+        built = {*map(normal_name, values.get('build_from_source', [])), *values.get('package_urls', {})}
+        for parameter in LOCK_PARAMETERS:
+            for name in values.get(parameter, []):
+                lock = named_file(str(path), name % values)
+                for python in values['python_versions']:
+                    key = python, system.system['architecture'] or 'x86_64'
+                    found.setdefault(lock, {}).setdefault(key, set()).update(built)
+    return found
+
+
+PROMISED = promised()
+
+
+@pytest.mark.parametrize('lock', sorted(PROMISED), ids=lambda lock: lock.rsplit('/', 1)[1])
+def test_made_for_the_oldest(lock):
+    """As its .in file says."""
+    source = lock.replace('.lock', '.in')
+    if named_file(lock, source):
+        least = option(source, '--python-version')
+        assert release(least) <= min(release(python) for python, _ in PROMISED[lock])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('lock', sorted(PROMISED), ids=lambda lock: lock.rsplit('/', 1)[1])
+def test_resolved(lock, tmp_path):
+    """Each package that is not built has a wheel for each of them; those of PyTorch's own index are not asked."""
+    for (python, processor), built in PROMISED[lock].items():
+        entries = [entry.text for entry in read_lock(lock)
+                   if entry.name not in built and not re.search('[+]|rocm', entry.name + entry.version)]
+        (tmp_path / 'asked.txt').write_text('\n'.join(entries) + '\n')
+        words = ['pip', 'compile', 'asked.txt', '--quiet', '--no-deps', '--only-binary', ':all:', '--generate-hashes',
+                 '--python-version', python, '--python-platform', processor + '-manylinux_2_28']
+        done = subprocess.run([CHECKOUT / '.venv/bin/uv', *words], cwd=tmp_path, text=True, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE)
+        assert done.returncode == 0, (python, processor, done.stderr)

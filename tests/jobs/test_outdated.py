@@ -1,0 +1,55 @@
+"""./eb --outdated: versions on the indexes, images in the site's directories, modules, documents."""
+import datetime
+import re
+
+import pytest
+from common import CHECKOUT
+from small_software import add
+
+from hpc_pytorch.jobs import outdated
+
+BEDE = 'PyTorch-2.6.0-Bede-whl.eb'
+
+
+@pytest.mark.slow
+def test_as_it_is_typed(eb, tmp_path):
+    """A newer PyTorch, and documents that are old; the status says so. Nothing is written."""
+    add(tmp_path / 'index', 'torch', '2.14.9')
+    (tmp_path / 'prefix/modules/all/PyTorch').mkdir(parents=True)
+    (tmp_path / 'prefix/modules/all/PyTorch/2.5.1-Bede-whl.lua').write_text('')
+    output = eb('--outdated', '--system', 'bede', '--prefix=%s' % (tmp_path / 'prefix'), status=1,
+                env={'UV_DEFAULT_INDEX': 'file://%s' % (tmp_path / 'index')}).stdout
+    assert '%s: there is 2.14.9: ./eb --new-version 2.14.9 %s\n' % (BEDE, BEDE) in output
+    assert 'PyTorch/2.5.1-Bede-whl is installed, 2.6.0 is here: ./eb %s\n' % BEDE in output
+    assert re.search(r'pairs.cfg: \S.* \(\d{4}-\d\d-\d\d\): read it again', output) and 'Traceback' not in output
+    assert 'usage: ./eb' not in output
+    assert not list(CHECKOUT.glob('easyconfigs/?/*/*2.14.9*'))
+
+
+def test_facts(tmp_path):
+    """Those of more than six months ago, but not of a generation that is kept as it was."""
+    new = datetime.date.today().isoformat()
+    (tmp_path / 'system.cfg').write_text('[sources]\nold = 2020-01-31 page\nkept-2020 = 2020 page\nnew = %s x\n' % new)
+    (tmp_path / 'pairs.cfg').write_text('[a pair]\ndate = 2020-02-01\n[another]\ndate = %s\n' % new)
+    found = [*outdated.about_facts(str(tmp_path / 'system.cfg')), *outdated.about_facts(str(tmp_path / 'pairs.cfg'))]
+    assert [re.search(': (.*):', line).group(1) for line in found] == ['old (2020-01-31)', 'a pair (2020-02-01)']
+
+
+def test_images(tmp_path):
+    """A later one of the same kind."""
+    names = ['lumi-multitorch-torch-u24r70f21m50t211-20991231_1.sif',
+             'lumi-multitorch-full-u24r70f21m50t211-20991231_1.sif',
+             'lumi-multitorch-torch-u24r70f21m50t210-20260101_1.sif', 'lumi-multitorch-torch-latest.sif']
+    for name in names:
+        (tmp_path / name).write_text('')
+    path = CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb'
+    values = outdated.plain_values(path.read_text())
+    found, = outdated.about_images(str(path), values, [str(tmp_path)])
+    assert names[0] in found
+
+
+def test_newest_of_each():
+    """An older generation is not behind: there is a newer one."""
+    names = ['PyTorch-2.4.0-Derecho.eb', 'PyTorch-2.9.1-Derecho.eb', 'PyTorch-2.7.1-Derecho-whl.eb']
+    paths = [str(CHECKOUT / 'easyconfigs/p/PyTorch' / name) for name in names]
+    assert sorted(outdated.newest_of_each(paths)) == sorted(paths[1:])
