@@ -94,13 +94,14 @@ def sha256(path):
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def make_wheel(folder, name, version='1.0', tag='py3-none-any', text='here = __file__\n'):
+def make_wheel(folder, name, version='1.0', tag='py3-none-any', text='here = __file__\n', requires=()):
     """A real wheel of one module."""
     path = folder / ('%s-%s-%s.whl' % (name, version, tag))
     info = '%s-%s.dist-info' % (name, version)
     files = {
         '%s.py' % name: text,
-        info + '/METADATA': 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' % (name, version),
+        info + '/METADATA': 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n%s' % (
+            name, version, ''.join('Requires-Dist: %s\n' % one for one in requires)),
         info + '/WHEEL': 'Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: %s\n' % tag,
     }
     record = ''

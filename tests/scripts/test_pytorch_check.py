@@ -54,7 +54,7 @@ def test_all_is_well(site):
     package(site, 'outer', requires=['inner>=1.0'])
     works, others = packages_of(site, 0).splitlines()
     assert works == 'packages works: 2 packages import, and find their symbols'
-    assert others == 'not checked: import, gloo, mpi4py, mpi, horovod, compile, plugin (not asked for)'
+    assert others == 'not checked: import, gloo, mpi4py, mpi, horovod, compile, vllm, plugin (not asked for)'
 
 
 def test_another_abi(site):
@@ -168,5 +168,5 @@ def test_what_is_not_checked(check, monkeypatch, capsys):
     assert check.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ['import', 'packages', 'gloo', 'not']
-    assert lines[-1] == ('not checked: mpi (PyTorch cannot be imported); horovod (not installed); compile (found no '
-                         'CC-of-no-module); plugin (needs a GPU: pytorch-check plugin); mpi4py (srun needs a job)')
+    assert lines[-1] == ('not checked: mpi (PyTorch cannot be imported); horovod, vllm (not installed); compile (found '
+                         'no CC-of-no-module); plugin (needs a GPU: pytorch-check plugin); mpi4py (srun needs a job)')

@@ -283,7 +283,9 @@ SHOW_CACHE = ('import os, stat; place = os.environ["MIOPEN_USER_DB_PATH"]; open(
 def test_cache_of_a_rank(tmp_path):
     """Each rank has its own, closed to others, and removes it when it ends."""
     seen = set()
-    for process in [start(tmp_path, SHOW_CACHE, variables=dict(SRUN, SLURM_LOCALID=str(rank))) for rank in range(4)]:
+    # as on a node with AMD's GPUs
+    variables = [dict(SRUN, ROCR_VISIBLE_DEVICES='0', SLURM_LOCALID=str(rank)) for rank in range(4)]
+    for process in [start(tmp_path, SHOW_CACHE, variables=one) for one in variables]:
         output, error = process.communicate(timeout=60)
         assert process.returncode == 0, error
         place, mode, same = output.split()
