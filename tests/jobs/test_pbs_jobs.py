@@ -227,7 +227,7 @@ def test_failures(toys, pbs):
     toys.submit(toys.write('broken', commands=['echo "No space left on device"; exit 1']))
     found = toys.wait_for_end()
     text = found['large/1.0-Derecho']
-    assert '  failed (exit status -27' in text and 'more memory than the job had (400 MiB)' in text
+    assert '  failed (exit status -27' in text and "it exceeded the job's memory (400 MiB)" in text
     assert 'job killed: mem' in text and '--job-target-resource=memory=' in text
     assert Path(re.search(r'log: (\S+)', text).group(1)).exists()
     text = found['top/1.0-Derecho']
@@ -423,7 +423,7 @@ def test_cancel_and_filter(toys, pbs):
     shown = toys.run('--job-status', top)
     assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
     # why it is held, which PBS's own comment does not tell
-    assert 'waiting (H, Dependency)\n    it starts when the jobs before it have ended well' in shown
+    assert 'waiting (H, Dependency)\n    it starts when the jobs that it depends on have succeeded' in shown
     cancelled = toys.run('--job-cancel', top)
     assert 'base/1.0-Derecho  job 2.pbs  cancelled' in cancelled and 'other/' not in cancelled
     wait_for(lambda: pbs.job('2')['job_state'] == pbs.job('3')['job_state'] == 'F', "end of the jobs")

@@ -115,7 +115,7 @@ def test_killed_for_memory(toys, slurm):
     ended = toys.wait_for_end()
     assert facts(slurm, large)['JobState'] == 'OUT_OF_MEMORY'
     text = ended['large/1.0-ARCHER2']
-    assert '  failed (OUT_OF_MEMORY' in text and 'more memory than the job had (400 MiB)' in text
+    assert '  failed (OUT_OF_MEMORY' in text and "it exceeded the job's memory (400 MiB)" in text
     assert '--job-target-resource=memory=' in text and 'log: ' in text
     assert Path(re.search(r'log: (\S+)', text).group(1)).exists()
     text = ended['top/1.0-ARCHER2']
@@ -253,7 +253,7 @@ def test_compute_nodes_lack_directories(toys, slurm):
         toys.wait(lambda found: 'reserved or down' in found['toy/1.0-ARCHER2'], "Slurm's reason, explained")
         logs.rename(toys.directory / 'elsewhere')
     text = toys.wait_for_end()['toy/1.0-ARCHER2']
-    assert 'JobLaunchFailure' in text and 'not there on the compute node' in text
+    assert 'JobLaunchFailure' in text and 'does not exist on the compute node' in ' '.join(text.split())
 
 
 def test_why_it_waits(toys, slurm):

@@ -475,7 +475,7 @@ def test_script_follows_its_description(small, tmp_path):
     assert sorted(path.name for path in (into / 'parts' / 'tool' / 'bin').iterdir()) == ['hello', 'new']
     (tmp_path / 'tool').unlink()
     done = make('here', '--into', into, script=small)
-    assert done.returncode == 1 and 'is not there' in done.stderr and 'Traceback' not in done.stderr
+    assert done.returncode == 1 and 'does not exist' in done.stderr and 'Traceback' not in done.stderr
     (tmp_path / 'tool').write_text('back\n')
     assert 'making tool' in make('here', '--into', into, script=small).stderr
     # only the module's text changes: nothing is made again
