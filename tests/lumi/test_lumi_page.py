@@ -62,9 +62,9 @@ def slurm(lumi):
 def user(lumi, slurm):
     """A function that runs a script as the user on the login node, and gives back what it printed."""
     def run(script, status=0):
-        # LUMI's Slurm sets it where there are GPUs
+        # as LUMI's Slurm sets it where there are GPUs; this one takes it away, as it has none
         environment = {'HOME': str(lumi.home), 'USER': lumi.user.pw_name, 'SHELL': '/bin/bash',
-                       'ROCR_VISIBLE_DEVICES': '0,1,2,3,4,5,6,7', **slurm.environment}
+                       'SINGULARITYENV_ROCR_VISIBLE_DEVICES': '0,1,2,3,4,5,6,7', **slurm.environment}
         # what a user's profile does
         profile = 'module use %s %s\n' % (lumi.system_modules, lumi.eb.modules)
         return ModulesTool('Lmod').run(profile + script, env=environment, user=lumi.user.pw_uid, extra_groups=[],
