@@ -178,7 +178,7 @@ class _C:
 def test_cuda_of_locks(eb, toy, system, package, says):
     """A CUDA that the system's driver does not take is refused before anything is fetched."""
     with open(toy.folder / 'toy.lock', 'a') as lock:
-        lock.write('%s --hash=sha256:%s\n' % (package, 64 * '0'))
+        lock.write('%s --hash=sha256:%s\n' % (package, 64 * 'f'))
     output = eb('--system=' + system, '-x', toy.easyconfig, env=toy.online).stdout
     assert ("Installing would stop:" in output) == bool(says) and (says or '') in output
 
@@ -191,7 +191,7 @@ def test_cuda_of_locks(eb, toy, system, package, says):
 def test_lock_for_processors_alone(eb, toy, system, version, marker, refused):
     """PyPI's wheels for Arm had no CUDA before 2.11: known from the lock file, before anything is fetched."""
     with open(toy.folder / 'toy.lock', 'a') as lock:
-        lock.write('torch==%s%s --hash=sha256:%s\n' % (version, marker, 64 * '0'))
+        lock.write('torch==%s%s --hash=sha256:%s\n' % (version, marker, 64 * 'f'))
     output = eb('--system=' + system, '-x', toy.easyconfig, env=toy.online).stdout
     assert refused == ("Installing would stop:" in output)
     assert refused == ('torch %s is for processors alone' % version in output)

@@ -85,7 +85,7 @@ def test_installed(toy, lmod):
 
 def test_another_file(toy):
     """A wheel with another checksum than the easyconfig's."""
-    toy.refused('Checksum verification', checksum='0' * 64)
+    toy.refused('Checksum verification', checksum='f' * 64)
 
 
 def test_cut_short(toy):

@@ -212,7 +212,7 @@ def test_wrong_input(small):
     """Each with an error that says what is wrong, before anything is built."""
     small.write(options=OPTIONS + ['USE_MPII=1'])
     assert 'USE_MPII (did you mean USE_MPI?)' in small.refused()
-    small.write(checksum='0' * 64)
+    small.write(checksum='f' * 64)
     assert 'Checksum verification' in small.refused()
     small.write(edit=lambda text: text.replace("['3.9', '3.11']", "['3.6']"))
     assert 'needs Python 3.6; found: 3.' in small.refused()

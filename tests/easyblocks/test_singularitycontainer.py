@@ -83,7 +83,7 @@ def test_from_url(place):
     try:
         place.eb.sources = place.directory / 'sources'
         url = "source_urls = ['http://127.0.0.1:%d/']" % server.server_port
-        wrong = place.easyconfig(url, checksum='0' * 64)
+        wrong = place.easyconfig(url, checksum='f' * 64)
         assert 'Checksum verification' in refused(place, wrong)
         shutil.rmtree(place.eb.sources)
         place.install(place.easyconfig(url, checksum=sha256(served / 'tool.sif')))

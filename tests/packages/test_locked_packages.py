@@ -21,7 +21,7 @@ def test_wrong_lock_loses_nothing(eb, toy):
     fetched = sorted(path.name for path in toy.wheels)
     eb(toy.easyconfig, '--fetch', env=toy.online)
     lock = toy.folder / 'toy.lock'
-    right, wrong = lock.read_text(), '0' * 64
+    right, wrong = lock.read_text(), 'f' * 64
     lock.write_text(right.replace(sha256(toy.wheels[0]), wrong))
     output = eb(toy.easyconfig, '--fetch', env=toy.online, status=None)
     assert output.returncode != 0 and names(eb) == fetched
@@ -48,7 +48,7 @@ def test_variants_count_once(eb, toy):
 def test_locks_instead(eb, toy):
     """Where the easyconfig's own index is not reached, the other locks are taken, with a word; also the second time."""
     env = dict(toy.offline, PIP_FIND_LINKS=str(toy.index))
-    (toy.folder / 'gone.lock').write_text('toy==1.0+cpu --hash=sha256:%s\n' % ('0' * 64))
+    (toy.folder / 'gone.lock').write_text('toy==1.0+cpu --hash=sha256:%s\n' % ('f' * 64))
     text = toy.easyconfig.read_text().replace("['toy.lock']", "['gone.lock']")
     toy.easyconfig.write_text(
         text + "extra_index_urls = ['http://127.0.0.1:9/simple']\nlock_files_instead = ['toy.lock']\n")

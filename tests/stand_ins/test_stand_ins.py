@@ -660,7 +660,7 @@ def test_wheel_that_cannot_be_had(with_wheel, tmp_path, change, words):
     script, lock, environment = with_wheel
     good = lock.read_text()
     if change == 'hash':
-        lock.write_text('demo==1 --hash=sha256:%s\n' % ('0' * 64))
+        lock.write_text('demo==1 --hash=sha256:%s\n' % ('f' * 64))
     elif change == 'no hash':
         lock.write_text('demo==1\n')
     else:

@@ -138,7 +138,7 @@ def test_hidden(configured, package, option):
 
 def test_unknown_architecture(build):
     """One that this nvcc does not know: refused before anything is fetched, with those that it knows."""
-    build.write(build.directory / 'not-there.tar', checksum='0' * 64)
+    build.write(build.directory / 'not-there.tar', checksum='f' * 64)
     output = build('--cuda-compute-capabilities=8.0,12.0', status=None)
     assert 'nvcc cannot compile for 12.0. It knows: compute_50' in output and 'compute_90' in output
     assert 'fetching' not in output.partition('cannot compile')[2]
