@@ -101,7 +101,9 @@ def cluster(tmp_path_factory):
 def test_as_torchrun(cluster):
     """All that torchrun sets on two nodes with three ranks and one, compared with torchrun's own."""
     show = cluster.directory / 'show.py'
-    show.write_text('import json, os\nos.write(1, ("seen: %s\\n" % json.dumps(dict(os.environ))).encode())\n')
+    # one after the other: what several ranks write into one pipe at once can be mixed
+    show.write_text('import fcntl, json, os\nwith open(__file__) as own:\n    fcntl.flock(own, fcntl.LOCK_EX)\n'
+                    '    os.write(1, ("seen: %s\\n" % json.dumps(dict(os.environ))).encode())\n')
     python = Path(cluster.path.split(':')[1], 'python')
     with socket.create_server(('127.0.0.1', 0)) as free:
         port = free.getsockname()[1]
