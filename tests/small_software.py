@@ -115,6 +115,19 @@ def make_wheel(folder, name, version='1.0', tag='py3-none-any', text='here = __f
     return path
 
 
+# a small system.cfg: the kind of its batch system, and the command that starts ranks
+SYSTEM = """[system]
+title = Here
+[scheduler]
+kind = %s
+partition = main
+[node]
+cores = 2
+[launcher]
+command = %s
+"""
+
+
 LOCKED = """easyblock = 'LockedWheels'
 name = 'toy'
 version = '1.0'

@@ -13,19 +13,10 @@ import pytest
 from batch_systems.pbs_stand_in import Pbs, patiently
 from batch_systems.real_slurm import Slurm
 from common import CHECKOUT, clean_environment, needs_root
+from small_software import SYSTEM
 
 from hpc_pytorch.machine.systems import FOR_JOBS
 
-SYSTEM = """[system]
-title = Here
-[scheduler]
-kind = %s
-partition = main
-[node]
-cores = 2
-[launcher]
-command = %s
-"""
 # jobs start in a login shell, which has set the path anew: PBS's own commands are beside ours
 MODULE = """prepend_path("PATH", "%s")
 prepend_path("PATH", "%s/bin")

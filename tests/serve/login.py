@@ -8,20 +8,12 @@ import sys
 import threading
 from pathlib import Path
 
+import small_software
 from common import SCRIPTS, clean_environment
 
 from hpc_pytorch.machine.systems import FOR_JOBS
 
-SYSTEM = """[system]
-title = Here
-[scheduler]
-kind = %s
-partition = main
-[node]
-cores = 2
-[launcher]
-command = srun
-"""
+SYSTEM = small_software.SYSTEM % ('%s', 'srun')
 MODULE = """prepend_path("PATH", "%s/bin")
 setenv("PYTHONPATH", "%s/torch-for-%s")
 """

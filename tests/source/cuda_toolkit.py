@@ -46,7 +46,7 @@ def lock_files():
 
 
 def make(directory):
-    """All of it; the test is skipped where Debian's mirror has no compiler, or none for this processor."""
+    """All of it; the test is skipped for another processor, for which the wheels are not locked."""
     if os.uname().machine != 'x86_64':
         pytest.skip('not to be had: CUDA 12.4 for %s' % os.uname().machine)
     directory.mkdir(parents=True)

@@ -37,8 +37,6 @@ def patches():
         done = subprocess.run([sys.executable, '-m', 'pip', 'download', '--no-deps', '--no-binary', ':all:',
                                '--require-hashes', '-r', LOCK, '-d', partial], stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True)
-        if 'could not be reached' in done.stdout or 'NewConnectionError' in done.stdout:
-            pytest.skip('no package index: ' + done.stdout)
         assert done.returncode == 0, done.stdout
         archive, = partial.glob('*.tar.gz')
         with tarfile.open(archive) as packed:
