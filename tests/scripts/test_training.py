@@ -100,27 +100,33 @@ def cluster(tmp_path_factory):
 
 def test_as_torchrun(cluster):
     """All that torchrun sets on two nodes with three ranks and one, compared with torchrun's own."""
+    # each rank into a file of its own: srun breaks long lines, and puts other ranks' between the parts
     show = cluster.directory / 'show.py'
-    # one after the other: what several ranks write into one pipe at once can be mixed
-    show.write_text('import fcntl, json, os\nwith open(__file__) as own:\n    fcntl.flock(own, fcntl.LOCK_EX)\n'
-                    '    os.write(1, ("seen: %s\\n" % json.dumps(dict(os.environ))).encode())\n')
+    show.write_text('import json, os, sys\n'
+                    'with open(os.path.join(sys.argv[1], os.environ["RANK"]), "x") as shown:\n'
+                    '    json.dump(dict(os.environ), shown)\n')
+    theirs, ours = cluster.directory / 'theirs', cluster.directory / 'ours'
+    theirs.mkdir()
+    ours.mkdir()
     python = Path(cluster.path.split(':')[1], 'python')
     with socket.create_server(('127.0.0.1', 0)) as free:
         port = free.getsockname()[1]
     before = clean_environment()
     torchrun = [python, '-m', 'torch.distributed.run', '--nnodes=2', '--master-addr=127.0.0.1',
                 '--master-port=%d' % port]
-    groups = [subprocess.Popen([*torchrun, '--node-rank=%d' % node, '--nproc-per-node=%d' % ranks, show], env=before,
-                               stdout=subprocess.PIPE, text=True) for node, ranks in enumerate((3, 1))]
-    theirs = seen(''.join(group.communicate(timeout=1500)[0] for group in groups))
-    ours = seen(cluster.run('-N2 -n4 -m plane=3', show))
+    groups = [subprocess.Popen([*torchrun, '--node-rank=%d' % node, '--nproc-per-node=%d' % ranks, show, theirs],
+                               env=before) for node, ranks in enumerate((3, 1))]
+    assert [group.wait(1500) for group in groups] == [0, 0]
+    cluster.run('-N2 -n4 -m plane=3', show, ours)
     # where they meet, what torchrun does beside starting them, and the cores of a rank
     own = {'MASTER_ADDR', 'MASTER_PORT', 'TORCHELASTIC_RUN_ID', 'TORCHELASTIC_USE_AGENT_STORE', 'OMP_NUM_THREADS',
            'TORCHELASTIC_ERROR_FILE', 'TORCHELASTIC_SIGNALS_TO_HANDLE', 'TORCHELASTIC_HEALTH_CHECK_PORT'}
-    for rank, environment in theirs.items():
+    assert sorted(os.listdir(theirs)) == sorted(os.listdir(ours)) == ['0', '1', '2', '3']
+    for rank in os.listdir(theirs):
+        environment, found = json.loads((theirs / rank).read_text()), json.loads((ours / rank).read_text())
         added = {name: value for name, value in environment.items() if before.get(name) != value and name not in own}
         assert {'RANK', 'GROUP_WORLD_SIZE', 'ROLE_NAME'} <= set(added)
-        assert added == {name: ours[rank].get(name) for name in added}
+        assert added == {name: found.get(name) for name in added}
 
 
 def test_more_ranks_than_open_files(cluster):
@@ -133,12 +139,6 @@ def test_more_ranks_than_open_files(cluster):
                                    PATH='%s:%s' % (cluster.path, os.environ['PATH'])),
                           preexec_fn=few, timeout=1500, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.stdout.endswith('served 1100\n'), done.stdout
-
-
-def seen(output):
-    """What each rank has shown: {rank: its environment}."""
-    shown = [json.loads(text) for text in re.findall('^seen: (.*)', output, re.M)]
-    return {environment['RANK']: environment for environment in shown}
 
 
 def test_identity(cluster):
