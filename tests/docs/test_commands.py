@@ -68,6 +68,7 @@ TRIED = (
     (r'mpiexec .* pytorch-bandwidth', 'tests/scripts/test_pytorch_bandwidth.py', 'pytorch-bandwidth'),
     (r'staged=\$\(pytorch-stage\) \|\| exit|eval "\$staged"', 'tests/scripts/test_pytorch_stage.py', 'pytorch-stage'),
     (r'docs/make-reference', 'tests/docs/test_docs.py', 'make-reference'),
+    (r'.venv-test/bin/python -m sphinx docs site|xdg-open .*', 'tests/docs/test_docs.py', "'-m', 'sphinx'"),
 )
 # ./eb EASYCONFIG ...: a dry run here
 DRY_RUN = re.compile(r'\./eb [^|$]*\b\w+-[\w.-]+\.eb\b.*')
