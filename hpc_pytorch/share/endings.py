@@ -1,7 +1,6 @@
 """Why a job failed: which rank was the first, and what stands in the outputs."""
 import contextlib
 import glob
-import json
 import os
 import pickle
 import re
@@ -55,36 +54,24 @@ def read_recorders(directory):
     return dumps
 
 
-def begun_collectives(dumps):
-    """Return the collectives that each rank has begun: {group: {rank: {number: collective}}}."""
-    begun = {}
-    for rank, dump in dumps.items():
-        collectives = [entry for entry in dump['entries'] if not entry.get('is_p2p')]
-        for entry in collectives:
-            group = begun.setdefault(tuple(entry['process_group']), {})
-            numbered = group.setdefault(rank, {})
-            numbered[entry['collective_seq_id']] = entry
-    return begun
-
-
 def missed_collectives(directory):
     """For each group of ranks, the first collective that some of them did not reach."""
-    dumps = read_recorders(directory)
-    for (name, description), collectives in sorted(begun_collectives(dumps).items()):
-        config = next(iter(dumps.values()))['pg_config'].get(name, {})
-        members = json.loads(config.get('ranks', 'null')) or dumps
-        reached = {}
-        for rank in members:
-            if rank in dumps:
-                reached[rank] = max(collectives.get(rank, [0]))
-        number = min(reached.values()) + 1
-        late = [rank for rank in reached if reached[rank] < number]
-        waiting = [rank for rank in reached if number in collectives.get(rank, ())]
-        if waiting:
-            entry = collectives[waiting[0]][number]
+    reached, begun = {}, {}
+    for rank, dump in read_recorders(directory).items():
+        for group, status in dump['pg_status'].items():
+            reached.setdefault(group, {})[rank] = max(status['last_enqueued_collective'], 0)
+        for entry in dump['entries']:
+            if not entry.get('is_p2p'):
+                begun[entry['process_group'][0], entry['collective_seq_id']] = entry
+    for group, numbers in sorted(reached.items()):
+        number = min(numbers.values()) + 1
+        late = [rank for rank in numbers if numbers[rank] < number]
+        waiting = [rank for rank in numbers if numbers[rank] >= number]
+        entry = begun.get((group, number))
+        if waiting and entry:
             operation = entry['profiling_name'].split(':')[-1]
             yield "rank %s did not reach collective %d of %s, %s; rank %s waited in it%s" % (
-                name_ranks(late), number, description or name, operation, name_ranks(waiting), place_of(entry))
+                name_ranks(late), number, entry['process_group'][1], operation, name_ranks(waiting), place_of(entry))
 
 
 def place_of(entry):

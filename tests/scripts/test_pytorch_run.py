@@ -138,7 +138,8 @@ def test_missed_collectives(tmp_path):
         entries = [{'process_group': [group, 'of ' + group], 'collective_seq_id': number + 1, 'is_p2p': False,
                     'profiling_name': 'nccl:all_reduce', 'frames': frames}
                    for group, count in numbers.items() for number in range(count)]
-        content = {'entries': entries, 'pg_config': {'part': {'ranks': '[0, 2]'}}}
+        status = {group: {'last_enqueued_collective': count} for group, count in numbers.items()}
+        content = {'entries': entries, 'pg_status': status}
         (tmp_path / ('nccl-trace-%d' % rank)).write_bytes(pickle.dumps(content))
     missed = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['missed_collectives']
     assert list(missed(tmp_path)) == []
