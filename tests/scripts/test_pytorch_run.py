@@ -245,7 +245,12 @@ def test_limit_and_lost_node(slurm, tmp_path, monkeypatch):
     errors = lost.communicate(timeout=900)[1]
     slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=RESUME')
     assert 'ended before its program did: it lost a node' in errors, errors
-    _, _, errors = slurm('--time', '1', 'train.py', 'until', str(tmp_path / 'never'))
+    late = slurm.start('--time', '5', 'train.py', 'until', str(tmp_path / 'never'))
+    assert late.stdout.readline().startswith('rank 0')
+    number = re.search(r'job (\d+)', late.stderr.readline()).group(1)
+    # Slurm knows limits of whole minutes only
+    slurm.slurm.output('scontrol', 'update', 'JobId=' + number, 'EndTime=now')
+    errors = late.communicate(timeout=900)[1]
     assert 'ended before its program did: it ran out of time' in errors, errors
 
 
