@@ -1,8 +1,9 @@
 """
-``./eb --outdated``: what is behind, of this system's easyconfigs and of what is installed in the prefix, each with the
-command that renews it. Status 1 if anything is.
+``./eb --outdated``: list what is behind, of this system's easyconfigs and of what is installed in the prefix, each with
+the command that renews it. Status 1 if anything is.
 """
 import datetime
+import glob
 import os
 import re
 import tempfile
@@ -12,7 +13,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import easyconfigs_of
 from hpc_pytorch.machine.versions import PATH, release
 from hpc_pytorch.packages.images import images_in
-from hpc_pytorch.packages.new_version import Change, NothingNewer, plain_values, read
+from hpc_pytorch.packages.new_version import Change, in_collection, plain_values, read
 
 HALF_A_YEAR = datetime.timedelta(days=183)
 # documents of a generation that is kept as it was
@@ -22,37 +23,38 @@ DATE = re.compile(r'(?<=-)\d{8}(?!\d)')
 
 
 def newest_of_each(paths):
-    """The easyconfigs with the newest version of each software and versionsuffix: {path: values}."""
+    """Return the easyconfigs with the newest version of each software and versionsuffix: {path: values}."""
     newest = {}
     for path in paths:
-        values = plain_values(read(path))
+        values = dict({'versionsuffix': ''}, **plain_values(read(path)))
         key = values['name'], re.sub(r'\d+', '', values['versionsuffix'])
         rank = release(values['version']), values['versionsuffix']
-        newest[key] = max(newest.get(key, (rank, path)), (rank, path))
-    return {path: plain_values(read(path)) for _, path in newest.values()}
+        if key not in newest or rank > newest[key][0]:
+            newest[key] = rank, path, values
+    return {path: values for _, path, values in newest.values()}
 
 
 def about_versions(path, values):
-    """A newer version of an easyconfig, else newer packages in its locks."""
-    name = os.path.basename(path)
+    """Report a newer version of an easyconfig, else newer packages in its locks."""
+    name = os.path.basename(path) if in_collection(path) else path
     with tempfile.TemporaryDirectory(prefix='outdated-') as work:
         try:
             version = Change(path, 'latest', work).version
-            yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
-            return
-        except NothingNewer:
-            pass
+            made = {}
+            if values.get('lock_files') and version == values['version']:
+                made = Change(path, None, work).make()
         except UsersProblem as problem:
             print("%s: not known: %s" % (name, problem))
-        if values.get('lock_files'):
-            made = Change(path, None, work).make()
-            changed = [os.path.basename(one) for one, text in made.items() if read(one) != text]
-            if changed:
-                yield "%s: newer packages in %s: ./eb --renew %s" % (name, ' '.join(sorted(changed)), name)
+            return
+    if version != values['version']:
+        yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
+    changed = [os.path.basename(one) for one, text in made.items() if read(one) != text]
+    if changed:
+        yield "%s: newer packages in %s: ./eb --renew %s" % (name, ' '.join(sorted(changed)), name)
 
 
 def about_images(path, values, stores):
-    """A later image of the same kind in the site's directories."""
+    """Report a later image of the same kind in the site's directories."""
     kind = re.search(r"'([a-z-]+)[^':/]*\.sif'", read(path))
     ours = DATE.search(values.get('local_tag', ''))
     for store in stores if kind and ours else ():
@@ -63,7 +65,7 @@ def about_images(path, values, stores):
 
 
 def about_installed(path, values, modules):
-    """Older modules in the prefix of what an easyconfig installs."""
+    """Report older modules in the prefix of what an easyconfig installs."""
     pattern = re.escape(values['name']) + '/(.+)' + re.escape(values['versionsuffix'])
     for module in modules:
         found = re.fullmatch(pattern, module)
@@ -72,7 +74,7 @@ def about_installed(path, values, modules):
 
 
 def about_facts(path):
-    """Documents behind a file's settings or versions that were read more than six months ago."""
+    """Report documents behind a file's settings or versions that were read more than six months ago."""
     limit = (datetime.date.today() - HALF_A_YEAR).isoformat()
     for section, row in parse(path).items():
         dated = {section: row.get('date', '9')}
@@ -84,10 +86,17 @@ def about_facts(path):
                 yield "%s: %s (%s): read it again, and correct value or date" % (path, name, date)
 
 
-def look(modules):
+def easyconfigs_in(directory):
+    """List the easyconfigs of the software in a directory that has lock files, also of those that are not ours."""
+    paths = sorted(glob.glob(glob.escape(directory) + '/*/*/easybuild/*.eb'))
+    return [path for path in paths if '\nlock_files = ' in read(path)]
+
+
+def look(modules, software):
     system = systems.load(os.environ['HPC_SYSTEM'])
     findings = []
-    for path, values in newest_of_each(easyconfigs_of(system)).items():
+    # those of the collection come first: the same easyconfig may be in both
+    for path, values in newest_of_each(easyconfigs_of(system) + easyconfigs_in(software)).items():
         findings += about_versions(path, values)
         findings += about_images(path, values, system.container['image_search_path'])
         findings += about_installed(path, values, modules)
@@ -98,7 +107,8 @@ def look(modules):
 
 
 def main(arguments):
+    from easybuild.tools.config import install_path
     from hpc_pytorch.jobs.status import with_prefix
     from hpc_pytorch.jobs.uninstall import module_files
 
-    return with_prefix(arguments, lambda _: look(module_files()))
+    return with_prefix(arguments, lambda _: look(module_files(), install_path('software')))

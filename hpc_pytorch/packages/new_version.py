@@ -1,23 +1,19 @@
 """
-``./eb --new-version VERSION EASYCONFIG``: an easyconfig and its lock files for another version, from those of this one.
+``./eb --new-version VERSION EASYCONFIG``: create an easyconfig and its lock files for another version, from this one's.
 ``./eb --renew EASYCONFIG``: make the lock files of the same version again, with what the indexes have today.
 
 A lock file is made by uv from an .in file of the same name, with the command in the .in file itself; so people can do
-by hand what this does. What only a person can know of the new version is named line by line (new_version.cfg).
+by hand what this does. Lines that do not follow from the version are named one by one (new_version.cfg).
 """
 import argparse
 import ast
-import contextlib
 import difflib
-import glob
-import math
 import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, write_atomically
@@ -25,9 +21,9 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages import images, upstream_patches
-from hpc_pytorch.packages.gpu_code import cuda_of
+from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import table
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, sha256_of_stream
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
@@ -40,22 +36,20 @@ NO_METADATA = '[[dependency-metadata]]\nname = "%s"\nrequires-dist = []\n'
 VERSION = re.compile(r'v?(\d+(?:\.\d+)*[\w.-]*)(\+[\w.]+)?$')
 # Comments of an easyconfig that name versions are true for its own.
 COMMENTS = re.compile(r'^ *#.*\n(?: *#.*\n)*|(?<=\S)  # .*', re.M)
-NUMBER = re.compile(r'\d\.\d')
-REPOSITORY = re.compile(r'https://github\.com/[\w.-]+/[\w.-]+(?=/(?:archive|releases)/)')
 
 
-# -- what is asked
+class NotReached(UsersProblem):
+    """An index that did not answer: it may have what is asked for."""
+
+
+# -- uv
 
 def pip_settings():
-    """What pip was told of indexes, mirrors and certificates, as uv's variables; the user's own stay."""
+    """Return what pip was told of indexes and certificates, as uv's variables."""
     listing = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
-    variables = {}
-    for key, value in re.findall(r'^[\w:]+\.([\w-]+)=(.+)$', listing.stdout, re.M):
-        variable = PIP_SETTINGS.get(key)
-        if variable and variable not in os.environ:
-            variables[variable] = ast.literal_eval(value)
-    return variables
+    settings = re.findall(r'^[\w:]+\.([\w-]+)=(.+)$', listing.stdout, re.M)
+    return {PIP_SETTINGS[key]: ast.literal_eval(value) for key, value in settings if key in PIP_SETTINGS}
 
 
 def uv(command, directory):
@@ -63,7 +57,8 @@ def uv(command, directory):
     program = own_uv()
     if program is None:
         raise UsersProblem("uv is not found; install it: pip install uv")
-    variables = dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', **pip_settings())
+    variables = dict(pip_settings(), **os.environ)
+    variables.update(UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never')
     done = subprocess.run(['bash', '-c', shlex.quote(program) + ' ' + command], stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, env=variables,
                           cwd=directory)
@@ -72,32 +67,13 @@ def uv(command, directory):
     for known in table('uv_errors', re.S | re.I):
         found = known.pattern.search(done.stderr)
         if found:
-            raise UsersProblem(known.cause.format(*found.groups()))
+            problem = NotReached if 'reached' in known.cause else UsersProblem
+            raise problem(known.cause.format(*found.groups()))
     raise UsersProblem("uv says: %s" % ' '.join(done.stderr.split())[:600])
 
 
-def newest_tag(repository, old):
-    """The newest release that a git repository has; its tags must be called as this version is."""
-    done = subprocess.run(['git', 'ls-remote', '--tags', '--refs', repository], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-    tags = re.findall(r'refs/tags/v?(\d[\d.]*(?:-\d+)?)$', done.stdout, re.M)
-    if done.returncode or old not in tags:
-        why = 'cannot be reached' if done.returncode else 'has no tags that say it'
-        raise UsersProblem("%s %s: name the version instead of `latest`" % (repository, why))
-    return max(tags, key=lambda tag: release(tag) + [int(tag.partition('-')[2] or 0)])
-
-
-def sha256_of_url(url):
-    """The SHA256 of what lies at an address; zeros where that is not reached."""
-    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=60) as stream:
-        return sha256_of_stream(stream)
-    return UNKNOWN
-
-
-# -- texts
-
 def command_of(path):
-    """The words after `uv` with which the lock of an .in file is made, from the file's own comment."""
+    """Return the words after `uv` with which the lock of an .in file is made, from the file's own comment."""
     found = re.search(r'^#\s+uv (pip compile .*)$', read(path), re.M)
     if not found:
         raise UsersProblem("%s has no comment with the command that makes its lock: 'uv pip compile ...'" % path)
@@ -105,22 +81,19 @@ def command_of(path):
 
 
 def option(path, name):
-    """The value of an option in the command of an .in file; None where it is not there."""
+    """Return the value of an option in the command of an .in file; None where it is not there."""
     found = re.search(name + r' (\S+)', command_of(path))
     return found and found.group(1)
 
+
+# -- texts
 
 def read(path):
     return Path(path).read_text(encoding='utf-8')
 
 
-def replaced(text, old, new):
-    """A text with one version in the place of another, wherever it stands as a whole word."""
-    return re.sub(r'(?<![\d.])%s(?![\d]|\.\d)' % re.escape(old), new, text)
-
-
 def in_words(build):
-    """How descriptions call a build: ROCm 7.1 of +rocm7.1, CUDA 12.8 of +cu128."""
+    """Return how descriptions call a build: ROCm 7.1 of +rocm7.1, CUDA 12.8 of +cu128."""
     return re.sub(r'cu(\d+)(\d)', r'CUDA \1.\2', build[1:]).replace('rocm', 'ROCm ')
 
 
@@ -128,24 +101,15 @@ def in_collection(path):
     return path.startswith(collection_path('easyconfigs'))
 
 
-def without_comments(text):
-    """An easyconfig without the comments that name versions, which are not true for another one."""
-    return COMMENTS.sub(lambda found: '' if NUMBER.search(found.group()) else found.group(), text)
-
-
-class NothingNewer(UsersProblem):
-    """The version is the newest; that is no error."""
-
-
 class Change:
-    """One easyconfig with its lock files, for a version; everything is made in a directory of its own first."""
+    """One easyconfig with its lock files, for a version; None as the version renews the locks."""
 
     def __init__(self, easyconfig, version, work):
         self.easyconfig = easyconfig
         self.work = work
         self.text = read(easyconfig)
         self.values = plain_values(self.text)
-        self.old = self.values['version']
+        self.old = self.version = self.values['version']
         self.pythons = self.values.get('python_versions', [])
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
         # old words and what takes their place; what a person has to add
@@ -153,21 +117,21 @@ class Change:
         self.by_hand = []
         self.renewed = version is None
         self.find_inputs()
-        self.name, self.old_build = self.find_package()
-        self.build = self.old_build
-        self.version = self.old if self.renewed else self.find_version(version)
-        self.words[self.old] = self.version
-        if self.build != self.old_build:
-            self.words[self.old_build[1:]] = self.build[1:]
-            self.words[in_words(self.old_build)] = in_words(self.build)
-        if not self.renewed and os.path.exists(self.target):
-            raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
-                               % (self.target, shlex.quote(os.path.basename(self.target))))
+        self.name, self.build = self.find_package()
+        if not self.renewed:
+            self.version = self.find_version(version)
+            self.words[self.old] = self.version
+
+    def changed(self, text):
+        """Replace the version, the build such as rocm7.1, and companions' versions, where they are whole words."""
+        for old, new in self.words.items():
+            text = re.sub(r'(?<![\d.])%s(?!\d|\.\d)' % re.escape(old), new, text)
+        return text
 
     # where files are written
 
     def place(self, path):
-        """Where a file for the new version goes: beside that of the old one if that is ours and can be written to."""
+        """Return where a file for the new version goes: beside the old one, if that is ours and can be written to."""
         directory = os.path.dirname(path)
         if in_collection(path) and not in_collection(self.easyconfig):
             directory = os.path.dirname(self.easyconfig)
@@ -177,8 +141,12 @@ class Change:
 
     @property
     def target(self):
-        """The easyconfig of the new version."""
         return self.place(self.easyconfig)
+
+    @property
+    def target_name(self):
+        """Return how the new easyconfig is called on a command line."""
+        return shlex.quote(os.path.basename(self.target) if in_collection(self.target) else self.target)
 
     # which version
 
@@ -188,9 +156,11 @@ class Change:
         for parameter in LOCK_PARAMETERS:
             for name in self.values.get(parameter, []):
                 name = name % {'version': self.old}
-                if self.renewed or self.old in name:
-                    path = named_file(self.easyconfig, os.path.splitext(name)[0] + '.in')
-                    self.inputs.append(path) if path else print("%s has no .in file: it stays as it is" % name)
+                path = named_file(self.easyconfig, os.path.splitext(name)[0] + '.in')
+                if path and (self.renewed or self.old in name):
+                    self.inputs.append(path)
+                elif not path:
+                    print("%s has no .in file: it stays as it is" % name)
         if self.renewed and not self.inputs:
             raise UsersProblem("it has no lock files that are made from .in files")
         # the index of PyTorch's own that its wheels come from, and the oldest Python of its locks
@@ -201,7 +171,7 @@ class Change:
             self.least = option(path, '--python-version') or self.least
 
     def find_package(self):
-        """The package whose version the easyconfig has, and what follows it in .in files, such as +rocm7.1."""
+        """Find the package whose version the easyconfig has, and what follows it in .in files, such as +rocm7.1."""
         pinned = re.search(r'^([A-Za-z][\w.-]*)==%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old),
                            ''.join(map(read, self.inputs)), re.M)
         if pinned:
@@ -213,139 +183,120 @@ class Change:
         return 'torch' if built else None, ''
 
     def find_version(self, asked):
-        """The version that is asked for, as it is called where it is published."""
+        """Return the version that is asked for, as it is called where it is published."""
         found = VERSION.match(asked)
         if asked != 'latest' and not found:
             raise UsersProblem("expected a version such as 2.14.1, 2.9.1+rocm6.4, or latest, found %r" % asked)
         version, build = found.groups() if found else (asked, None)
-        if build and not self.old_build:
+        if build and not self.build:
             raise UsersProblem("its wheels are those of PyPI, which has none of %s" % build)
-        self.build = build or self.old_build
+        if build:
+            self.words = {self.build[1:]: build[1:], in_words(self.build): in_words(build)}
+            self.build, self.index = build, self.changed(self.index)
         if self.name:
-            version = self.version_of_package(version)
-        elif not re.search('^sources = ', self.text, re.M):
-            raise UsersProblem("its version is this collection's own; copy the easyconfig to change what it names")
+            version = self.ask_indexes(version)
         elif version == 'latest':
-            repository = REPOSITORY.search(self.text)
-            if not repository:
-                raise UsersProblem("nothing says which version is the newest: name it instead of `latest`")
-            version = newest_tag(repository.group(), self.old)
-        if version == self.old and self.build == self.old_build or release(version) < release(self.old) and not found:
-            what = "it has %s already" if found else "%s is the newest"
-            raise NothingNewer((what + "; to make its locks again: ./eb --renew %s") % (
-                self.old, shlex.quote(os.path.basename(self.easyconfig))))
+            raise UsersProblem("which version is the newest is not known here: look at %s, and name it instead of "
+                               "`latest`" % self.values['homepage'])
+        if not found and release(version) < release(self.old):
+            return self.old
         return version
 
-    def version_of_package(self, version):
-        """Ask the indexes; without PyTorch's own, take the versions of the user's and the locks for those."""
-        self.version = version
+    def ask_indexes(self, version):
+        """Ask the indexes for a version; without PyTorch's own, the user's may do."""
         try:
-            return self.asked_version(version)
-        except UsersProblem as problem:
+            return self.published(version)
+        except NotReached as problem:
             if not self.index or self.index not in str(problem):
                 raise
-            print("Cannot reach %s; asking your own index for versions." % self.index)
-            self.index = None
-            if self.values.get('lock_files_instead'):
-                print("The wheels are those of your own index, too, as in lock_files_instead.")
-                self.take_other_locks()
-            return self.asked_version(version)
+        if self.values.get('lock_files_instead'):
+            print("Cannot reach %s: the wheels are those of your own index, as in lock_files_instead." % self.index)
+            self.take_other_locks()
+        elif version == 'latest':
+            raise UsersProblem("%s could not be reached, and only it knows the newest version with wheels for %s. Name "
+                               "a version: ./eb --new-version X.Y.Z %s"
+                               % (self.index, self.build[1:], os.path.basename(self.easyconfig)))
+        else:
+            print("Cannot reach %s: it may have no %s%s." % (self.index, version, self.build))
+        self.index = None
+        return self.published(version)
 
     def take_other_locks(self):
         """Take the locks for the user's own index in the place of those for PyTorch's."""
         self.text = re.sub(r'^(?:lock_files|extra_index_urls) = .*\n', '', self.text, flags=re.M)
         self.text = re.sub(r'^lock_files_instead', 'lock_files', self.text, flags=re.M)
         self.values = plain_values(self.text)
+        self.build = ''
         self.find_inputs()
-        self.build = self.old_build = ''
 
-    def asked_version(self, version):
-        found = self.with_fitting_pythons(self.name + '==' + (self.newest() if version == 'latest' else version))
-        cuda = cuda_of(found)
-        if cuda > self.cuda_limit():
-            raise UsersProblem("its wheels bring CUDA %d, and the driver of %s takes %d (cuda in system.cfg)"
-                               % (cuda, self.system.name, self.cuda_limit()))
+    def published(self, version):
+        """Return a version, or that of `latest`, as indexes write it; leave out Pythons that it has no wheels for."""
+        if version == 'latest':
+            found = self.resolved(self.name)
+            while self.why_not(found):
+                found = self.resolved('%s<%s' % (self.name, found[self.name].split('+')[0]))
+            version = found[self.name].split('+')[0]
+        self.leave_out_pythons(self.pin(version))
+        found = self.resolved(self.pin(version))
+        problem = self.why_not(found)
+        if problem:
+            raise UsersProblem(problem)
         return found[self.name].split('+')[0]
 
-    def newest(self):
-        """The newest version that the indexes have for the oldest Python, and that the system's driver takes."""
-        wanted = self.name
-        while True:
-            found = self.resolved(wanted)
-            version = found[self.name].split('+')[0]
-            if cuda_of(found) <= self.cuda_limit():
-                return version
-            wanted = self.name + '<' + version
+    def why_not(self, found):
+        """Say why the system's driver does not take the CUDA of these wheels; what is compiled takes the system's."""
+        # PyPI's wheels only stand for those of an index that is not reached
+        if 'PyTorchHPC' in self.text or self.build and '+' not in found[self.name]:
+            return None
+        return why_not_cuda(found, self.system)
 
-    def with_fitting_pythons(self, requirement):
-        """What uv makes of a requirement; leaves out the Pythons that have no wheels for it."""
-        if self.index:
-            requirement += self.build
+    def leave_out_pythons(self, requirement):
+        """Leave out the Pythons without wheels for a requirement; what has no wheels at all is built for any."""
         fitting, problem = [], None
         for python in self.pythons:
             try:
                 self.ask([requirement], '--only-binary :all: --python-version ' + python)
                 fitting.append(python)
+            except NotReached:
+                raise
             except UsersProblem as why:
-                if 'could not be reached' in str(why):
-                    raise
                 problem = why
-        # what has no wheels is built for any
         if problem and fitting:
             left_out = [python for python in self.pythons if python not in fitting]
             print("Left out: Python %s (%s)" % (' and '.join(left_out), problem))
             self.pythons = fitting
         self.least = max(self.least, min(self.pythons, key=release, default=self.least), key=release)
-        return self.resolved(requirement)
 
-    def cuda_limit(self):
-        """The newest CUDA that the system's driver takes; no limit where PyTorch is compiled, or nobody knows it."""
-        if 'PyTorchHPC' in self.text or self.name != 'torch':
-            return math.inf
-        return self.system.node['cuda'] or math.inf
-
+    def pin(self, version):
+        """Return the requirement of one version, as .in files name it."""
+        return '%s==%s%s' % (self.name, version, self.build if self.index else '')
 
     def resolved(self, *requirements):
-        """What uv makes of a few requirements for all machines, from the oldest Python on: {name: version}."""
+        """Return what uv makes of requirements for all machines, from the oldest Python on: {name: version}."""
         lock = self.ask(requirements, '--universal --fork-strategy fewest --python-version ' + self.least)
-        found = dict(re.findall(r'^([\w.-]+)==([^\s;]+)', lock, re.M))
-        # where PyTorch's own index is not reached, these are PyPI's, and its wheels will be those of the build
-        if self.build and '+' not in found.get('torch', '+'):
-            found['torch'] += self.build
-        return found
+        return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', lock, re.M))
 
     def ask(self, requirements, options):
-        """The lock of a few requirements, from the indexes that the locks are made from."""
+        """Return the lock of a few requirements, from the indexes that the locks are made from."""
         Path(self.work, 'question.in').write_text('\n'.join(requirements) + '\n', encoding='utf-8')
         # of packages that may have to be built uv need not know what they need
         alone = self.name != 'torch'
         Path(self.work, 'question.toml').write_text(NO_METADATA % self.name * alone)
         options += ' --no-deps' * alone
         if self.index:
-            options += ' --extra-index-url ' + shlex.quote(self.changed(self.index))
+            options += ' --extra-index-url ' + shlex.quote(self.index)
         return uv('pip compile --quiet question.in --config-file question.toml ' + options, self.work)
 
     # files of the new version
 
-    def changed(self, text):
-        """A text with the new version, the new build such as rocm7.1, and the new companions."""
-        words = self.words
-        if not words:
-            words = {self.old_build[1:] or ' ': self.build[1:] or ' '}
-        for old, new in words.items():
-            text = replaced(text, old, new)
-        return text
-
     def new_input(self, text):
-        """An .in file for the new version; companions are those that say that they are made for it."""
+        """Return an .in file for the new version; companions are those that say that they are made for it."""
         text = self.changed(text)
-        if self.renewed:
-            return text
         for python in re.findall(r'--python-version (\S+)', text):
             newer = max(self.least, python, key=release)
             text = text.replace('--python-version ' + python, '--python-version ' + newer)
         if self.index and BROUGHT.search(text):
-            for pair in self.resolved(self.torch).items():
+            for pair in self.resolved(self.pin(self.version)).items():
                 line = '%s==%s' % pair
                 if BROUGHT.match(line):
                     text = BROUGHT.sub(line, text)
@@ -356,23 +307,38 @@ class Change:
                 text = re.sub(r'^%s==.*\n' % name, line, text, flags=re.M)
         return text
 
-    @property
-    def torch(self):
-        """The new PyTorch, as .in files name it."""
-        return 'torch==' + self.version + (self.build if self.index else '')
-
     def companion(self, name):
-        """The version of a companion that goes with the new PyTorch; None if there is none."""
+        """Return the version of a companion that goes with the new PyTorch; None if there is none."""
+        torch = self.pin(self.version)
         try:
-            return self.resolved(self.torch, name)[name]
-        except UsersProblem as problem:
-            if 'could not be reached' in str(problem):
-                raise
-            print("the indexes have no %s that goes with %s: left out" % (name, self.torch))
+            return self.resolved(torch, name)[name]
+        except NotReached:
+            raise
+        except UsersProblem:
+            print("the indexes have no %s that goes with %s: left out" % (name, torch))
             return None
 
+    def make(self):
+        """Make everything: {path: text}."""
+        if self.renewed:
+            return self.make_locks()
+        if os.path.exists(self.target):
+            raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
+                               % (self.target, shlex.quote(os.path.basename(self.target))))
+        made = self.make_sources()
+        made.update(self.make_locks())
+        made[self.target] = self.new_easyconfig()
+        rows = table('new_version')
+        for path, text in made.items():
+            for number, line in enumerate(text.splitlines(), 1):
+                what = [row.cause for row in rows if row.pattern.search(line.replace(self.version, ''))]
+                if what:
+                    place = '%s:%d: %s' % (os.path.basename(path), number, line)
+                    self.by_hand.append(': '.join([place] + what).replace('EASYCONFIG', self.target_name))
+        return made
+
     def make_locks(self):
-        """All .in files and locks of the new version; {path: text}. A lock that cannot be made is for a person."""
+        """Make all .in files and locks. A lock that cannot be made is for a person."""
         made = {}
         for path in self.inputs:
             source = self.place(path)
@@ -381,9 +347,9 @@ class Change:
             if not self.renewed and os.path.exists(source) and os.path.exists(lock):
                 made.update({source: read(source), lock: read(lock)})
                 continue
+            made[source] = read(path) if self.renewed else self.new_input(read(path))
             draft = Path(self.work, os.path.basename(source))
-            draft.write_text(self.new_input(read(path)), encoding='utf-8')
-            made[source] = read(draft)
+            draft.write_text(made[source], encoding='utf-8')
             try:
                 uv(command_of(draft) + ' --quiet', self.work)
                 # the command in its first lines is the one that people type
@@ -394,15 +360,6 @@ class Change:
             raise UsersProblem('; '.join(self.by_hand))
         return made
 
-    def make(self):
-        """Everything: {path: text}."""
-        if self.renewed:
-            return self.make_locks()
-        made = self.make_sources()
-        made.update(self.make_locks())
-        made[self.target] = self.new_easyconfig()
-        return made
-
     def make_sources(self):
         """Find the companions that are built from the source of an address; their locks are one line each."""
         made = {}
@@ -410,96 +367,62 @@ class Change:
             old = re.search(r'\d+(\.\d+)+(?=\.tar)', url)
             path = old and named_file(self.easyconfig, '%s-%s.lock' % (name, old.group()))
             new = path and self.companion(name)
-            if not new:
-                continue
-            self.words[old.group()] = new
-            url = self.changed(url)
-            digest = sha256_of_url(url)
-            made[self.place(path)] = '# the source at %s\n%s==%s --hash=sha256:%s\n' % (url, name, new, digest)
-            if digest == UNKNOWN:
-                self.by_hand.append("%s: the SHA256, in the place of zeros, of %s" % (self.place(path), url))
+            if new:
+                self.words[old.group()] = new
+                made[self.place(path)] = '%s==%s --hash=sha256:%s  # of %s\n' % (name, new, UNKNOWN, self.changed(url))
         return made
 
     def new_easyconfig(self):
-        """The text of the easyconfig for the new version."""
-        text = self.changed(without_comments(self.text))
-        if self.pythons:
-            text = re.sub(r'^python_versions = \[.*?\]', 'python_versions = %s' % self.pythons, text, flags=re.M | re.S)
-        text = self.with_digest(self.with_patches(text))
-        if re.search(r"^checksums = \[\s*\{?\s*'", text, re.M):
-            text = self.with_checksums(text)
-        for number, line in enumerate(text.splitlines(), 1):
-            for known in table('new_version'):
-                if known.pattern.search(line.replace(self.version, '')):
-                    self.by_hand.append('%s:%d: %s: %s' % (os.path.basename(self.target), number, line, known.cause))
-        return text
-
-    def with_patches(self, text):
-        """An easyconfig with the patches that are proposed for the new version; prints the table of the others."""
-        taken = plain_values(self.text).get('patches')
-        if not taken:
-            return text
-        upstream_patches.fetch(self.easyconfig, self.work)
-        reasons = upstream_patches.reasons_before(os.path.basename(self.easyconfig))
-        files = upstream_patches.read_distribution(self.work)
-        take, table = upstream_patches.propose(taken, reasons, self.version, files)
-        print("Its patches are a proposal. For docs/patches.cfg, once you have decided and tried them:\n\n[%s]\n%s\n"
-              % (os.path.basename(self.target), table))
-        lines = 'patches = [\n%s]\n' % ''.join('    %r,\n' % patch for patch in take)
-        return re.sub(r'^patches = \[.*?\]\n', lines if take else '', text, flags=re.M | re.S)
-
-    def with_checksums(self, text):
-        """The checksum that the index has, where there is one file only; else none yet."""
-        hashes = []
-        if self.name and self.name != 'torch':
-            lock = self.ask(['%s==%s' % (self.name, self.version)], '--generate-hashes')
-            hashes = re.findall(r'sha256:(\w{64})', lock)
-        new = ''
-        if len(hashes) == 1:
-            new = "checksums = ['%s']\n" % hashes[0]
-        else:
-            self.by_hand.append("checksums: ./eb --inject-checksums --force %s fetches and hashes its sources"
-                                % self.target_name)
-        return re.sub(r'^checksums = \[.*?\]\n', new, text, flags=re.M | re.S)
-
-    def with_digest(self, text):
-        """The digest of the tag that local_image names; zeros, which are refused, where the registry is not reached."""
+        """Return the easyconfig of the new version."""
+        text = COMMENTS.sub(lambda found: '' if re.search(r'\d\.\d', found.group()) else found.group(), self.text)
+        text = self.changed(text)
+        values = {'python_versions': self.pythons, 'patches': self.new_patches(), 'checksums': self.new_checksums()}
+        for parameter, value in values.items():
+            new = '%s = %s\n' % (parameter, value)
+            text = re.sub(r'^%s = \[.*?\]\n' % parameter, lambda _: new, text, flags=re.M | re.S)  # noqa: B023
         image = self.changed(self.values.get('local_image', ''))
         digest = images.digest_of(image) if image else UNKNOWN
-        text, changed = re.subn('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + digest, text)
-        if changed and digest == UNKNOWN:
-            command = images.ASK_DIGEST % (image or 'IMAGE:TAG')
-            self.by_hand.append("the image's digest, in the place of zeros: " + command)
-        return text
+        return re.sub('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + digest, text)
 
-    @property
-    def target_name(self):
-        """How the new easyconfig is called on a command line."""
-        return shlex.quote(os.path.basename(self.target) if in_collection(self.target) else self.target)
+    def new_patches(self):
+        """Return the patches that are proposed for the new version; prints the table of the others."""
+        taken = self.values.get('patches')
+        if not taken:
+            return []
+        take, others = upstream_patches.propose(self.easyconfig, taken, self.version, self.work)
+        print("Its patches are a proposal. For docs/patches.cfg, once you have decided and tried them:\n\n[%s]\n%s\n"
+              % (os.path.basename(self.target), others))
+        return '[\n%s]' % ''.join('    %r,\n' % patch for patch in take)
+
+    def new_checksums(self):
+        """Return the checksum that the index has, where there is one file only; none yet for other sources."""
+        if self.values.get('checksums') == [None]:
+            return [None]
+        hashes = []
+        if 'PYPI_SOURCE' in self.text:
+            hashes = re.findall(r'sha256:(\w{64})', self.ask([self.pin(self.version)], '--generate-hashes'))
+        return hashes if len(hashes) == 1 else []
+
+    def show(self, made):
+        """Print what is new: the easyconfig's difference, and versions that changed in the locks."""
+        for path, text in sorted(made.items()):
+            before = self.easyconfig if path == self.target else path
+            if not os.path.exists(before):
+                print("new: %s (%d lines)" % (path, text.count('\n')))
+                continue
+            lines = difflib.unified_diff(read(before).splitlines(True), text.splitlines(True), before, path, n=0)
+            shown = [line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)]
+            print(''.join(shown) or 'same: ' + path)
 
 
 def find(name):
-    """The path of an easyconfig, from a path or the name of one of the collection's."""
+    """Return the path of an easyconfig, from a path or the name of one of the collection's."""
     if os.path.isfile(name):
         return os.path.abspath(name)
-    pattern = '*/*/' + glob.escape(os.path.basename(name))
-    for found in Path(collection_path('easyconfigs')).glob(pattern):
-        return str(found)
+    for path in Path(collection_path('easyconfigs')).glob('*/*/*.eb'):
+        if path.name == os.path.basename(name):
+            return str(path)
     raise UsersProblem("no easyconfig is called %s" % name)
-
-
-def show(change, made):
-    """Print what is new: the easyconfig's difference, and versions that changed in the locks."""
-    for path, text in sorted(made.items()):
-        new = text.splitlines(True)
-        if path.endswith('.eb'):
-            print(''.join(difflib.unified_diff(change.text.splitlines(True), new, change.easyconfig, path)))
-        elif not os.path.exists(path):
-            print("new: %s (%d lines)" % (path, len(new)))
-        else:
-            lines = difflib.unified_diff(read(path).splitlines(True), new, path, path, n=0)
-            shown = [line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)]
-            print(''.join(shown) or 'same: ' + path)
 
 
 def main(arguments):
@@ -512,21 +435,19 @@ def main(arguments):
     given, _ = parser.parse_known_args(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
-            write(Change(find(given.easyconfig), given.new_version, work))
+            change = Change(find(given.easyconfig), given.new_version, work)
+            if given.new_version == 'latest' and change.version == change.old:
+                print("%s: %s is the newest; to make its locks again: ./eb --renew %s"
+                      % (given.easyconfig, change.old, shlex.quote(os.path.basename(change.easyconfig))))
+                return 0
+            made = change.make()
     except UsersProblem as problem:
-        newest = isinstance(problem, NothingNewer)
-        print("%s%s: %s; nothing was written" % ('' if newest else 'ERROR: ', given.easyconfig, problem),
-              file=sys.stdout if newest else sys.stderr)
-        return 0 if newest else 1
-    return 0
-
-
-def write(change):
-    """Make all files, show them, write them, and say what to do next."""
-    made = change.make()
-    show(change, made)
-    for target, text in made.items():
-        write_atomically(target, text)
+        print("ERROR: %s: %s; nothing was written" % (given.easyconfig, problem), file=sys.stderr)
+        return 1
+    change.show(made)
+    for path, text in made.items():
+        write_atomically(path, text)
     if change.by_hand:
         print("To be completed by hand:", *change.by_hand, sep='\n  ')
     print("To try it: ./eb --rehearse -x " + change.target_name)
+    return 0

@@ -55,7 +55,7 @@ def fetch(easyconfig, directory):
 # --- which of them a new version should take --------------------------------------------------------------------------
 
 def nearest(names, version):
-    """Upstream's easyconfigs of this version, or of the last one before it."""
+    """Return upstream's easyconfigs of this version, or of the last one before it."""
     versions = {}
     for name in sorted(names):
         found = EASYCONFIG.match(name)
@@ -64,9 +64,9 @@ def nearest(names, version):
     return versions[max(versions)] if versions else []
 
 
-def purpose(patch):
-    """Return what a patch is for: its name without the version that it was made for."""
-    return patch.partition('_')[2]
+def by_purpose(patches):
+    """Return {what a patch is for: patch}: its name without the version that it was made for."""
+    return {patch.partition('_')[2]: patch for patch in patches}
 
 
 def changes_only_tests(patch):
@@ -77,30 +77,31 @@ def changes_only_tests(patch):
 def reasons_before(old):
     """Why patches were left out so far, by their purpose; what was said of the old easyconfig counts first."""
     path = os.path.join(collection_path('docs'), 'patches.cfg')
-    if not os.path.exists(path):
-        return {}
-    table, reasons = parse(path), {}
-    for section in sorted(table.sections(), key=lambda name: name == old):
-        reasons.update({purpose(patch): reason for patch, reason in table[section].items()})
+    table, reasons = parse(path) if os.path.exists(path) else {}, {}
+    for section in sorted(table, key=lambda name: name == old):
+        for purpose, patch in by_purpose(table[section]).items():
+            reasons[purpose] = table[section][patch]
     return reasons
 
 
-def propose(taken, reasons, version, files):
+def propose(easyconfig, taken, version, directory):
     """Return the patches to take, and a section for docs/patches.cfg with those left out or for people to decide."""
+    fetch(easyconfig, directory)
+    files = read_distribution(directory)
+    reasons = reasons_before(os.path.basename(easyconfig))
     easyconfigs = nearest(files, version)
-    theirs = {}
+    theirs, ours = {}, by_purpose(taken)
     for name in easyconfigs:
-        theirs.update(dict.fromkeys(plain_values(files[name])['patches']))
-    wanted = {purpose(patch) for patch in taken}
-    take = [patch for patch in theirs if purpose(patch) in wanted]
-    others = [patch for patch in theirs if purpose(patch) not in wanted]
-    rest = [patch for patch in others if not changes_only_tests(files[patch])]
+        theirs.update(by_purpose(plain_values(files[name])['patches']))
+    take = [patch for purpose, patch in theirs.items() if purpose in ours]
+    rest = {purpose: patch for purpose, patch in theirs.items()
+            if purpose not in ours and not changes_only_tests(files[patch])}
     lines = ['upstream = %s (%d patches)' % (', '.join(easyconfigs), len(theirs)), 'tried = none yet', 'left out =',
-             '    %d change only tests' % (len(others) - len(rest))]
-    for patch in rest:
+             '    %d change only tests' % (len(theirs) - len(take) - len(rest))]
+    for purpose, patch in rest.items():
         head = files[patch].strip().split('\n')[0]
-        lines.append('%s = %s' % (patch, reasons.get(purpose(patch), 'TO DECIDE: ' + head)))
-    for patch in taken:
-        if purpose(patch) not in map(purpose, take):
+        lines.append('%s = %s' % (patch, reasons.get(purpose, 'TO DECIDE: ' + head)))
+    for purpose, patch in ours.items():
+        if purpose not in theirs:
             lines.append('%s = TO DECIDE: upstream has none; does %s need it?' % (patch, version))
     return take, '\n'.join(lines)

@@ -13,17 +13,22 @@ BEDE = 'PyTorch-2.6.0-Bede-whl.eb'
 
 @pytest.mark.slow
 def test_as_it_is_typed(eb, tmp_path):
-    """A newer PyTorch, and documents that are old; the status says so. Nothing is written."""
-    add(tmp_path / 'index', 'torch', '2.14.9')
-    (tmp_path / 'prefix/modules/all/PyTorch').mkdir(parents=True)
-    (tmp_path / 'prefix/modules/all/PyTorch/2.5.1-Bede-whl.lua').write_text('')
-    output = eb('--outdated', '--system', 'bede', '--prefix=%s' % (tmp_path / 'prefix'), status=1,
+    """A newer PyTorch than a site's own that is installed, and old documents; the status tells. Nothing is written."""
+    add(tmp_path / 'index', 'torch', '2.15.9')
+    prefix = tmp_path / 'prefix'
+    (prefix / 'modules/all/PyTorch').mkdir(parents=True)
+    (prefix / 'modules/all/PyTorch/2.5.1-Bede-whl.lua').write_text('')
+    ours = CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-2.15.0-workstation.eb'
+    installed = prefix / 'software/PyTorch/2.15.0-Bede-site/easybuild/PyTorch-2.15.0-Bede-site.eb'
+    installed.parent.mkdir(parents=True)
+    installed.write_text(ours.read_text().replace('-workstation', '-Bede-site'))
+    output = eb('--outdated', '--system', 'bede', '--prefix=%s' % prefix, status=1,
                 env={'UV_DEFAULT_INDEX': 'file://%s' % (tmp_path / 'index')}).stdout
-    assert '%s: there is 2.14.9: ./eb --new-version 2.14.9 %s\n' % (BEDE, BEDE) in output
+    assert '{0}: there is 2.15.9: ./eb --new-version 2.15.9 {0}\n'.format(installed) in output
     assert 'PyTorch/2.5.1-Bede-whl is installed, 2.6.0 is here: ./eb %s\n' % BEDE in output
     assert re.search(r'pairs.cfg: \S.* \(\d{4}-\d\d-\d\d\): read it again', output) and 'Traceback' not in output
     assert 'usage: ./eb' not in output
-    assert not list(CHECKOUT.glob('easyconfigs/?/*/*2.14.9*'))
+    assert not list(CHECKOUT.glob('easyconfigs/?/*/*2.15.9*'))
 
 
 def test_facts(tmp_path):
