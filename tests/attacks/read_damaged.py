@@ -19,7 +19,7 @@ from hpc_pytorch.jobs import records  # noqa: E402
 from hpc_pytorch import start  # noqa: E402
 from hpc_pytorch.machine import batch_systems, inspection, systems  # noqa: E402
 from hpc_pytorch.packages import built_wheels, images, lock_files, pip_errors, wheel_tags  # noqa: E402
-from hpc_pytorch.rules import installation_locks, policy, resource_needs, sbom  # noqa: E402
+from hpc_pytorch.rules import installation_locks, policy, sbom  # noqa: E402
 from hpc_pytorch.source import contract, interrupted_builds  # noqa: E402
 from ramgate import estimates  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402
@@ -121,8 +121,6 @@ READERS = {
     'unfinished': (json.dumps(NOTE).encode(), find_left),
     'built': (json.dumps(NOTE).encode(), find_built),
     'record': (json.dumps(RECORD).encode(), read_record),
-    'profile': (json.dumps(PROFILE).encode(), lambda path: resource_needs.fitted(resource_needs.measured(
-        resource_needs.OTHERS, resource_needs.read_profile(path) or [(1, 1)]), {'cores': 4, 'memory': 2 ** 34})),
     'ramgate': (json.dumps(PROFILE).encode(),
                 lambda path: estimates.Knowledge(str(path)).estimate('a.cpp', 'CXX').peak),
     'image': (SIF, read_image),
@@ -147,8 +145,6 @@ FOUND = (
     ('record', json.dumps(dict(RECORD, time=None)).encode()),
     ('record', json.dumps(dict(RECORD, scheduler='x')).encode()),
     ('record', json.dumps({name: value for name, value in RECORD.items() if name != 'job'}).encode()),
-    ('profile', b'{"files": []}'), ('profile', b'{"files": {"a": {"seconds": 1, "curve": ["x"]}}}'),
-    ('profile', b'{"files": {"a": {"seconds": Infinity, "curve": [1]}}}'),
     ('ramgate', b'{"version": 1, "files": {"a.cpp": {"seconds": "9", "curve": [1.0], "language": "CXX"}}}'),
     ('pip', b'Could not fetch URL https://[x/: said\nERROR: No matching distribution found for toy==1.0'),
 )
