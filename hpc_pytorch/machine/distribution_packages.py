@@ -20,12 +20,8 @@ MANAGERS = parse(os.path.join(HERE, 'package_managers.cfg'))
 ENVIRONMENT = {'DEBIAN_FRONTEND': 'noninteractive', 'LC_ALL': 'C.UTF-8'}
 
 
-class WouldRemove(UsersProblem):
-    """Installing this would remove other packages; one message."""
-
-
 class NotAllowed(UsersProblem):
-    """Installing takes a password; the message has the command."""
+    """Installing takes a password, or would remove other packages; the message has the command."""
 
 
 def command_for(names):
@@ -84,7 +80,7 @@ def run_unless_it_removes(manager, command):
         plan = run(command + ['--simulate', '-q=0']).stdout
         removed = [line.split()[1] for line in plan.splitlines() if line.startswith('Remv ')]
         if removed:
-            raise WouldRemove("nothing was changed, as this would remove %s. If nobody needs that: %s" % (
+            raise NotAllowed("nothing was changed, as this would remove %s. If nobody needs that: %s" % (
                 ' '.join(removed), ' '.join(command)))
     return run(command)
 

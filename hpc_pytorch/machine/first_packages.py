@@ -12,13 +12,11 @@ import sys
 import sysconfig
 import urllib.error
 import urllib.request
-import zipfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 from hpc_pytorch import UsersProblem, collection_path, say  # noqa: E402
 from hpc_pytorch.machine import own_lmod  # noqa: E402
 from hpc_pytorch.machine.collection_files import plain_values  # noqa: E402
-from hpc_pytorch.machine.distribution_packages import NotAllowed, WouldRemove, install  # noqa: E402
 from hpc_pytorch.machine.modules import COLLECTION, modules_tool  # noqa: E402
 
 OWN_PIP = os.path.join(COLLECTION, '.local', 'pip')
@@ -36,9 +34,6 @@ def needed(lock, arguments):
     names = []
     if not importlib.util.find_spec('ensurepip'):
         names.append('python3-venv')
-    if sys.version_info < (3, 10) and not importlib.util.find_spec('distutils.cmd'):
-        # without it that Python's pip does not even start
-        names.append('python3-distutils')
     if lacks_modules_tool(lock, arguments) and own_lmod.codename() not in own_lmod.NEXT_RELEASES:
         names.append('lmod')
     for values in named_easyconfigs(arguments if lock == 'eb.txt' else ()):
@@ -97,46 +92,27 @@ def tell_of_python(values):
     say(text)
 
 
-def install_all(names):
-    """Install what may be installed; what else is needed and cannot be unpacked is one message."""
-    try:
-        install(names)
-    except WouldRemove:
-        install([name for name in names if name != 'lmod'])
-    except NotAllowed:
-        if not shutil.which('apt-get'):
-            raise
-        install([name for name in names if name not in UNPACKED])
-
-
-def wheels_of_pip(*places):
-    """List the wheels of pip in these directories; those of Debian 11 lack libraries that pip brings elsewhere."""
-    found = []
-    for place in places:
-        for path in glob.glob(os.path.join(glob.escape(place), 'pip-*.whl')):
-            if any('_vendor/urllib3/' in name for name in zipfile.ZipFile(path).namelist()):
-                found.append(path)
-    return found
-
-
 def pip_wheels():
     """List the wheels of pip that Python has or, where it has none, that is unpacked beside the checkout."""
+    own = own_lmod.codename()
     ensurepip = importlib.util.find_spec('ensurepip')
+    if ensurepip and own in own_lmod.NEXT_RELEASES:
+        # they lack libraries that pip brings elsewhere
+        return []
+    places = [OWN_PIP + PYTHONS_WHEELS]
     if ensurepip:
-        return wheels_of_pip(PYTHONS_WHEELS, os.path.join(os.path.dirname(ensurepip.origin), '_bundled'))
-    unpacked = OWN_PIP + PYTHONS_WHEELS
-    if not wheels_of_pip(unpacked):
+        places = [PYTHONS_WHEELS, os.path.join(os.path.dirname(ensurepip.origin), '_bundled')]
+    elif not os.path.exists(OWN_PIP):
         say("unpacking pip to %s" % OWN_PIP)
-        own = own_lmod.codename()
         own_lmod.unpack({own_lmod.NEXT_RELEASES.get(own, own): ['python3-pip-whl']}, OWN_PIP)
-    return wheels_of_pip(unpacked)
+    return [path for place in places for path in glob.glob(glob.escape(place) + '/pip-*.whl')]
 
 
 def main(lock, *arguments):
     try:
         for values in named_easyconfigs(arguments if lock == 'eb.txt' else ()):
             tell_of_python(values)
-        install_all(needed(lock, arguments))
+        own_lmod.may_install(needed(lock, arguments), UNPACKED)
         importlib.invalidate_caches()
         if lacks_modules_tool(lock, arguments):
             own_lmod.installed_modules_tool()

@@ -10,8 +10,7 @@ import tempfile
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, say
-from hpc_pytorch.machine.distribution_packages import NotAllowed, WouldRemove, install, last_line
-from hpc_pytorch.machine.distribution_packages import missing, run
+from hpc_pytorch.machine.distribution_packages import NotAllowed, install, last_line, missing, run
 from hpc_pytorch.machine.modules import LMOD_PLACES, OWN_LMOD, modules_tool
 
 # Distributions whose Lmod is too old -> the next release of theirs whose Lmod will do.
@@ -30,11 +29,8 @@ def installed_modules_tool():
     found = modules_tool()
     if found is None:
         say("found neither Lmod 8 nor Environment Modules 5.1")
-        try:
-            install_lmod()
-        except (NotAllowed, WouldRemove):
-            if not shutil.which('apt-get'):
-                raise
+        names = REQUIREMENTS + ['tcl'] if codename() in NEXT_RELEASES else ['lmod']
+        if not may_install(names, unpacked=names) or 'lmod' not in names:
             unpack_own_lmod()
         found = modules_tool()
     if found is None:
@@ -43,12 +39,16 @@ def installed_modules_tool():
     return found
 
 
-def install_lmod():
-    if codename() in NEXT_RELEASES:
-        install(REQUIREMENTS + ['tcl'])
-        unpack_own_lmod()
-    else:
-        install(['lmod'])
+def may_install(names, unpacked):
+    """Install packages; without permission to do so, those that apt cannot unpack instead are an error."""
+    try:
+        install(names)
+    except NotAllowed:
+        if not shutil.which('apt-get'):
+            raise
+        install([name for name in names if name not in unpacked])
+        return False
+    return True
 
 
 def codename():
@@ -60,7 +60,7 @@ def unpack_own_lmod():
     """Unpack Lmod to .local/lmod, with its Lua where the machine has none."""
     say("unpacking Lmod to %s" % OWN_LMOD)
     own = codename()
-    packages = {own: missing(REQUIREMENTS)}
+    packages = {own: list(missing(REQUIREMENTS))}
     packages.setdefault(NEXT_RELEASES.get(own, own), []).append('lmod')
     unpack(packages, OWN_LMOD, relocate)
 

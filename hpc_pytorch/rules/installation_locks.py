@@ -15,21 +15,18 @@ from easybuild.tools.config import build_option
 from easybuild.tools.filetools import det_lock_path, remove_dir
 
 from hpc_pytorch.machine.batch_systems import alive, own_job
+from ramgate.processes import stat
 
 
 def start_time(pid):
-    """Return when a process of this host was started, in the kernel's ticks; None if there is no such process."""
-    try:
-        with open('/proc/%d/stat' % pid) as handle:
-            return handle.read().rsplit(')', 1)[1].split()[19]
-    except (OSError, IndexError):
-        return None
+    """Return when a process of this host was started, in the kernel's ticks; '' if there is no such process."""
+    return b''.join(stat(pid)[19:20]).decode()
 
 
 def own_note(lock_path):
     """Return the file that says that this process, in this job if it is in one, holds a lock."""
     pid = os.getpid()
-    return '%s.owner=%s=%s=%s=%s' % (lock_path, socket.gethostname(), pid, start_time(pid), own_job() or '')
+    return '%s.owner=%s=%d=%s=%s' % (lock_path, socket.gethostname(), pid, start_time(pid), own_job() or '')
 
 
 def owners(lock_path):

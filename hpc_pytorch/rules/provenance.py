@@ -21,6 +21,7 @@ from easybuild.tools.version import VERSION as EASYBUILD_VERSION
 from hpc_pytorch import HERE, VERSION
 from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import sha256_of
 from hpc_pytorch.rules import sbom
@@ -45,8 +46,7 @@ def named_files(easyblock):
 def first_line(command):
     """Return the first line that a command prints, or what went wrong."""
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                              universal_newlines=True, timeout=60)
+        done = run(command, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout.split('\n')[0].strip()

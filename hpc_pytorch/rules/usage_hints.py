@@ -15,30 +15,23 @@ from hpc_pytorch.machine.systems import current
 # The easyconfigs named on the command line, and the user's own module path.
 ASKED_FOR = []
 USERS_MODULEPATH = os.environ.get('MODULEPATH', '').split(os.pathsep)
-# How a shell gets the `module` command, by modules tool and shell; other shells' users know bash, and job scripts are
-# written for it.
+# How a shell gets the `module` command. Other shells' users know bash, and job scripts are written for it.
+SHELLS = ('bash', 'zsh', 'tcsh', 'fish')
 LMOD = "source {home}/init/{shell}"
-AUTOINIT = 'eval "$({program} {shell} autoinit)"'
-MODULE_COMMAND = {
-    'Lmod': {'bash': LMOD, 'zsh': LMOD, 'tcsh': LMOD, 'fish': LMOD},
-    'Environment Modules': {'bash': AUTOINIT, 'zsh': AUTOINIT, 'tcsh': "eval `{program} tcsh autoinit`",
-                            'fish': "{program} fish autoinit | source"},
-}
+AUTOINIT = {'tcsh': "eval `{program} tcsh autoinit`", 'fish': "{program} fish autoinit | source"}
 
 
 def module_command(tool):
-    """Return the line that gives the user's shell this modules tool; None if it has it, or the tool is another one."""
+    """Return the line that gives the user's shell this modules tool; None if it has it."""
     home = os.path.dirname(os.path.dirname(tool.cmd))
     theirs = os.environ.get('MODULESHOME')
     if theirs and (tool.NAME != 'Lmod' or os.path.realpath(theirs) == os.path.realpath(home)):
         return None
-    lines = MODULE_COMMAND.get(tool.NAME)
-    if not lines:
-        return None
     shell = os.path.basename(os.environ.get('SHELL', ''))
-    if shell not in lines:
+    if shell not in SHELLS:
         shell = 'bash'
-    return lines[shell].format(program=shlex.quote(tool.cmd), home=shlex.quote(home), shell=shell)
+    line = LMOD if tool.NAME == 'Lmod' else AUTOINIT.get(shell, 'eval "$({program} {shell} autoinit)"')
+    return line.format(program=shlex.quote(tool.cmd), home=shlex.quote(home), shell=shell)
 
 
 def usage(ec):

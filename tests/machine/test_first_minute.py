@@ -102,7 +102,7 @@ def test_too_old_modules_tools_are_passed_over(tmp_path):
 
 def test_nothing_is_removed_by_an_installation():
     """On Debian each modules tool removes the other; ./test has installed Lmod."""
-    with pytest.raises(distribution_packages.WouldRemove, match='nothing was changed, as this would remove lmod'):
+    with pytest.raises(distribution_packages.NotAllowed, match='nothing was changed, as this would remove lmod'):
         distribution_packages.run_unless_it_removes(*distribution_packages.command_for(['environment-modules']))
 
 
