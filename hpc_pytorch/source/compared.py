@@ -16,7 +16,8 @@ def compare_with_cmake(easyblock):
     asked['BLAS'] = contract.BLAS_NAMES.get(asked.get('WITH_BLAS'), asked.get('BLAS', ''))
     route = build_options.route(easyblock.version)
     if not route or not route.configure:
-        print_msg("CMake's decisions are not compared: setup.py of PyTorch %s cannot run CMake alone", easyblock.version)
+        print_msg("CMake's decisions are not compared: setup.py of PyTorch %s cannot run CMake alone",
+                  easyblock.version)
     elif not easyblock.dry_run:
         command = ' '.join([options, easyblock.python_cmd] + list(route.configure))
         output = run_shell_cmd(command, work_dir=easyblock.start_dir).output
