@@ -144,6 +144,8 @@ class Script:
         self.launcher = system['launcher']
         self.kind = self.scheduler['kind']
         self.program = program
+        # what comes before the command that starts the ranks
+        self.preparation = OUTPUTS
         if self.kind not in BATCH_SYSTEMS:
             raise Problem("there is no batch system here; on one machine: " + alone)
         self.words = BATCH_SYSTEMS[self.kind]
@@ -299,7 +301,8 @@ class Script:
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
             lines += STAGE
-        lines.append(self.preparation())
+        turn = self.words['turn'] if self.options.requeue else ''
+        lines.append(self.preparation.format(name=self.name, job=self.words['job'], turn=turn))
         lines.append(' '.join(map(shlex.quote, self.launch())))
         if self.options.requeue or followed:
             lines.append(STATUS)
@@ -315,11 +318,6 @@ class Script:
             lines.append('exit "$status"')
         options = [self.words['head'] + line for line in head]
         return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
-
-    def preparation(self):
-        """What comes before the command that starts the ranks."""
-        turn = self.words['turn'] if self.options.requeue else ''
-        return OUTPUTS.format(name=self.name, job=self.words['job'], turn=turn)
 
     def write(self):
         """Write the script that is followed under a name that is free; returns the name."""

@@ -12,6 +12,7 @@ REASONS = (
     (r'oom[-_]kill|Out Of Memory', "the memory of a node was full: load less at once, or use more nodes"),
     (r'Watchdog caught collective operation timeout', "a collective timed out waiting for a rank: read its output"),
     (r'DUE TO NODE FAILURE', "a node was lost: submit the job again"),
+    (r'pytorch-serve: FAILS: (.*)', '{0}'),
 )
 # what pytorch-srun says, while the job runs, of a rank that does not move
 STANDS = re.compile(r'^\S+: (rank \d+ on \S+ stands still: .*)', re.M)
@@ -85,7 +86,8 @@ def place_of(entry):
 def find_reasons(texts, rank):
     """Known reasons in the first text that has any, or its last exception."""
     for text in texts:
-        known = [reason for pattern, reason in REASONS if re.search(pattern, text)]
+        found = [(re.search(pattern, text), reason) for pattern, reason in REASONS]
+        known = [reason.format(*match.groups()) for match, reason in found if match]
         if known:
             return known
         exceptions = re.findall(EXCEPTION % rank, text, re.M)

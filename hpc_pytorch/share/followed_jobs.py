@@ -37,8 +37,8 @@ class Job:
 
     def submit(self):
         """Submit the script; what waits for the job's end goes on in the background."""
-        path = self.script.write()
-        command = self.words['submit'] + [path]
+        self.path = self.script.write()
+        command = self.words['submit'] + [self.path]
         try:
             # Ctrl-C is for us alone
             self.waiting = subprocess.Popen(
@@ -49,13 +49,13 @@ class Job:
                 start_new_session=True,
             )
         except FileNotFoundError:
-            raise Problem("%s was not found here: submit %s on a host that has it" % (command[0], path))
+            raise Problem("%s was not found here: submit %s on a host that has it" % (command[0], self.path))
         answer = self.waiting.stdout.readline()
         self.number = answer.strip().split(';')[0]
         if not self.number:
             self.waiting.wait()
-            raise Problem("the batch system refused %s; see above" % path)
-        say("job %s, written to %s; what it prints goes to %s" % (self.number, path, self.output))
+            raise Problem("the batch system refused %s; see above" % self.path)
+        say("job %s, written to %s; what it prints goes to %s" % (self.number, self.path, self.output))
 
     def show(self):
         """Print what has been added to the output."""
@@ -146,9 +146,9 @@ class Job:
         yield from why(self.output, texts)
 
 
-def submit_and_follow(script):
+def submit_and_follow(script, kind=Job):
     """Submit a job script, and show the job's output until its end; returns its exit status."""
-    job = Job(script)
+    job = kind(script)
     job.submit()
     status = job.follow()
     if status not in (0, 130):

@@ -1,11 +1,12 @@
 """pytorch-serve: from a login node to an answer and to the end, on real Slurm; a small program stands in for vLLM."""
 import json
+import shutil
 import signal
 import socket
 
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
-from common import needs_root
+from common import CHECKOUT, needs_root
 
 from serve.login import Login, Served, enter, processes
 
@@ -38,9 +39,22 @@ def test_dry_run(tmp_path):
     status, output, errors = login('--dry-run', '--nodes', '2', 'tiny', '--', '--max-model-len', '64')
     assert status == 0, errors
     assert '#SBATCH --job-name=tiny\n#SBATCH --nodes=2\n' in output and 'module load vLLM/1.0 || exit' in output
-    assert "trap 'rm -f -- tiny-1.key tiny-1.job' EXIT" in output
+    assert "trap 'rm -f -- tiny-\"$SLURM_JOB_ID\".key' EXIT" in output
     assert '--ntasks-per-node=1' in output and output.endswith('/tiny -- --max-model-len 64\n')
     assert not login.files() and 'Bearer' not in output
+
+
+def test_dry_run_for_derecho(tmp_path):
+    """PBS: whole nodes with their GPUs, one server on each, started by mpiexec."""
+    login = Login(tmp_path, 'pbs', {'PBS_ACCOUNT': 'project'})
+    shutil.copy(CHECKOUT / 'systems/derecho/system.cfg', login.program.parent.parent / 'share')
+    status, output, errors = login('--dry-run', '--nodes', '2', 'tiny')
+    assert status == 0, errors
+    lines = output.splitlines()
+    for line in ('#PBS -N tiny', '#PBS -l select=2:ncpus=64:mpiprocs=1:ngpus=4', 'cd "$PBS_O_WORKDIR" || exit',
+                 "trap 'rm -f -- tiny-\"${PBS_JOBID%%.*}\".key' EXIT"):
+        assert line in lines, output
+    assert lines[-1].startswith('mpiexec -n 2 --ppn 1 ') and ' --on-node tiny ' in lines[-1], output
 
 
 def test_refused(nowhere, tmp_path):
@@ -88,7 +102,7 @@ def test_on_this_machine(nowhere):
 def test_on_two_nodes(slurm):
     """Asked with the key's file; after scancel the log alone is left."""
     served = Served(slurm, '--nodes', '2', 'tiny')
-    key = slurm.directory / 'tiny-1.key'
+    key = slurm.directory / ('tiny-%s.key' % served.job)
     assert key.stat().st_mode & 0o777 == 0o600 and key.read_text() == 'Authorization: Bearer %s\n' % served.key
     host = served.url.split('/')[2].split(':')[0]
     assert host in slurm.slurm.nodes and 'ssh -N -L' in served.printed

@@ -56,7 +56,7 @@ def test_two_nodes(login):
     memory = set(Path('/dev/shm').iterdir())
     served = Served(login, '--nodes', '2', 'tiny', '--', *SMALL)
     assert served.ask('/models', enter=enter(login.slurm))[0] == 401
-    status, answer = served.ask('/completions', '-H', '@%s/tiny-1.key' % login.directory, *QUESTION,
+    status, answer = served.ask('/completions', '-H', '@%s/tiny-%s.key' % (login.directory, served.job), *QUESTION,
                                 enter=enter(login.slurm))
     assert status == 200 and json.loads(answer)['usage']['completion_tokens'] == 8, answer
     login.slurm.output('scancel', served.job)
