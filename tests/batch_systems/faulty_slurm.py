@@ -19,6 +19,15 @@ exec {path} "$@"
 """
 
 
+def write_faulty(directory, commands):
+    """Write into a directory what takes the place of commands."""
+    directory.mkdir()
+    for name in commands:
+        path = directory / name
+        path.write_text(COMMAND.format(name=name, path=shutil.which(name)))
+        path.chmod(0o755)
+
+
 class FaultySlurm(Slurm):
     """Its commands may fail, its nodes and daemons may die."""
 
@@ -34,11 +43,7 @@ class FaultySlurm(Slurm):
 
     def configure(self):
         super().configure()
-        self.broken.mkdir()
-        for name in self.commands:
-            path = self.broken / name
-            path.write_text(COMMAND.format(name=name, path=shutil.which(name)))
-            path.chmod(0o755)
+        write_faulty(self.broken, self.commands)
 
     def fail(self, command, _):
         (self.broken / ('fail-' + command)).touch()

@@ -6,6 +6,7 @@ every module at the end, built by one job at a time and never again.
 On the PBS stand-in and on a real Slurm, whose controller dies, too. One chain of each in ./test nightly, whose seed a
 failure shows; for longer:
 HPC_FAULTS_SECONDS=3600 HPC_FAULTS_SEED=1 ./test nightly tests/jobs/test_random_faults.py -s
+$HPC_PBS_PREFIX: a real PBS in the place of the stand-in (batch_systems/real_pbs.py).
 """
 import contextlib
 import os
@@ -19,6 +20,7 @@ from common import FOR_ROOT, stand_in
 from attacks.test_disk import Disk
 from batch_systems.faulty_slurm import FaultySlurm
 from batch_systems.pbs_stand_in import Failed, Pbs
+from batch_systems.real_pbs import FaultyPbs
 from small_software import Toys, site
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly, FOR_ROOT]
@@ -67,7 +69,7 @@ class Chain:
     def fault(self):
         """Something happens."""
         kinds = ['lose', 'fail', 'node', 'daemon', 'delete', 'disk', 'nothing']
-        if isinstance(self.system, FaultySlurm):
+        if not isinstance(self.system, Pbs):
             kinds.append('controller')
         kind = self.chance.choice(kinds)
         print('   ', kind, end='')
@@ -113,8 +115,14 @@ class Chain:
         assert set(builders) == set(MODULES) and all(self.toys.module(name).exists() for name in MODULES)
 
 
+def any_pbs(place):
+    """The stand-in, or a real server, which $HPC_PBS_PREFIX names."""
+    prefix = os.environ.get('HPC_PBS_PREFIX')
+    return FaultyPbs(prefix, place) if prefix else Pbs(place, accounts=['NCAR0001'])
+
+
 # by the suffix of the toys: what starts the batch system
-SYSTEMS = {'Derecho': lambda place: Pbs(place, accounts=['NCAR0001']), 'ARCHER2': FaultySlurm}
+SYSTEMS = {'Derecho': any_pbs, 'ARCHER2': FaultySlurm}
 Pbs.commands = ('qsub', 'qstat', 'qselect')
 
 
