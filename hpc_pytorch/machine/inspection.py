@@ -156,10 +156,6 @@ class Machine(object):
     def existing(self, paths):
         return [path for path in paths if os.path.exists(self.path(path))]
 
-    def names(self, pattern):
-        paths = glob.glob(self.path(pattern))
-        return sorted(map(os.path.basename, paths))
-
     def read(self, path):
         try:
             return Path(self.path(path)).read_text().strip()
@@ -267,25 +263,10 @@ class Machine(object):
     def whole_nodes(self):
         return self.partition_fact('exclusive')
 
-    @probe(LOGIN, 'node memory', about)
-    def memory_of_nodes(self):
-        return self.partition_fact('memory')
-
-    @probe(LOGIN, 'node gpus')
-    def GPUs_of_nodes(self):
-        return self.partition_fact('gpus')
-
     def hardware_threads(self):
-        """Return one (package, core) for each hardware thread."""
-        found = []
-        for name in self.names('/sys/devices/system/cpu/cpu[0-9]*'):
-            place = '/sys/devices/system/cpu/%s/topology/' % name
-            package = self.read(place + 'physical_package_id')
-            core = self.read(place + 'core_id')
-            found.append((package, core))
-        if not found:
-            raise NotAsked("there is no /sys/devices/system/cpu")
-        return found
+        """List the package and the core of each hardware thread."""
+        lines = self.output('lscpu', '--parse=SOCKET,CORE').splitlines()
+        return [line for line in lines if not line.startswith('#')]
 
     @probe(JOB, 'node cores')
     def cores(self):
@@ -337,7 +318,7 @@ class Machine(object):
 
     @probe(JOB, 'network interfaces', all_there)
     def interfaces(self):
-        return self.names('/sys/class/net/*')
+        return os.listdir(self.path('/sys/class/net'))
 
     @probe(JOB, lambda system: ['cxi'] if 'slingshot' in system.words else None, all_there)
     def libfabric(self):

@@ -124,8 +124,8 @@ def changed(environ, code):
 
 def first_that_fails(shell, names):
     """
-    Return the first of these modules that cannot be loaded after the ones before it, with what the tool says; None if
-    all can be. The shell keeps the environment in which they are loaded, or in which one failed.
+    Return the first of these modules that cannot be loaded after the ones before it, and what helps; None if all can
+    be. The shell keeps the environment in which they are loaded, or in which one failed.
     """
     shell.start_again()
     # all at once takes a tenth of the time
@@ -135,6 +135,16 @@ def first_that_fails(shell, names):
     for name in names:
         said = shell.load([name])
         if said is not None:
-            return name, said
+            return name, why_missing(shell, name, said)
     # one after the other they can be loaded
     return None
+
+
+def why_missing(shell, name, said):
+    """Say what helps with a module that cannot be loaded: its versions here, or the tool's error."""
+    versions = shell.versions(name)
+    if name in versions:
+        return "it exists, but loading it fails: %s" % ' '.join(said.split())
+    if versions:
+        return "versions of it here: %s" % ', '.join(versions)
+    return "no version of it is here (try: module spider %s)" % name

@@ -2,13 +2,10 @@
 ``./eb --survey [FILE] [--job] [--new-system NAME]``: compare this machine with its description in systems/NAME.
 
 Call it once on a login node and once in a job (``--job`` submits it). Besides what inspection.py asks, the modules of
-each easyconfig are loaded. The report has no user name and no path below $HOME, so it can be sent to somebody.
+each easyconfig are loaded. FILE has no user name and no path below $HOME, so it can be sent to somebody.
 """
 import argparse
-import contextlib
-import json
 import os
-import re
 import shlex
 import tempfile
 from collections import namedtuple
@@ -18,7 +15,6 @@ from hpc_pytorch import UsersProblem, VERSION, parse
 from hpc_pytorch.machine import batch_systems, new_system, systems
 from hpc_pytorch.machine.modules import first_that_fails
 from hpc_pytorch.machine.inspection import JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of, external_modules
-from hpc_pytorch.machine.versions import in_words, known
 
 # result is one of the words below; TOLD: systems/ has nothing to compare with
 Finding = namedtuple('Finding', 'name result found expected')
@@ -53,28 +49,7 @@ def in_a_line(answer):
     return str(answer)
 
 
-# -- versions and modules of each easyconfig
-
-def versions_of(machine, path):
-    """Return {software: version} that come together: what an easyconfig names, this machine's libfabric and driver."""
-    text = Path(path).read_text(encoding='utf-8')
-    found = re.findall(r"^ *\('([\w-]+)(?:', '|/)(\d[\w.-]*)'", text, re.M)
-    found += re.findall(r'^(.+?)-(\d[\d.]*)', os.path.basename(path))
-    with contextlib.suppress(NotAsked):
-        driver = machine.read('/sys/module/nvidia/version')
-        found.append(('driver', driver))
-    with contextlib.suppress(NotAsked):
-        answer = machine.output('fi_info', '--version')
-        found += re.findall(r'^(libfabric): (\S+)', answer, re.M)
-    return {name.lower(): version for name, version in found}
-
-
-def about_versions(machine, path):
-    """Report what pairs.cfg knows of versions that an easyconfig brings together."""
-    for row in known(versions_of(machine, path), machine.system.words):
-        result = DIFFERS if row['result'] == 'fails' else TOLD
-        yield Finding('versions of', result, in_words(row), 'versions that go together')
-
+# -- modules of each easyconfig
 
 def about_modules(machine, path):
     """Report whether an easyconfig's modules load in their order, and errors in external_modules.cfg about them."""
@@ -89,13 +64,7 @@ def about_modules(machine, path):
         return
     problem = first_that_fails(shell, names)
     if problem:
-        name, said = problem
-        versions = shell.versions(name)
-        found = "%s cannot be loaded; versions: %s" % (name, ' '.join(versions) or 'none')
-        # one that is there has a reason of its own
-        if name in versions:
-            found = "%s cannot be loaded: %s" % (name, ' '.join(said.split())[:300])
-        yield Finding('modules of', DIFFERS, found, wanted)
+        yield Finding('modules of', DIFFERS, ': '.join(problem), wanted)
         return
     yield Finding('modules of', SAME, wanted, wanted)
     metadata = parse(os.path.join(machine.system.directory, 'external_modules.cfg'))
@@ -119,24 +88,16 @@ def about_metadata(shell, name, metadata):
         yield Finding('prefix of ' + name, DIFFERS, found, prefix)
 
 
-def easystack_of(system):
-    """Return the text of the easystack of today; None where a system has none."""
-    path = os.path.join(system.directory, 'easystack.yaml')
-    if not os.path.exists(path):
-        return None
-    with open(path) as handle:
-        return handle.read()
-
-
 def about_easyconfigs(machine):
     """
     Report on all easyconfigs; what holds for several is one finding with all of their names. Those that are for an
     earlier state of the system are no reason for a failing exit status.
     """
     files = {}
-    today = easystack_of(machine.system)
+    easystack = Path(machine.system.directory, 'easystack.yaml')
+    today = easystack.read_text() if easystack.exists() else None
     for path in easyconfigs_of(machine.system):
-        findings = [*about_versions(machine, path), *about_modules(machine, path)]
+        findings = list(about_modules(machine, path))
         if today and os.path.basename(path) not in today:
             findings = [finding._replace(result=TOLD) if finding.result == DIFFERS else finding for finding in findings]
         for finding in findings:
@@ -149,13 +110,12 @@ def about_easyconfigs(machine):
 
 # -- the report
 
-def without_names(finding, environ):
+def without_names(text, environ):
     """Replace the user's name and $HOME in what is given away."""
-    found = finding.found
     for name in ('HOME', 'USER'):
         if len(environ.get(name, '')) > 2:
-            found = found.replace(environ[name], '$' + name)
-    return finding._replace(found=found)
+            text = text.replace(environ[name], '$' + name)
+    return text
 
 
 def table(findings):
@@ -166,16 +126,12 @@ def table(findings):
         found = finding.found
         if finding.result == DIFFERS:
             found = "%s, expected: %s" % (found, finding.expected)
-        elif len(found) >= 70:
-            found = found[:66] + ' ...'
         text += '%-9s  %-22s  %s\n' % (finding.result, finding.name, found)
     return text
 
 
 def job_script(path):
-    command = os.environ['HPC_PYTORCH_COMMAND']
-    file, log = shlex.quote(path), shlex.quote(path + '.txt')
-    return "#!/bin/bash\nexec %s --survey=%s > %s 2>&1\n" % (command, file, log)
+    return "#!/bin/bash\nexec %s --survey > %s 2>&1\n" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
 
 
 def submit(system, path):
@@ -212,9 +168,9 @@ def main(arguments):
     given = parser.parse_known_args(arguments)[0]
     system = systems.load(os.environ['HPC_SYSTEM'])
     machine = Machine(system)
-    path = os.path.abspath(given.survey or 'survey-%s.json' % system.name)
+    path = os.path.abspath(given.survey or 'survey-%s.txt' % system.name)
     if given.job:
-        print("Job %s will write %s and %s.txt" % (submit(system, path), path, path))
+        print("Job %s will write %s" % (submit(system, path), path))
         return 0
     if given.new_system is not None:
         paths = new_system.write_drafts(given.new_system, machine)
@@ -222,28 +178,16 @@ def main(arguments):
         return 0
     findings = [ask(probe, machine) for probe in PROBES]
     findings += about_easyconfigs(machine)
-    findings = [without_names(finding, machine.environ) for finding in findings]
+    text = without_names(report(machine, findings), machine.environ)
+    print(text)
     if given.survey:
-        write_report(path, machine, findings)
-    return show(machine, findings)
+        Path(path).write_text(text + '\n')
+    return 1 if DIFFERS in [finding.result for finding in findings] else 0
 
 
-def show(machine, findings):
+def report(machine, findings):
     where = 'in a job' if machine.job else 'on a login node'
-    print("%s, %s:\n" % (machine.system.system['title'], where))
-    print(table(findings))
     results = [finding.result for finding in findings]
     differ = [finding.name for finding in findings if finding.result == DIFFERS]
-    print("the same: %d; different: %d" % (results.count(SAME), len(differ)), *differ, sep=', ')
-    return 1 if differ else 0
-
-
-def write_report(path, machine, findings):
-    report = {
-        'format': 1,
-        'collection': VERSION,
-        'system': machine.system.name,
-        'where': JOB if machine.job else LOGIN,
-        'findings': [finding._asdict() for finding in findings],
-    }
-    Path(path).write_text(json.dumps(report, indent=1))
+    text = "%s, %s (hpc-pytorch %s):\n\n%s\n" % (machine.system.system['title'], where, VERSION, table(findings))
+    return text + ', '.join(["the same: %d; different: %d" % (results.count(SAME), len(differ))] + differ)

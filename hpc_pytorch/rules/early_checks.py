@@ -51,12 +51,12 @@ def check_external_modules(ec):
     shell = ModulesShell(tool.cmd)
     problem = first_that_fails(shell, names)
     if problem:
-        name, said = problem
+        name, why = problem
         before = ' '.join(names[:names.index(name)]) or 'nothing'
         searched = shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH'
         raise EasyBuildError(
             "%s needs a module that this machine does not have: %s; loaded before it: %s; %s. Searched: %s. %s",
-            easyconfig, name, before, why_missing(shell, name, said), searched, advice(easyconfig, name))
+            easyconfig, name, before, why, searched, advice(easyconfig, name))
     if build_option('extended_dry_run'):
         # EasyBuild only pretends to load what it cannot see from the start, and prefixes then have no values
         opened = shell.environ['MODULEPATH'].split(os.pathsep)
@@ -72,16 +72,6 @@ def advice(easyconfig, module):
                 "easyconfig's dependencies" % (system, system, module))
     return ("On the system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the "
             "system's stand-in: ./eb --rehearse %s" % shlex.quote(easyconfig))
-
-
-def why_missing(shell, name, said):
-    """Say what helps with a module that cannot be loaded: its versions here, or the tool's error."""
-    versions = shell.versions(name)
-    if name in versions:
-        return "it exists, but loading it fails: %s" % ' '.join(said.split())
-    if versions:
-        return "versions of it here: %s" % ', '.join(versions)
-    return "no version of it is here (try: module spider %s)" % name
 
 
 def check_directories():

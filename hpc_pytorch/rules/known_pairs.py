@@ -1,17 +1,28 @@
 """Warn about versions of NCCL, its plugin, libfabric or ROCm that are known to be incompatible, before installing."""
 import os
 import re
+import shutil
+
+from easybuild.tools.filetools import read_file
 
 from hpc_pytorch.machine import versions
 from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.rules import policy
 
+# that of NVIDIA's driver on this machine
+DRIVER = '/sys/module/nvidia/version'
+
 
 def versions_of(ec):
-    """Return {software: version} that an easyconfig combines: its own, its dependencies', its wheels' NCCL and ROCm."""
+    """Return {software: version} of an easyconfig, its dependencies and wheels, and this machine."""
     found = {ec['name'].lower(): ec['version']}
+    if os.path.exists(DRIVER):
+        found['driver'] = read_file(DRIVER).strip()
+    if shutil.which('fi_info'):
+        found.update(re.findall(r'^(libfabric): (\S+)', run(['fi_info', '--version']).stdout, re.M))
     for dep in ec.dependencies():
         if dep['external_module']:
             name, _, version = dep['full_mod_name'].partition('/')

@@ -29,7 +29,7 @@ TRIED = (
     (r'\./eb --uninstall \S+', 'tests/jobs/test_uninstall.py', '--uninstall'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
     (r'\./eb --check --references .*', 'tests/checks/small_module.py', '--references'),
-    (r'\./eb --survey( \S+\.json)?', 'tests/machine/test_survey.py', '--survey'),
+    (r'\./eb --survey( \S+\.txt)?', 'tests/machine/test_survey.py', '--survey'),
     (r'\./eb --survey --new-system[ =]\S+', 'tests/machine/test_survey.py', '--new-system'),
     (r'\./eb --new-version \S+ \S+\.eb', 'tests/packages/test_new_version.py', '--new-version'),
     (r'\./eb \S+/easybuild/provenance/NAME.eb .*', 'tests/rules/test_provenance.py', 'easybuild/provenance'),

@@ -3,7 +3,6 @@
 
 Of machine/inspection.py and new_system.py, too.
 """
-import json
 import os
 import re
 import shutil
@@ -82,9 +81,7 @@ class Place:
         self.module('mpi/4.0', 'module use %s\n' % (top / 'opened'))
         self.write('opened/cuda/12.2.1', '#%%Module1.0\nsetenv CUDA_HOME %s\n' % top)
         self.write('opened/cuda/12.3.0', '#%Module1.0\n')
-        for number in range(16):
-            for name, value in (('physical_package_id', 0), ('core_id', number % 8)):
-                self.write('root/sys/devices/system/cpu/cpu%d/topology/%s' % (number, name), '%d\n' % value)
+        self.command('lscpu', '# Socket,Core\n' + ''.join('0,%d\n' % (number % 8) for number in range(16)))
         for number, cores in enumerate(('0-3,8-11', '4-7,12-15')):
             self.write('root/sys/devices/system/node/node%d/cpulist' % number, cores + '\n')
         self.write('root/proc/meminfo', 'MemTotal:       527942792 kB\n')
@@ -162,8 +159,6 @@ DIFFERENCES = [
     (0, 'partitions', other('bin/sinfo', 'small|', 'smaller|')),
     (0, 'time limit', other('bin/sinfo', '1-00:00:00', '2:00:00')),
     (0, 'whole nodes', other('bin/sinfo', 'EXCLUSIVE', 'NO')),
-    (0, 'memory of nodes', other('bin/sinfo', '524288', '262144')),
-    (0, 'GPUs of nodes', other('bin/sinfo', 'a100:2', 'a100:4')),
     (0, 'images', without('root/appl/images')),
     (0, 'modules of Test-1.0-Surveyed.eb', without('opened/cuda/12.2.1')),
     (0, 'version of mpi', lambda place: place.module('mpi/5.0', 'module use %s\n' % (place.top / 'opened'))),
@@ -204,19 +199,6 @@ def test_same_difference_in_two_easyconfigs(place, monkeypatch):
     assert place.survey(False, monkeypatch, 'modules of both')[0] == ['modules of ' + both]
 
 
-def test_versions_that_fail_together(place, monkeypatch):
-    """What an easyconfig names, and what this machine has."""
-    place.write('easyconfigs/a/aws-ofi-nccl/aws-ofi-nccl-1.19.2-Surveyed.eb', "# ('aws-ofi-nccl', '1.6.0')\n")
-    place.write('easyconfigs/t/Test/Test-2.0-Surveyed.eb', "dependencies = [\n    ('cuda/13.0.1', EXTERNAL_MODULE),\n]")
-    path = place.root / 'sys/module/nvidia/version'
-    path.parent.mkdir(parents=True)
-    path.write_text('570.86.10\n')
-    found = {one.name: one.found for one in place.survey(False, monkeypatch, 'modules of both')[1]
-             if one.name.startswith('versions of') and one.result == survey.DIFFERS}
-    assert sorted(found) == ['versions of Test-2.0-Surveyed.eb', 'versions of aws-ofi-nccl-1.19.2-Surveyed.eb']
-    assert 'CUDA 13 requires driver 580' in found['versions of Test-2.0-Surveyed.eb']
-
-
 def test_planted_differences(place, monkeypatch, tmp_path):
     """Each is found by its name, and nothing else is; one that spoils the GPUs' number spoils their cores, too."""
     for number, (job, name, plant) in enumerate(DIFFERENCES):
@@ -249,22 +231,22 @@ def test_queues_of_pbs(place, monkeypatch):
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='architecture')[1]
     findings.append(survey.Finding('x', survey.TOLD, '/home/me/a somebody', ''))
-    text = ' '.join(survey.without_names(one, place.environ).found for one in findings)
+    text = survey.without_names(survey.table(findings), place.environ)
     assert '/home/me' not in text and 'somebody' not in text and '$HOME/a $USER' in text
 
 
 def test_as_it_is_typed(tmp_path):
-    """On this machine, for a system that it is not: a table, a file, status 1; nothing is written elsewhere."""
-    answer = tmp_path / 'survey.json'
+    """On this machine, for a system that it is not: a table, also in a file, status 1; nothing is written elsewhere."""
+    answer = tmp_path / 'survey.txt'
     done = subprocess.run([str(CHECKOUT / 'eb'), '--system', 'lumi', '--survey', str(answer)], text=True, cwd=tmp_path,
                           env=dict(clean_environment(), HOME=str(tmp_path)), stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 1 and 'Traceback' not in done.stdout, done.stdout
     assert 'differs    host name' in done.stdout and 'not asked' in done.stdout
-    found = json.loads(answer.read_text())
-    assert found['system'] == 'lumi' and found['where'] == 'login' and len(found['findings']) > 20
+    assert 'LUMI' in done.stdout and 'on a login node' in done.stdout
+    assert answer.read_text() in done.stdout and len(answer.read_text().splitlines()) > 20
     # Lmod and pip's compilers leave dot files in $HOME
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith('.')] == ['survey.json']
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith('.')] == ['survey.txt']
 
 
 def test_script_of_the_job(tmp_path, monkeypatch):
@@ -272,8 +254,7 @@ def test_script_of_the_job(tmp_path, monkeypatch):
     monkeypatch.setenv('HPC_PYTORCH_COMMAND', 'echo')
     path = str(tmp_path / 'my $HOME; survey')
     subprocess.run(['bash', '-c', survey.job_script(path)], check=True)
-    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
-        ('my $HOME; survey.txt', '--survey=%s\n' % path)]
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [('my $HOME; survey', '--survey\n')]
 
 
 @pytest.fixture
@@ -342,7 +323,8 @@ def test_broken_module(place, monkeypatch):
     name = 'modules of Test-1.0-Surveyed.eb'
     differ, findings = place.survey(False, monkeypatch, name)
     said, = [finding.found for finding in findings if finding.name == name]
-    assert name in differ and 'cuda/12.2.1 cannot be loaded: ' in said and 'the licence server of cuda is gone' in said
+    assert name in differ and 'cuda/12.2.1: it exists, but loading it fails: ' in said
+    assert 'the licence server of cuda is gone' in said
     place.write('systems/test/easystack.yaml', 'easyconfigs:\n  - Test-2.0-Surveyed.eb\n')
     differ, findings = place.survey(False, monkeypatch, name)
     assert name not in differ and [one for one in findings if one.name == name][0].found == said
