@@ -102,7 +102,7 @@ def check(system, given, reframes):
         '--system', system.name,
         '--prefix', place,
         '--report-file', report,
-        '-S', 'SpeedCheck.references=' + references,
+        '-S', 'references=' + references,
     ]
     if given.check:
         command += ['-E', 'module in %r' % given.check]

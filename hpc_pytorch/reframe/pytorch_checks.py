@@ -63,7 +63,7 @@ sys.stdout.flush()
 subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
 """
 # in an easyconfig: what promises something
-CONTAINER, MPI, SERVE = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'", "'pytorch-serve'"
+CONTAINER, MPI = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'"
 # inside a container, the image's PyTorch
 ONES = """python -c "import os, torch; print(os.environ.get('SINGULARITY_CONTAINER'), torch.ones(1))" """.strip()
 ONES_PRINTED = r'\.sif tensor\(\[1'
@@ -83,7 +83,7 @@ CHECKS = {
     'mpi': MPI,
     'horovod': "'horovod'",
     'compile': 'pytorch-check .*compile"',
-    'vllm': SERVE,
+    'vllm': "'pytorch-serve'",
     'plugin': r"'aws-ofi-\w+'",
 }
 for probe, promised in CHECKS.items():
@@ -97,8 +97,6 @@ MEASURES = {
     'train': Measure('measure.py train', '', (1, 2, 4)),
     'start': Measure('measure.py start', '', (1, 2, 4)),
     'start-staged': Measure('measure.py start', "'pytorch-stage'", (1, 2, 4)),
-    'checkpoint': Measure('measure.py checkpoint', '', (1, 2)),
-    'serve': Measure('measure.py serve', SERVE, (1,)),
 }
 # what decides about networks, as the ranks see it
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
@@ -123,6 +121,7 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
     valid_prog_environs = ['builtin']
     time_limit = '15m'
     tags = {'production', 'maintenance'}
+    references = variable(str, value=os.path.join(HERE, 'references'))
 
     def need(self, promised, *features):
         """Check only where the easyconfig has these words, and the partition these features."""
@@ -150,6 +149,34 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
                 text = text[:500] + ' ... ' + text[-1500:]
             raise SanityError("nothing like %r in: %s" % (pattern, text))
         return found
+
+    def values(self):
+        """Return what was measured: {name: (value, unit)}."""
+        return {}
+
+    @run_before('performance')
+    def compare(self):
+        """With the references, within the margins; less is worse, but for seconds."""
+        values = {} if self.is_dry_run() else self.values()
+        self.perf_variables = {}
+        for name, (value, unit) in values.items():
+            self.perf_variables[name] = sn.make_performance_function(sn.defer(value), unit)
+        path = self.references
+        if os.path.isdir(path):
+            path = os.path.join(path, self.current_system.name + '.json')
+        if not os.path.exists(path):
+            return
+        known = json.loads(Path(path).read_text())
+        name = re.sub(' %module=[^ ]+', '', self.display_name)
+        check = known['modules'].get(self.module, {}).get(name)
+        references = check['values'] if check else {}
+        limits = {}
+        for key, (reference, unit) in references.items():
+            margin = known['margins'][unit]
+            lower, upper = (None, margin) if unit == 's' else (-margin, None)
+            if key in values:
+                limits[key] = (reference, lower, upper, unit)
+        self.reference = {'*': limits}
 
 
 @rfm.simple_test
@@ -181,6 +208,13 @@ class WorksCheck(ModuleCheck):
         if self.probe == 'contract':
             self.check_contract()
         return True
+
+    def values(self):
+        """Return how fast a server has answered."""
+        found = {}
+        for first, speed in self.printed(r'first token after (\S+) s, then (\S+) tokens/s'):
+            found = {'first_token': (float(first), 's'), 'tokens': (float(speed), 'tokens/s')}
+        return found
 
     def check_contract(self):
         """Check that the installation is unchanged; only then its PyTorch can be asked."""
@@ -249,12 +283,11 @@ class WorksCheck(ModuleCheck):
 
 @rfm.simple_test
 class SpeedCheck(ModuleCheck):
-    """Bandwidth through the fast network, training, starting, checkpoints: one rank for each GPU, or node without."""
+    """Bandwidth through the fast network, training, starting: one rank for each GPU, or node without."""
     what = parameter(MEASURES)
     nodes = parameter([1, 2, 4])
     ranks_per_node = variable(int, value=0)
     slowest_rank = variable(float, value=0.8)
-    references = variable(str, value=os.path.join(HERE, 'references'))
     # by what is measured: further options
     more = variable(typ.Dict[str, str], value={})
     executable = 'pytorch-srun'
@@ -283,9 +316,6 @@ class SpeedCheck(ModuleCheck):
         """Place a rank near each GPU; one rank alone would talk to nobody."""
         self.facts = self.current_partition.extras['hpc_pytorch']
         ranks = self.ranks_per_node or self.facts['gpus'] or 1
-        if self.what == 'serve':
-            # vLLM starts its own
-            ranks = 1
         if ranks * self.nodes == 1 and 'bandwidth' in self.what:
             ranks = 2
         self.num_tasks = self.nodes * ranks
@@ -310,7 +340,7 @@ class SpeedCheck(ModuleCheck):
             return True
         results = self.measured()
         if not all(result['right'] for result in results):
-            raise SanityError("wrong results: ranks have other weights, or have read something else than they wrote")
+            raise SanityError("wrong results: ranks have other weights")
         self.check_ranks(results[0]['ranks'])
         if 'start' in self.what and len(results) != self.num_tasks:
             raise SanityError("%d of %d ranks have started: %s" % (
@@ -372,27 +402,3 @@ class SpeedCheck(ModuleCheck):
                 before, _ = found.get(name, (0, None))
                 found[name] = (max(value, before), result['unit'])
         return found
-
-    @run_before('performance')
-    def compare(self):
-        """With the references, within the margins; less is worse, but for seconds."""
-        values = {} if self.is_dry_run() else self.values()
-        self.perf_variables = {}
-        for name, (value, unit) in values.items():
-            self.perf_variables[name] = sn.make_performance_function(sn.defer(value), unit)
-        path = self.references
-        if os.path.isdir(path):
-            path = os.path.join(path, self.current_system.name + '.json')
-        if not os.path.exists(path):
-            return
-        known = json.loads(Path(path).read_text())
-        name = re.sub(' %module=[^ ]+', '', self.display_name)
-        check = known['modules'].get(self.module, {}).get(name)
-        references = check['values'] if check else {}
-        limits = {}
-        for key, (reference, unit) in references.items():
-            margin = known['margins'][unit]
-            lower, upper = (None, margin) if unit == 's' else (-margin, None)
-            if key in values:
-                limits[key] = (reference, lower, upper, unit)
-        self.reference = {'*': limits}

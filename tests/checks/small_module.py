@@ -20,7 +20,7 @@ setenv("OMP_NUM_THREADS", "1")
 '''
 # so little that every check takes seconds
 SMALL = ('-SSpeedCheck.more=bandwidth-gloo:--to 1M --seconds 0.05,'
-         'train:--steps 2 --width 64 --batch-size 64,checkpoint:--megabytes 4')
+         'train:--steps 2 --width 64 --batch-size 64')
 
 
 class Module:
@@ -36,7 +36,7 @@ class Module:
         """Install it."""
         self.root.parent.mkdir(parents=True)
         subprocess.run(['cp', '-al', Path(kept_venv()).parent.parent, self.root], check=True)
-        for name in ('pytorch-check', 'pytorch-srun', 'pytorch-stage', 'get-master'):
+        for name in ('pytorch-bandwidth', 'pytorch-check', 'pytorch-srun', 'pytorch-stage', 'get-master'):
             shutil.copy(SCRIPTS / name, self.root / 'bin')
         (self.eb.modules / 'PyTorch').mkdir(parents=True)
         (self.eb.modules / (NAME + '.lua')).write_text(MODULE_FILE % self.root)

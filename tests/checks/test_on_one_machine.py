@@ -25,14 +25,13 @@ def module():
 def test_all_is_well(module):
     """What was promised is checked, nothing else; references are kept, and a site's margins stay."""
     output, checks = module.check(NAME, '--update')
-    assert '%s: 8 of 8 checks passed' % NAME in output
+    assert '%s: 7 of 7 checks passed' % NAME in output
     assert {name.split('=')[1].split()[0] for name in checks} == {
-        'import', 'packages', 'gloo', 'contract', 'bandwidth-gloo', 'train', 'start', 'checkpoint'}
+        'import', 'packages', 'gloo', 'contract', 'bandwidth-gloo', 'train', 'start'}
     references = module.directory / 'references.json'
     known = json.loads(references.read_text())
     kept = {name: one['values'] for name, one in known['modules'][NAME].items()}
     assert kept['SpeedCheck %what=bandwidth-gloo %nodes=1'].keys() == {'all_reduce_1M', 'broadcast_1M'}
-    assert kept['SpeedCheck %what=checkpoint %nodes=1'].keys() == {'read', 'write'}
     # as if it had been a thousand times as fast
     start = kept['SpeedCheck %what=start %nodes=1']
     train = kept['SpeedCheck %what=train %nodes=1']
@@ -60,7 +59,7 @@ def test_broken_installation(module):
     module.promise("collection_packages = ['torch_mpi']\nbuild_from_source = ['mpi4py', 'horovod']\n"
                    "dependencies = [('aws-ofi-nccl', '1.19.2')]")
     reasons = module.reasons('packages|mpi|horovod|plugin')
-    for words in ('stale file handle', 'mpi      FAILS', 'mpi4py   FAILS', 'horovod  FAILS', 'sees no GPU here'):
+    for words in ('stale file handle', 'mpi      FAILS', 'mpi4py   FAILS', 'horovod  FAILS', 'it needs GPUs'):
         assert words in reasons
 
 

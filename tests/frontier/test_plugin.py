@@ -1,19 +1,9 @@
-"""The OFI plugin: what NCCL's log says of it, and its build on the stand-in."""
+"""The OFI plugin: whether NCCL must have it, and its build on the stand-in."""
 import importlib.machinery
 import importlib.util
 
 import pytest
 from common import CHECKOUT, EB
-
-# as NCCL and RCCL print it
-USED = """n1:7:7 [0] NCCL INFO NET/OFI Selected Provider is cxi (found 4 nics)
-n1:7:7 [0] NCCL INFO Using network AWS Libfabric
-"""
-NOT_USED = """n1:7:7 [0] NCCL INFO NET/Plugin : No plugin found (librccl-net.so), using internal implementation
-n1:7:7 [0] NCCL INFO NET/Socket : Using [0]hsn0:10.0.0.1<0>
-n1:7:7 [0] NCCL INFO Using network Socket
-"""
-
 
 @pytest.fixture(scope='module')
 def check():
@@ -25,17 +15,15 @@ def check():
     return module
 
 
-def test_network(check):
-    """The old name of the plugin's network, the new one, and none of them."""
-    assert check.network_of(USED) == 'the network is AWS Libfabric, provider cxi'
-    assert check.network_of(USED.replace('AWS Libfabric', 'OFI')) == 'the network is OFI, provider cxi'
-    for log in (NOT_USED, ''):
-        with pytest.raises(check.Failed) as failed:
-            check.network_of(log)
-        assert 'load the module of the plugin' in str(failed.value)
-    with pytest.raises(check.Failed) as failed:
-        check.network_of(NOT_USED)
-    assert 'the network is Socket' in str(failed.value) and 'No plugin found' in str(failed.value)
+def test_network(check, monkeypatch):
+    """The plugin; InfiniBand, where the system does not insist on a plugin; neither."""
+    monkeypatch.delenv('HPC_NCCL_NET', raising=False)
+    assert check.accepted('OFI plugin (provider cxi)') == 'the network is the OFI plugin (provider cxi)'
+    assert 'InfiniBand, which needs no plugin' in check.accepted('InfiniBand')
+    monkeypatch.setenv('HPC_NCCL_NET', 'OFI')
+    for network in ('InfiniBand', 'sockets (slow: load the module of the OFI plugin)', 'its log does not say'):
+        with pytest.raises(check.Failed, match='the network is %s' % network[:8]):
+            check.accepted(network)
 
 
 @pytest.mark.slow
