@@ -205,9 +205,14 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def keep_for_the_next(self):
         """Keep the wheel for the next installation, if it is known what it was built from."""
-        if self.facts:
-            more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
-            self.wheel = self.keep_wheel(self.wheel, self.built_stores()[0], self.facts, more)
+        if not self.facts:
+            return
+        more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
+        try:
+            self.wheel = built_wheels.keep(self.wheel, self.built_stores()[0], self.facts, more)
+        except OSError as err:
+            # hours of work are not lost because the source path is read-only
+            print_msg("%s could not be kept in the source path: %s", os.path.basename(self.wheel), err, log=self.log)
 
     def test_step(self):
         """Run PyTorch's own tests where that is asked for; a wheel that fails is not kept."""

@@ -15,14 +15,15 @@ from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import adjust_permissions, copy, copy_file, write_file
+from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_file, write_file
 from easybuild.tools.modules import get_software_root
 
+from hpc_pytorch import collection_path
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES, current
-from hpc_pytorch.packages import built_wheels, collection_packages, dry_run, gpu_code, usage, wheel_mpi
+from hpc_pytorch.packages import dry_run, gpu_code, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
@@ -42,8 +43,7 @@ PARAMETERS = {
     'lock_files_instead': [[], "Lock files to use if extra_index_urls cannot be reached", CUSTOM],
     'package_urls': [{}, "URLs of sources that are in no index, by package", CUSTOM],
     # what is built
-    'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI; mpi4py where its "
-                          "wheel does not run with that", CUSTOM],
+    'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
     'build_lock_files': [[], "Lock files with the packages that building needs; they are not installed", CUSTOM],
     'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
     'collection_packages': [[], "Packages of this collection to build for the installed PyTorch and MPI", CUSTOM],
@@ -209,20 +209,15 @@ class LockedEnvironment(EasyBlock):
         if problem:
             dry_run.stop(self, problem)
 
-    def wheel_may_run(self, entry):
-        """True for a package whose wheel runs with the locked MPI, and may run with this machine's."""
-        return entry.name in wheel_mpi.WHEELS and bool(self.cfg['mpi_lock_files'])
-
     def divide_packages(self):
-        """Return the entries of which wheels, and those of which sources are fetched; both where the wheel may run."""
-        built = [normal_name(name) for name in self.cfg['build_from_source']]
+        """Return the entries of which wheels, and those of which sources are fetched."""
+        built = {normal_name(name) for name in self.cfg['build_from_source']}
+        if self.cfg['mpi_lock_files'] and not self.mpi_compilers:
+            # its wheel runs with the locked MPI
+            built.discard('mpi4py')
         wheels, sources = [], []
         for entry in self.locked(self.locks):
-            may_run = self.wheel_may_run(entry)
-            if may_run or entry.name not in built:
-                wheels.append(entry)
-            if entry.name in built and (self.mpi_compilers or not may_run):
-                sources.append(entry)
+            (sources if entry.name in built else wheels).append(entry)
         if not self.mpi_compilers:
             wheels += self.locked('mpi_lock_files')
         return wheels, sources
@@ -330,8 +325,7 @@ class LockedEnvironment(EasyBlock):
             return
         self.make_environment()
         wheels, sources = self.divide_packages()
-        sources = [entry for entry in sources if not self.wheel_runs(entry)]
-        self.install_wheels([entry for entry in wheels if entry not in sources])
+        self.install_wheels(wheels)
         for path in self.own_files():
             if path.endswith('.whl'):
                 self.install_file(path)
@@ -345,14 +339,6 @@ class LockedEnvironment(EasyBlock):
         made = ask(self.python.path, '-I', '-m', 'venv', '--without-pip', self.path())
         if made.exit_code:
             raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
-
-    def wheel_runs(self, entry):
-        """Find out whether a package's wheel can be taken in the place of its source, by installing it aside."""
-        if not self.wheel_may_run(entry):
-            return False
-        runs = wheel_mpi.try_wheel(self.python, self.mpi_compilers[0], entry, self.wheels)
-        self.log.info("The wheel of %s %s with this MPI", entry.name, "runs" if runs else "does not run")
-        return runs
 
     def install_wheels(self, entries):
         count = len({entry.name for entry in entries})
@@ -407,27 +393,17 @@ class LockedEnvironment(EasyBlock):
         return variables
 
     def install_from_collection(self, package):
-        """Install a package of the collection, built here unless a source path has the wheel built from the same."""
+        """Build a package of the collection from a copy, as building writes beside the sources, and install it."""
         variables = dict(self.build_variables(), PYTHONPATH=os.pathsep.join(self.packages_below()))
-        facts = collection_packages.facts(package, self.pip(), variables, self.modules_tool.loaded_modules())
-        stores = self.source_directories(package)
-        wheel = built_wheels.find(stores, facts)
-        if wheel:
-            print_msg("using the %s that was built earlier: %s", package, wheel, log=self.log)
-        else:
-            with progress("building %s for this PyTorch and this MPI" % package, self.log):
-                wheel = collection_packages.build(package, self.pip(), variables)
-            wheel = self.keep_wheel(wheel, stores[0], facts, {'asked': {}})
-        self.install_file(wheel)
-
-    def keep_wheel(self, wheel, store, facts, more):
-        """Keep a wheel where the next installation finds it; returns where it is now."""
-        try:
-            return built_wheels.keep(wheel, store, facts, more)
-        except OSError as err:
-            # hours of work are not lost because the source path is read-only
-            print_msg("%s could not be kept in the source path: %s", os.path.basename(wheel), err, log=self.log)
-            return wheel
+        copied = os.path.join(self.builddir, package)
+        copy_dir(collection_path(package), copied)
+        with progress("building %s for this PyTorch and this MPI" % package, self.log):
+            built = self.pip()('wheel', '--quiet', '--no-index', '--no-build-isolation', '--no-deps', '--no-cache-dir',
+                               '--wheel-dir', self.builddir, copied, environment=variables)
+        if built.exit_code:
+            raise EasyBuildError("Building %s of this collection failed: %s", package, built.output.strip()[-2000:])
+        for wheel in glob.glob('%s/%s-*.whl' % (glob.escape(self.builddir), package)):
+            self.install_file(wheel)
 
     def install_scripts(self):
         """Install scripts and examples, and what scripts have to know of the system."""

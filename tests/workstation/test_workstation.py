@@ -144,7 +144,7 @@ def without_torch(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize('mpi, loaded', [('openmpi', 'libmpi.so.40'), ('mpich', 'libmpich.so.12')])
 def test_mpi4py_of_this_machines_mpi(tmp_path, lmod, mpi, loaded):
-    """Its wheel where that runs with the MPI whose compiler is found; else compiled: Debian's MPICH has other names."""
+    """Compiled with the MPI whose compiler is found."""
     easyconfig, tools = without_torch(tmp_path)
     for name in ('mpicc', 'mpicxx', 'mpiexec'):
         (tools / name).write_text('#!/bin/sh\nexec %s.%s "$@"\n' % (name, mpi))
@@ -152,13 +152,13 @@ def test_mpi4py_of_this_machines_mpi(tmp_path, lmod, mpi, loaded):
     path = {'PATH': '%s:%s' % (tools, os.environ['PATH'])}
     eb = EB(tmp_path / 'prefix')
     eb.fetch(easyconfig, env=path)
-    assert ('building mpi4py' in eb(easyconfig, env=path).stdout) == (mpi == 'mpich')
+    assert 'building mpi4py' in eb(easyconfig, env=path).stdout
     output = lmod.run("""
         module use %s; module load torch_mpi; pytorch-check mpi4py
         python -c 'import mpi4py.MPI; print(open("/proc/self/maps").read())'
     """ % eb.modules, env=path)
     assert 'mpi4py   works: ' in output
-    assert loaded in output and ('MPI.openmpi.' in output) == (mpi == 'openmpi')
+    assert loaded in output
 
 
 def test_no_mpi_on_the_machine(tmp_path, lmod):
