@@ -1,5 +1,4 @@
 """What pip says when it fails, in words that help: which file, which server, why, and what to do."""
-import os
 import re
 from pathlib import Path
 
@@ -13,8 +12,8 @@ NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([
 NOT_FETCHED = re.compile(r'Could not fetch URL (?:\w+://)?(?:[^/\s]*@)?([^/\s]*)\S*: (.*?)(?: - skipping)?$', re.M)
 # the last line of a traceback
 RAISED = r'^[\w.]+(?:Error|Exception|Warning)\b.*'
-# (name) from (file) ... Expected sha256 (hash) [or (hash)] ... Got (hash)
-OTHER_FILE = re.compile(r'^\s+(\S+) from (\S+).*:\n((?:\s+Expected\s+(?:sha256|or)\s+\w+\n)+)\s+Got\s+(\w+)', re.M)
+# what it says of files that are not the locked ones: each with both hashes
+OTHER_FILES = re.compile(r'^ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.*\n((?:[ \t]+\S.*\n)+)', re.M)
 
 # What goes wrong on the way to a server. The first that fits counts.
 WAYS = table('pip_errors', re.I)
@@ -43,17 +42,12 @@ def unreached(output):
 
 
 def other_files(output):
-    """Files that are not the locked ones, with both hashes; '' if pip complains of something else."""
-    lines = []
-    for package, source, expected, got in OTHER_FILE.findall(output):
-        hashes = re.findall(r'\b[0-9a-f]{64}\b', expected)
-        name = os.path.basename(re.split('[?#]', source)[0])
-        locked = ' or '.join(hashes)
-        lines.append("  %s, %s: its SHA256 is %s, and the lock file says %s" % (package, name, got, locked))
-    if not lines:
+    """Return what pip says of files that are not the locked ones; '' if it complains of something else."""
+    found = OTHER_FILES.search(output)
+    if not found:
         return ''
-    return ("The file differs from the locked one:\n%s\nDo not use it until you know which of the two is "
-            "wrong: the lock file may be, if it was written by hand or for another version." % '\n'.join(lines))
+    return ("The file differs from the locked one:\n%sDo not use it until you know which of the two is wrong: the lock "
+            "file may be, if it was written by hand or for another version." % found.group(1))
 
 
 def explain(output, store, python):

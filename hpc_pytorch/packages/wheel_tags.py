@@ -71,24 +71,15 @@ def name_and_version(path):
 
 
 def fits_python(wheel, python):
-    """True if the wheel's Python tag admits this Python; stable-ABI wheels admit every later one."""
-    major, minor = python.version.split('.')
-    fitting = ['py3', 'py' + major + minor]
-    if python.implementation == 'cpython':
-        fitting.append('cp' + major + minor)
-    for tag in wheel.python.split('.'):
-        if tag in fitting:
-            return True
-        older = re.match(r'cp3(\d+)$', tag)
-        if older and 'abi3' in wheel.abi.split('.') and int(older.group(1)) <= int(minor):
-            return True
-    return False
-
-
-def fits_abi(wheel, python):
-    """True unless the wheel was built for another variant of Python, such as free-threaded."""
-    own = 'cp' + python.version.replace('.', '')
-    return not wheel.abi.startswith('cp') or wheel.abi == own
+    """True if a wheel's tags admit this Python; those with the stable ABI admit every later one."""
+    minor = int(python.version.split('.')[1])
+    own = 'cp3%d' % minor
+    fitting = ['py3', 'py3%d' % minor] + [own] * (python.implementation == 'cpython')
+    if 'abi3' in wheel.abi.split('.'):
+        fitting += ['cp3%d' % older for older in range(minor)]
+    # cp311t, for example, is for the free-threaded variant
+    abi_fits = not wheel.abi.startswith('cp') or wheel.abi == own
+    return abi_fits and not set(fitting).isdisjoint(wheel.python.split('.'))
 
 
 def fits_platform(tag, python):
@@ -112,7 +103,7 @@ def why_not(path, python):
     if wheel is None:
         return "%s is not named as a wheel is (name-version-python-abi-platform.whl)" % name
     platforms = [fits_platform(tag, python) for tag in wheel.platform.split('.')]
-    if fits_python(wheel, python) and fits_abi(wheel, python) and any(platforms):
+    if fits_python(wheel, python) and any(platforms):
         return None
     glibc = python.glibc or 'unknown'
     return "%s is for Python %s (%s) on %s; %s is %s %s on %s with glibc %s" % (

@@ -83,6 +83,6 @@ def test_another_file():
     """The package, the file and all hashes; the lock may be the one that is wrong."""
     hashes = {'one': 'a' * 64, 'two': 'b' * 64, 'got': 'c' * 64}
     said = pip_errors.other_files(OTHER.format(**hashes))
-    for words in ('other==2.0', 'other-2.0-py3-none-any.whl:', 'the lock file may be', *hashes.values()):
+    for words in ('other==2.0', 'other-2.0-py3-none-any.whl', 'the lock file may be', *hashes.values()):
         assert words in said
     assert pip_errors.other_files(NO_MATCH) == ''
