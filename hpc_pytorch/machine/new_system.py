@@ -11,7 +11,7 @@ import re
 from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import NotAsked
-from hpc_pytorch.machine.python_module import python_of
+from hpc_pytorch.machine.python_module import PROBE, python_of
 from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
@@ -38,11 +38,6 @@ SETTINGS = """
 README = "{title}\n{line}\n\nA draft: the modules have the machine's names, and are parts of this one.\n"
 
 
-def suffix_of(name):
-    """Return the system's word in names of easyconfigs, in which dashes separate words."""
-    return name.replace('-', '')
-
-
 # -- system.cfg
 
 def pattern_of(host):
@@ -51,8 +46,7 @@ def pattern_of(host):
     return ' '.join(sorted({re.sub(r'\d', '[0-9]', host), host}))
 
 
-def largest_partition(partitions):
-    """Choose the partition with the most GPUs."""
+def with_most_gpus(partitions):
     return max(partitions, key=lambda name: partitions[name].get('gpus') or 0)
 
 
@@ -61,20 +55,15 @@ def gibibytes(size):
 
 
 def fast_interfaces(names):
-    found = [name for name in names if name.startswith(('hsn', 'ib'))]
-    return ' '.join(found) or None
-
-
-def major(version):
-    return version.split('.')[0]
+    return ' '.join(sorted(name for name in names if name.startswith(('hsn', 'ib')))) or None
 
 
 # how answers are written that are not written as they are
 WRITTEN = {
     'system host_names': pattern_of,
-    'scheduler partition': largest_partition,
+    'scheduler partition': with_most_gpus,
     'node memory': gibibytes,
-    'node cuda': major,
+    'node cuda': lambda version: version.split('.')[0],
     'network interfaces': fast_interfaces,
 }
 
@@ -85,10 +74,11 @@ def describe(name, machine):
     machine.system.scheduler['kind'] = kind
     values = {}
     cray = kind == 'slurm' and not machine.which('mpicc')
+    # dashes separate the words in names of easyconfigs
+    suffix = name.replace('-', '')
     for section in ('every system', kind, 'cc' if cray else 'mpicc'):
         for key, value in DATA[section].items():
-            value = value.format(name=name, suffix=suffix_of(name), kind=kind)
-            values[key] = value, 'to be checked'
+            values[key] = value.format(name=name, suffix=suffix, kind=kind), 'to be checked'
     for key, words in DATA['answers'].items():
         question, source = words.split(': ', 1)
         try:
@@ -110,19 +100,21 @@ def describe(name, machine):
 
 
 def gpu_cores(machine, gpus, cores):
-    """The cores next to each GPU, where each has its own; hardware threads, which have higher numbers, are left out."""
+    """Find the cores next to each GPU, where each has its own; hardware threads, with higher numbers, are left out."""
+    lists = []
     with contextlib.suppress(NotAsked, OSError, ValueError):
-        lists = [[core for core in near if core < int(cores or 0)] for near in machine.cores_next_to_GPUs()]
-        if lists and len(lists) == gpus and sum(map(len, lists)) == len(set(sum(lists, []))):
-            return ' '.join(','.join(map(str, near)) for near in lists), 'nvidia-smi topo -m; rocm-smi (of this host)'
-        return None, "this host has no GPUs, or not a node's, or several have the same cores"
-    return None, "there is no driver here"
+        for near in machine.cores_next_to_GPUs():
+            lists.append([core for core in near if core < int(cores or 0)])
+    together = sum(lists, [])
+    if not lists or len(lists) != gpus or len(set(together)) != len(together):
+        return None, "no driver answers here, or this is not a node with GPUs, or several have the same cores"
+    return ' '.join(','.join(map(str, near)) for near in lists), 'nvidia-smi topo -m; rocm-smi (of this host)'
 
 
 def python_module(machine):
-    """The newest module with a Python that ./eb can use, where python3 is too old for it."""
+    """Find the newest module with a Python that ./eb can use, where python3 is too old for it."""
     try:
-        if machine.output('python3', '-I', '-c', 'import sys; print(sys.version_info >= (3, 9))').strip() == 'True':
+        if machine.output('python3', '-I', '-c', PROBE).strip():
             return None, 'python3 is new enough'
         shell = machine.modules_shell()
     except NotAsked as problem:
@@ -135,7 +127,6 @@ def python_module(machine):
 
 
 def system_text(name, values):
-    """Write every key that there is, with what it is for where the machine does not know it."""
     text = ("# Draft of ./eb --survey --new-system %s: read it, and correct it.\n"
             "# In brackets: where a value comes from, or what a key is for.\n" % name)
     for section, keys in systems.SCHEMA.items():
@@ -152,9 +143,9 @@ def system_text(name, values):
 # -- modules, and what names them
 
 def newest_first(shell, pattern):
-    """The modules that can be loaded now and whose names fit a pattern."""
+    """List the modules that can be loaded now and whose names fit a pattern."""
     names = [name for name in shell.available() if re.match('(?:%s)/' % pattern, name, re.I)]
-    return sorted(names, key=version_of, reverse=True)
+    return sorted(names, key=lambda name: release(software_version(name)), reverse=True)
 
 
 def leads_to_mpi(shell, name):
@@ -197,13 +188,8 @@ def modules_of(machine):
     return chosen, left_out
 
 
-def version_of(module):
-    """By what versions are compared; of NVIDIA's HPC SDK's 25.1_12.8 it is CUDA's that counts."""
-    version = software_version(module)
-    return release(version), version
-
-
 def software_version(module):
+    """Return the version that counts, of NVIDIA's HPC SDK's 25.1_12.8 CUDA's."""
     return module.partition('/')[2].rpartition('_')[2]
 
 
@@ -225,7 +211,6 @@ def with_cuda_13(text):
 
 
 def easyconfig_text(name, modules, kind, values):
-    """Make an easyconfig with MPI, and with CUDA for NVIDIA's GPUs, one of this system."""
     text = re.sub(r'(?m)^#.*\n', '', easyconfig_of(EASYCONFIG), count=1)
     if values['node cuda'][0]:
         if int(values['node cuda'][0]) >= 13:
@@ -234,7 +219,7 @@ def easyconfig_text(name, modules, kind, values):
             text = OTHER_WHEELS % OLDER_DRIVER + text
     elif any(software == 'ROCm' for _, software, _ in modules):
         text = OTHER_WHEELS % AMD + text
-    text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % suffix_of(name))
+    text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
     dependencies = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
     text = re.sub(r'(?s)dependencies = \[\n.*?\]\n', lambda _: "dependencies = [\n%s]\n" % dependencies, text, count=1)
@@ -250,7 +235,7 @@ def drafts(name, machine):
     kind = machine.system.scheduler['kind']
     metadata = "# (module avail) Which software each module stands for; `prefix` is to be added.\n"
     metadata += ''.join("# Left out: %s\n" % why for why in left_out)
-    stand_in = "# Draft: the modules that the easyconfig loads.\n\n[login]\npython3 = yes\n"
+    stand_in = "# Draft: the modules that the easyconfig loads.\n"
     for module, software, part in modules:
         metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, software_version(module))
         stand_in += '\n[module %s]\npart = %s\n' % (module, part)
@@ -258,7 +243,7 @@ def drafts(name, machine):
     if kind in DATA['backends']:
         configuration += '\n[config]\njob-backend = %s\n' % DATA['backends'][kind]
     text = easyconfig_text(name, modules, kind, values)
-    easyconfig = 'PyTorch-%s-%s.eb' % (re.search(r"(?m)^version = '(.*)'", text).group(1), suffix_of(name))
+    easyconfig = 'PyTorch-%s%s.eb' % re.search(r"(?m)^version = '(.*)'\nversionsuffix = '(.*)'", text).groups()
     place = 'systems/%s/' % name
     title = 'Stand-in of ' + name
     return {

@@ -226,15 +226,13 @@ class WorksCheck(ModuleCheck):
                 '\n'.join(changed), easyconfig))
 
     def other_packages(self):
-        """Packages that are gone or have another version than in the SBOM."""
-        sbom = Path(INSTALLED[self.module], 'easybuild/provenance/sbom.spdx.json')
+        """Packages that are gone or have another version than was installed."""
+        provenance = Path(INSTALLED[self.module], 'easybuild/provenance/provenance.json')
         # of what the module below has, too, its own comes first
         found = dict(reversed(self.printed(r'^package: (\S+) (\S+)')))
         changed = []
-        for package in json.loads(sbom.read_text())['packages']:
-            name = package['name']
-            version = package['versionInfo']
-            if package['SPDXID'] != 'SPDXRef-Module' and found.get(name) != version:
+        for name, version in json.loads(provenance.read_text())['packages'].items():
+            if found.get(name) != version:
                 changed.append('%s: %s was installed, found %s' % (name, version, found.get(name, 'none')))
         return sorted(changed)
 

@@ -5,9 +5,11 @@ The easyconfig lies there with every file that it names (lock files, patches, sc
 
     ./eb .../easybuild/provenance/NAME.eb --system SYSTEM --robot --prefix=ELSEWHERE
 
-installs the same. ``provenance.json`` says on what, with what and by whom; ``sbom.spdx.json`` has the Python packages.
+installs the same. ``provenance.json`` says on what, with what and by whom.
 """
+import email.parser
 import getpass
+import glob
 import json
 import os
 import socket
@@ -24,7 +26,6 @@ from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import sha256_of
-from hpc_pytorch.rules import sbom
 
 # what ramgate leaves in the build directory
 REPORTS = ('report.json', 'report.html', 'profile.json')
@@ -62,6 +63,16 @@ def hashes(paths):
     return {os.path.basename(path): sha256_of(path) for path in paths}
 
 
+def packages(directory):
+    """Return {name: version} of the Python packages in an installation."""
+    found = {}
+    for path in glob.glob(glob.escape(directory) + '/lib/python3.*/site-packages/*.dist-info/METADATA'):
+        with open(path, encoding='utf-8', errors='replace') as handle:
+            metadata = email.parser.HeaderParser().parse(handle)
+        found[str(metadata['Name'])] = str(metadata['Version'])
+    return found
+
+
 def facts(easyblock, files):
     ec = easyblock.cfg
     system = current(ec.path)
@@ -80,6 +91,7 @@ def facts(easyblock, files):
         'easyconfig': os.path.basename(ec.path),
         'files': hashes(files),
         'sources': hashes(sources),
+        'packages': packages(easyblock.installdir),
         'modules': easyblock.modules_tool.loaded_modules(),
         'compilers': compilers,
         'easybuild': str(EASYBUILD_VERSION),
@@ -121,7 +133,3 @@ def write(easyblock):
         if os.path.exists(path):
             copy_file(path, os.path.join(directory, 'ramgate', name))
     write_json(os.path.join(directory, 'provenance.json'), facts(easyblock, files))
-    locks = [path for path in files if path.endswith('.lock')]
-    document = sbom.of_installation(easyblock, locks)
-    if document:
-        write_json(os.path.join(directory, 'sbom.spdx.json'), document)

@@ -34,7 +34,7 @@ MADE_FROM = ('debian', 'pypi', 'inside', 'links', 'scripts')
 KEYS = {
     'part': MADE_FROM + ('about', 'set', 'prepend'),
     'module': ('about', 'part', 'opened_by', 'family', 'sticky', 'loads', 'set', 'prepend'),
-    'login': ('modules', 'python3'),
+    'login': ('modules',),
 }
 PIP_INSTALL = ('-I', '-m', 'pip', '-q', 'install', '--require-hashes', '--no-deps', '--only-binary=:all:',
                '--disable-pip-version-check', '-r')
@@ -53,7 +53,6 @@ STICKY = """if {[info exists ::ModuleTool] && $::ModuleTool eq {Modules}} { modu
 }
 """
 LOGIN = """# made by hpc_pytorch/stand_ins/make.py: what happens at login on a machine with these modules
-PATH='{target}/bin':$PATH
 module use '{target}/modules'
 if [ "${{HPC_LOGIN:-}}" != bare ] && [ -n "${{LMOD_CMD:-}}" ] && [ -n '{loaded}' ]; then
     module load {loaded}
@@ -286,7 +285,7 @@ def make(name, target=None):
     """Make or complete a stand-in; returns its directory."""
     target = target or COLLECTION / '.local/stand_ins' / name
     parts, modules, login = read_description(name)
-    for directory in ('parts', 'modules', 'opened', 'bin'):
+    for directory in ('parts', 'modules', 'opened'):
         (target / directory).mkdir(parents=True, exist_ok=True)
     with (target / '.lock').open('w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -300,10 +299,6 @@ def make(name, target=None):
         texts[target / 'login'] = LOGIN.format(target=target, loaded=login.get('modules', ''))
         for path, text in texts.items():
             write_atomically(path, text)
-        python = target / 'bin/python3'
-        if login.get('python3') == 'old' and not python.exists():
-            remove(python)
-            python.symlink_to(HERE / 'scripts/python3.6')
     return target
 
 

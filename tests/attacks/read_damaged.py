@@ -19,7 +19,7 @@ from hpc_pytorch.jobs import records  # noqa: E402
 from hpc_pytorch import start  # noqa: E402
 from hpc_pytorch.machine import batch_systems, inspection, systems  # noqa: E402
 from hpc_pytorch.packages import built_wheels, images, lock_files, pip_errors, wheel_tags  # noqa: E402
-from hpc_pytorch.rules import installation_locks, policy, sbom  # noqa: E402
+from hpc_pytorch.rules import installation_locks, policy, provenance  # noqa: E402
 from hpc_pytorch.source import contract, interrupted_builds  # noqa: E402
 from ramgate import estimates  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402
@@ -73,10 +73,10 @@ def read_record(path):
 
 def read_metadata(path):
     """What is installed, as it is written down."""
-    place = path.parent / 'site-packages' / 'toy-1.0.dist-info'
+    place = path.parent / 'lib/python3.11/site-packages/toy-1.0.dist-info'
     place.mkdir(parents=True, exist_ok=True)
     shutil.copy(path, place / 'METADATA')
-    return sbom.document('toy', '1.0', str(place.parent), {})
+    return json.dumps(provenance.packages(str(path.parent)), sort_keys=True)
 
 
 def read_summary(path):

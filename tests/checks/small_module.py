@@ -41,10 +41,7 @@ class Module:
         (self.eb.modules / 'PyTorch').mkdir(parents=True)
         (self.eb.modules / (NAME + '.lua')).write_text(MODULE_FILE % self.root)
         (self.root / 'easybuild/provenance').mkdir(parents=True)
-        self.note('sbom.spdx.json', {'packages': [
-            {'SPDXID': 'SPDXRef-Module', 'name': 'PyTorch', 'versionInfo': '2.13.0-small'},
-            {'SPDXID': 'SPDXRef-Package-torch', 'name': 'torch', 'versionInfo': '2.13.0+cpu'}]})
-        self.note('provenance.json', {})
+        self.note('provenance.json', {'packages': {'torch': '2.13.0+cpu'}})
         file = self.eb.modules / (NAME + '.lua')
         self.note('module.json', {str(file): sha256(file)})
         self.promise('')

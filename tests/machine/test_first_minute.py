@@ -19,7 +19,7 @@ PYTHON_MODULE = CHECKOUT / 'hpc_pytorch' / 'machine' / 'python_module.py'
 
 
 def python_module(tmp_path, tool, *arguments, brings=sys.executable):
-    """The file that make-environment runs, with the python3 of SLES and one module of the system's."""
+    """The file that make-environment runs, and one module of the system's."""
     module = tmp_path / 'modules' / 'cray-python' / '3.10'
     module.parent.mkdir(parents=True, exist_ok=True)
     module.write_text('#%%Module1.0\nprepend-path PATH %s\n' % (tmp_path / 'newer'))
@@ -29,8 +29,8 @@ def python_module(tmp_path, tool, *arguments, brings=sys.executable):
     # this machine's other Pythons are not on the path
     environment = dict(clean_environment(), MODULEPATH=str(module.parent.parent), PATH=str(tmp_path / 'bin'),
                        **{name: value for name, value in tool.for_easybuild.items() if name == 'MODULES_CMD'})
-    return subprocess.run([str(CHECKOUT / 'hpc_pytorch/stand_ins/scripts/python3.6'), '-I', str(PYTHON_MODULE),
-                           'Python 3.6.15', *arguments], env=environment, stdin=subprocess.DEVNULL,
+    return subprocess.run([sys.executable, '-I', str(PYTHON_MODULE), 'Python 3.6.15', *arguments],
+                          env=environment, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -52,13 +52,16 @@ def test_no_python_will_do(tmp_path, lmod):
 
 @pytest.mark.slow
 def test_environment_of_the_modules_python(tmp_path, lmod):
-    """Made with python3 3.6 alone on the path; works where the module is not loaded, and where another one is."""
+    """Made with an old python3 alone on the path; works where the module is not loaded, and where another one is."""
     wrong = tmp_path / 'wrong'
     wrong.mkdir()
     (wrong / 'pip.py').write_text('raise SystemExit("of another Python")\n')
     # the module file of the system's Python, and the directories that it names
     python_module(tmp_path, lmod, '--system=archer2')
-    (tmp_path / 'bin/python3').symlink_to(CHECKOUT / 'hpc_pytorch/stand_ins/scripts/python3.6')
+    # it says of itself that it is not 3.9
+    (tmp_path / 'bin/python3').write_text('#!/bin/sh\ncase "$*" in *"(3, 9)"*) exit 1 ;; esac\nexec "%s" "$@"\n'
+                                          % sys.executable)
+    (tmp_path / 'bin/python3').chmod(0o755)
     for name in ('bash', 'sh', 'env', 'dirname', 'readlink', 'mkdir', 'flock', 'rm', 'touch', 'sync', 'grep', 'tail'):
         (tmp_path / 'bin' / name).symlink_to(shutil.which(name))
     # time passes faster

@@ -297,7 +297,7 @@ def test_draft_names_a_python(cray, tmp_path, monkeypatch):
     """A module that brings one, where python3 is that of SLES 15."""
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'new').mkdir()
-    (tmp_path / 'bin/python3').write_text('#!/bin/sh\necho False\n')
+    (tmp_path / 'bin/python3').write_text('#!/bin/sh\necho\n')
     (tmp_path / 'bin/python3').chmod(0o755)
     (tmp_path / 'new/python3').symlink_to(sys.executable)
     machine = cray(top={'cray-python/3.11.7': 'prepend-path PATH %s/new' % tmp_path, 'cray-python/3.9.13.1': ''})

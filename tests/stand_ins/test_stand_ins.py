@@ -189,12 +189,11 @@ def test_modules_are_seen_only_after_those_that_open_them(stand_ins, modules_too
 
 
 def test_login_as_on_derecho(stand_ins, lmod):
-    """A default environment of which one module is sticky, another compiler takes its place, and an old python3."""
+    """A default environment of which one module is sticky, and another compiler takes its place."""
     out = lmod.run('''source %s/login
 echo "login $LOADEDMODULES"
 module load gcc/12.2.0 && echo "swapped $LOADEDMODULES"
 module purge; echo "purged $LOADEDMODULES"
-python3 -V; python3 -c '(x := 1)' || echo refused
 HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULES>"''' % (
         stand_ins['derecho-2024'].parent, stand_ins['derecho-2024'].parent))
     said = dict(line.split(' ', 1) for line in out.splitlines()
@@ -202,16 +201,6 @@ HPC_LOGIN=bare; module --force purge; source %s/login; echo "bare <$LOADEDMODULE
     assert 'intel/2023.2.1' in said['login'] and 'cray-mpich/8.1.27' in said['login']
     assert 'intel' not in said['swapped'] and 'gcc/12.2.0' in said['swapped'] and 'cray-mpich/8.1.27' in said['swapped']
     assert said['purged'] == 'ncarenv/23.09' and said['bare'] == '<>'
-    assert 'Python 3.6' in out and 'refused' in out
-
-
-def test_old_python_where_there_is_none(tmp_path):
-    """Without a real 3.6 (pyenv's, in a $HOME that jobs do not have) this machine's Python runs packages, too."""
-    done = subprocess.run([str(CHECKOUT / 'hpc_pytorch/stand_ins' / 'scripts' / 'python3.6'), '-m', 'ramgate', 'run',
-                           '--memory', '1G', '--', 'true'], cwd=str(CHECKOUT / 'ramgate'), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          env={'HOME': str(tmp_path), 'PATH': '/usr/bin:/bin'})
-    assert not done.returncode, done.stdout
 
 
 @pytest.mark.parametrize('system', WITH_MODULES)
