@@ -39,7 +39,6 @@ def told_by(system):
     options = ['%s=%s:%s' % (one.name, one.value, one.job_option) for one in system.settings if one.job_option]
     gpu_cores = [','.join(map(str, cores)) for cores in node['gpu_cores']]
     told = {
-        'HPC_MASTER_PORT': system.network['master_port'],
         'HPC_NCCL_NET': system.network['nccl_net'],
         'HPC_JOB_OPTIONS': ' '.join(options),
         'HPC_NODE_CPUS': (node['cores'] or 0) * (node['threads_per_core'] or 1),

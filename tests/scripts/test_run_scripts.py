@@ -320,7 +320,7 @@ def test_variable_of_slurm_that_is_missing(name):
 def test_values_are_not_run(tmp_path, script, name):
     """What is no number is refused, or left alone; bash's arithmetic would run the command in it."""
     mark = tmp_path / 'ran'
-    variables = dict(SRUN, SLURM_STEP_ID='0', HPC_MASTER_PORT='3442', **{'PATH': '/usr/bin:/bin'})
+    variables = dict(SRUN, SLURM_STEP_ID='0', **{'PATH': '/usr/bin:/bin'})
     variables[name] = 'PATH[$(touch %s)]' % mark
     done = subprocess.run([SCRIPTS / script, 'x.py'], env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, timeout=60)

@@ -11,7 +11,7 @@ numbers of a step depend only on its number.
 SIGUSR1, which job scripts request two minutes before their time limit, and SIGTERM make it save and end with status 85:
 pytorch-run --requeue N then requeues the job.
 
-To make it yours, replace `make_model` and `Numbers`; the rest can stay.
+To make it yours, replace `make_model` and `make_data`; the rest can stay.
 """
 import argparse
 import gc
@@ -21,34 +21,27 @@ import itertools
 import os
 import signal
 import sys
-import tempfile
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 # if the last one is damaged, there is one before it
 KEEP = 2
+# what a killed one has left there is written again
+PARTIAL = '.snapshot'
 # the exit status on which the job script queues the job again
 REQUEUE = 85
 # not empty when a signal has asked this rank to leave
 signals = []
 
 
-class Numbers(Dataset):
-    """What the model has to learn: the sine of a sum."""
-
-    def __init__(self, size, seed):
-        numbers = torch.Generator().manual_seed(seed)
-        self.inputs = torch.rand(size, 16, generator=numbers)
-        self.targets = torch.sin(self.inputs.sum(dim=1, keepdim=True))
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, index):
-        return self.inputs[index], self.targets[index]
+def make_data(size, seed):
+    """Return what the model has to learn: the sine of a sum."""
+    numbers = torch.Generator().manual_seed(seed)
+    inputs = torch.rand(size, 16, generator=numbers)
+    return TensorDataset(inputs, torch.sin(inputs.sum(dim=1, keepdim=True)))
 
 
 def make_model():
@@ -63,14 +56,12 @@ def make_model():
 
 def save_snapshot(directory, steps, state):
     """Write a snapshot so that its name appears only when all of it is on the disk; then remove the oldest."""
-    with tempfile.NamedTemporaryFile(dir=directory, prefix='.snapshot-', delete=False) as partial:
-        torch.save(state, partial)
-        partial.flush()
-        os.fsync(partial.fileno())
-    os.replace(partial.name, os.path.join(directory, 'snapshot-%09d.pt' % steps))
-    handle = os.open(directory, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+    partial = os.path.join(directory, PARTIAL)
+    with open(partial, 'wb') as handle:
+        torch.save(state, handle)
+        handle.flush()
+        os.fsync(handle.fileno())
+    os.replace(partial, os.path.join(directory, 'snapshot-%09d.pt' % steps))
     for old in snapshots(directory)[KEEP:]:
         os.remove(old)
 
@@ -82,9 +73,7 @@ def snapshots(directory):
 
 
 def newest_snapshot(directory):
-    """Return the newest snapshot that can be read; None without any. Removes what was killed while it was written."""
-    for partial in glob.glob(os.path.join(glob.escape(directory), '.snapshot-*')):
-        os.remove(partial)
+    """Return the newest snapshot that can be read; None without any."""
     for path in snapshots(directory):
         try:
             torch.load(path, map_location='cpu', weights_only=True)
@@ -140,7 +129,7 @@ def train(options, device):
     torch.manual_seed(options.seed)
     model = DistributedDataParallel(make_model().to(device), device_ids=[device] if device.type == 'cuda' else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
-    data = Numbers(options.samples, options.seed)
+    data = make_data(options.samples, options.seed)
     sampler = DistributedSampler(data, seed=options.seed)
     loader = DataLoader(data, options.batch_size, sampler=sampler, pin_memory=device.type == 'cuda')
     done, steps = 0, options.epochs * len(loader)
