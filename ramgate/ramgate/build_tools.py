@@ -50,10 +50,8 @@ def with_slots(command, cores, environ):
     if not builds or given and given.group(1) != str(cores) or 'jobserver' in environ.get('MAKEFLAGS', ''):
         return command
     slots = cores * MORE if prepared(build_directory(command)) else cores
-    at = 1
-    if given or tool == 'cmake':
-        # of several, the last holds; what follows -- is no option
-        at = command.index('--') if '--' in command else len(command)
+    # of several, the last holds
+    at = len(command) if given or tool == 'cmake' else 1
     return command[:at] + ['-j%d' % slots] + command[at:]
 
 

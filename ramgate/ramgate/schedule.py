@@ -68,6 +68,8 @@ STAY = 1.02
 REMAINS = 0.15
 # of the memory that a compilation has, this share counts against its uncertainty
 SEEN = 0.5
+# one that waits while so many others for each core started is the next to start, and the others wait for it
+PATIENCE = 16
 # horizons of forecasts are powers of this, so that their ranges() serve for many plans
 HORIZON_STEP = 1.25
 
@@ -90,6 +92,8 @@ class Compilation:
         # (start, end, peak in MB, why) of earlier attempts
         self.retries = []
         self.failures = 0
+        # how many had started before it asked
+        self.begun = 0
         self.reset()
 
     def reset(self):
@@ -132,7 +136,7 @@ class Schedule:
         self.cores = cores
         self.constraint = constraint
         self.compilations = []
-        self.own = self.done = 0
+        self.own = self.done = self.begun = 0
         # {way: compilers}; how many the kernel killed that could not be repeated
         self.ways = dict.fromkeys((STAND_IN, LAUNCHER, WATCHED), 0)
         self.lost = 0
@@ -164,6 +168,7 @@ class Schedule:
 
     def asked(self, command, now, way=LAUNCHER):
         compilation = Compilation(command, now, way)
+        compilation.begun = self.begun
         self.compilations.append(compilation)
         self.ways[way] += 1
         return compilation
@@ -398,6 +403,9 @@ class Schedule:
         self.admit(estimates, forecast, room, squares, now)
         return self.decisions()
 
+    def overtaken(self, compilation):
+        return self.begun - compilation.begun > PATIENCE * self.cores
+
     def forecast(self, alive, longest, now):
         """Return the memory of those that are alive, until they and one of `longest` seconds have ended."""
         futures = {compilation: self.future(compilation, now) for compilation in alive}
@@ -419,7 +427,10 @@ class Schedule:
         alive = self.alive()
         working = len(self.in_state(RUNNING))
         refused = set()
-        for compilation, estimate in sorted(estimates.items(), key=lambda item: -item[1].seconds):
+        overtaken = list(filter(self.overtaken, estimates))
+        longest = sorted(estimates, key=lambda compilation: -estimates[compilation].seconds)
+        for compilation in overtaken[:1] or longest:
+            estimate = estimates[compilation]
             if working >= self.cores:
                 return
             shape = (len(estimate.curve), round(estimate.peak, 1), round(estimate.seconds, 1))
@@ -458,4 +469,5 @@ class Schedule:
         compilation.started = now
         compilation.estimate = estimate
         compilation.waited += now - compilation.asked
+        self.begun += 1
         self.decide(START, compilation)

@@ -52,6 +52,35 @@ def test_no_more_than_the_cores():
     assert node.plan() == [('started', 'c')]
 
 
+def test_a_short_job_is_not_passed_over_for_ever():
+    """Something may wait for it, such as a program that the build makes and runs."""
+    node = Node(1000, cores=1, short=(1, 100), **{'long%d' % at: (100, 100) for at in range(50)})
+    node.ask('short')
+    started = []
+    for at in range(50):
+        node.ask('long%d' % at)
+        started += [name for _, name in node.plan()]
+        node.look(100, {node.schedule.alive()[0]: 100})
+        node.end(node.schedule.alive()[0])
+    assert 10 < started.index('short') < 30
+
+
+def test_a_large_job_is_not_passed_over_for_ever():
+    """One that, with some doubt, needs all of the memory, while small ones come and go."""
+    small = {'small%d' % at: (1, 300) for at in range(300)}
+    node = Node(1000, large=(100, 970), **small)
+    node.ask('small0')
+    node.plan()
+    node.ask('large')
+    started = []
+    for name in list(small)[1:]:
+        node.ask(name)
+        started += [name for _, name in node.plan()]
+        node.look(1, {job: 300 for job in node.schedule.alive()})
+        node.end(node.schedule.alive()[0])
+    assert 50 < started.index('large') < 100
+
+
 def test_a_small_job_does_not_delay_the_long_one_that_waits():
     node = Node(1000, first=(10, 700), big=(100, 900), slow=(50, 250), quick=(5, 250))
     node.ask('first')
