@@ -19,13 +19,6 @@ exit status: the command's (128 + N: ended by signal N); 127: no such command; 1
 """
 
 
-def amount(text):
-    try:
-        return size(text)
-    except Problem as problem:
-        raise argparse.ArgumentTypeError(str(problem))
-
-
 def count(text):
     if not text.isdigit() or int(text) == 0:
         raise argparse.ArgumentTypeError('expected a whole number, 1 or more; found %r' % text)
@@ -37,7 +30,7 @@ def arguments():
     parser.format_help = lambda: HELP
     parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
     parser.add_argument('--jobs', type=count)
-    parser.add_argument('--memory', type=amount)
+    parser.add_argument('--memory')
     parser.add_argument('--profile')
     parser.add_argument('--like', action='append', default=[])
     parser.add_argument('--report')
@@ -50,6 +43,7 @@ def main():
     if options.command[:1] == ['--']:
         options.command = options.command[1:]
     try:
+        options.memory = options.memory and size(options.memory)
         if not options.command:
             raise Problem('name the command that builds, such as: ramgate run -- cmake --build .')
         return Build(options).run()

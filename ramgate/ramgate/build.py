@@ -129,7 +129,7 @@ class Build:
         self.profile = profile_path(options)
         self.knowledge = Knowledge(self.profile, options.like + [SHIPPED])
         summary = Summary()
-        self.watchers = [Progress(summary=summary, profile=self.profile)]
+        self.watchers = [Progress(summary, self.profile)]
         if options.report:
             self.watchers.append(Report(options.report, summary))
         self.broker = self.control = self.process = None

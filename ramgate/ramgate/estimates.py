@@ -240,11 +240,8 @@ class Knowledge:
         """Write the profile; files that another build has added meanwhile stay."""
         files = load(path) if os.path.exists(path) else {}
         files.update(self.measured)
-        partial = '%s.%d' % (path, os.getpid())
-        with open(partial, 'w') as file:
-            json.dump({'version': VERSION, 'files': files}, file, separators=(',', ':'), sort_keys=True)
-            file.write('\n')
-        os.replace(partial, path)
+        text = json.dumps({'version': VERSION, 'files': files}, separators=(',', ':'), sort_keys=True)
+        write_whole(path, text + '\n')
 
     def save_meanwhile(self):
         if not self.profile or time.monotonic() < self.saved + SAVE_EVERY:
@@ -292,6 +289,14 @@ class Knowledge:
                 if guess:
                     return kind.estimate(*guess)
         return self.kinds[language].estimate(*FIRST_GUESS.get(language, OTHER_GUESS))
+
+
+def write_whole(path, text):
+    """Write a file so that nobody sees a part of it."""
+    partial = '%s.%d' % (path, os.getpid())
+    with open(partial, 'w') as file:
+        file.write(text)
+    os.replace(partial, path)
 
 
 def load(path):

@@ -6,7 +6,6 @@ Page cache that the kernel would give back does not count as used.
 import os
 import re
 import resource
-import shutil
 import subprocess
 from collections import namedtuple
 
@@ -101,43 +100,22 @@ class Cgroup:
 
 def mounts(root='/'):
     """[(version, mount point, path of the mount within the hierarchy)] of the memory cgroup file systems."""
-    found = []
-    for line in read(root, 'proc/self/mountinfo').splitlines():
-        before, _, after = line.partition(' - ')
-        top, mount = before.split()[3:5]
-        kind, _, options = after.split()[:3]
-        if kind == 'cgroup2':
-            found.append((2, mount, top))
-        elif kind == 'cgroup' and 'memory' in options.split(','):
-            found.append((1, mount, top))
-    return found
-
-
-def own_paths(root):
-    """{version: path of this process within the hierarchy}."""
-    found = {}
-    for line in read(root, 'proc/self/cgroup').splitlines():
-        hierarchy, controllers, path = line.split(':', 2)
-        if hierarchy == '0':
-            found[2] = path
-        elif 'memory' in controllers.split(','):
-            found[1] = path
-    return found
+    lines = read(root, 'proc/self/mountinfo')
+    found = re.findall(r'^\S+ \S+ \S+ (\S+) (\S+) .* - (?:cgroup(2)|cgroup \S+ \S*\bmemory\b)', lines, re.M)
+    return [(int(version or 1), mount, top) for top, mount, version in found]
 
 
 def cgroups(root='/'):
     """Return the memory cgroups of this process, innermost first."""
-    paths = own_paths(root)
+    own = read(root, 'proc/self/cgroup')
     found = []
     for version, mount, top in mounts(root):
-        if version not in paths:
+        path = re.search(r'^0::(.*)' if version == 2 else r'^\d+:(?:.*,)?memory(?:,[^:]*)?:(.*)', own, re.M)
+        if not path:
             continue
-        path = paths[version]
         # a container's mount may show only a part of the hierarchy
-        if top != '/':
-            inside = (path + '/').startswith(top.rstrip('/') + '/')
-            path = path[len(top):] if inside else '/'
-        parts = [part for part in path.split('/') if part]
+        inside = os.path.relpath(path.group(1), top)
+        parts = [] if inside == '.' or inside.startswith('..') else inside.split('/')
         for depth in range(len(parts), -1, -1):
             directory = os.path.join(root, mount.lstrip('/'), *parts[:depth])
             if os.path.isdir(directory):
@@ -166,7 +144,7 @@ def slurm_grant(environ):
 
 def pbs_grant(environ):
     """Bytes that PBS gave this job on this node: qstat knows, the environment does not."""
-    if not environ.get('PBS_JOBID') or not shutil.which('qstat'):
+    if not environ.get('PBS_JOBID'):
         return None
     try:
         done = subprocess.run(['qstat', '-f', environ['PBS_JOBID']], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -2,16 +2,14 @@
 import json
 import math
 import os
-import shutil
 import sys
 import time
 
-from ramgate.estimates import MB
+from ramgate.estimates import MB, write_whole
 from ramgate.limits import human
 from ramgate.schedule import DONE, FROZEN, RETRY, RUNNING, WAITING, WATCHED
 
-# seconds between two lines on a terminal, and in a log
-TERMINAL = 0.5
+# seconds between two lines
 LOG = 60.0
 # seconds of compilers after which ramgate says why it manages none of them
 NOTICE = 60.0
@@ -31,14 +29,6 @@ def duration(seconds):
     if minutes >= 60:
         return '%d h %02d min' % divmod(minutes, 60)
     return '%d min %02d s' % (minutes, seconds) if minutes else '%d s' % seconds
-
-
-def write_whole(path, text):
-    """Write a file so that nobody sees a part of it."""
-    partial = '%s.%d' % (path, os.getpid())
-    with open(partial, 'w') as file:
-        file.write(text)
-    os.replace(partial, path)
 
 
 def counts(schedule):
@@ -99,20 +89,16 @@ def watched_only(schedule, what):
 
 
 class Progress:
-    """A line on stderr that says how far the build is; what the user should know; a summary."""
+    """A line a minute that says how far the build is; what the user should know; a summary."""
 
-    def __init__(self, stream=sys.stderr, summary=None, profile=None):
-        self.summary = summary or Summary()
+    def __init__(self, summary, profile=None, stream=sys.stderr):
+        self.summary = summary
         self.profile = profile
-        self.noticed = None
+        self.notice_at = None
         self.stream = stream
-        self.terminal = stream.isatty()
-        self.every = TERMINAL if self.terminal else LOG
-        self.begin = time.monotonic()
-        self.next_line = self.begin + self.every
-        self.drawn = False
+        self.begin = self.next_note = time.monotonic()
+        self.next_line = self.begin + LOG
         self.file = os.environ.get(PROGRESS)
-        self.next_note = self.begin
 
     def __call__(self, event, compilation, schedule):
         now = time.monotonic()
@@ -122,8 +108,8 @@ class Progress:
         elif event == 'looked':
             self.notice(schedule, now)
             if now >= self.next_line:
-                self.next_line = now + self.every
-                self.draw('ramgate: ' + self.line(schedule, now))
+                self.next_line = now + LOG
+                self.say(self.line(schedule, now))
         if self.file and now >= self.next_note:
             self.next_note = now + NOTE
             try:
@@ -133,29 +119,18 @@ class Progress:
                 self.file = None
 
     def say(self, *lines):
-        if self.drawn:
-            self.stream.write('\r\033[K')
         for line in lines:
             self.stream.write('ramgate: %s\n' % line)
         self.stream.flush()
 
     def notice(self, schedule, now):
         """Say once that compilers run which cannot be managed."""
-        if self.noticed is None and schedule.compilations:
-            self.noticed = now + NOTICE
-        if self.noticed and now >= self.noticed:
-            self.noticed = math.inf
+        if self.notice_at is None and schedule.compilations:
+            self.notice_at = now + NOTICE
+        if self.notice_at and now >= self.notice_at:
+            self.notice_at = math.inf
             if schedule.ways[WATCHED] == sum(schedule.ways.values()):
                 self.say(watched_only(schedule, 'none asks'))
-
-    def draw(self, line):
-        if self.terminal:
-            width = shutil.get_terminal_size().columns - 1
-            self.stream.write('\r%s\033[K\r' % line[:width])
-            self.drawn = True
-        else:
-            self.stream.write(line + '\n')
-        self.stream.flush()
 
     def line(self, schedule, now):
         running, frozen, waiting = counts(schedule)
@@ -174,12 +149,11 @@ class Progress:
 
 
 class Report:
-    """Collects what happens in a build, and writes it when the build has finished."""
+    """Collects what happens in a build, and writes it when the build has finished; Progress feeds the summary."""
 
-    def __init__(self, directory, summary=None):
+    def __init__(self, directory, summary):
         self.directory = directory
-        # a watcher of its own, which comes first
-        self.summary = summary or Summary()
+        self.summary = summary
         self.begin = time.monotonic()
         self.compilations = []
         # of memory, only every so many measurements are kept

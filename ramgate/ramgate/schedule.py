@@ -92,8 +92,6 @@ class Compilation:
         # (start, end, peak in MB, why) of earlier attempts
         self.retries = []
         self.failures = 0
-        # how many had started before it asked
-        self.begun = 0
         self.reset()
 
     def reset(self):
@@ -168,6 +166,7 @@ class Schedule:
 
     def asked(self, command, now, way=LAUNCHER):
         compilation = Compilation(command, now, way)
+        # how many have started before it
         compilation.begun = self.begun
         self.compilations.append(compilation)
         self.ways[way] += 1

@@ -4,13 +4,14 @@ import io
 import json
 import re
 import subprocess
+import time
 from collections import namedtuple
 
 import pytest
 
 from ramgate.estimates import MB, Knowledge
 from ramgate.limits import Constraint
-from ramgate.report import Progress, Report, duration
+from ramgate.report import Progress, Report, Summary, duration
 from ramgate.schedule import Schedule
 
 Command = namedtuple('Command', 'name language partial')
@@ -22,7 +23,7 @@ def some_build(*watchers):
     names = ('a&b</script>.o', 'c.cpp.o')
     knowledge.add_profile({name: {'seconds': 9, 'curve': [100], 'language': 'CXX'} for name in names})
     schedule = Schedule(knowledge, 2, Constraint('the <node>', 1000 * MB, 900 * MB))
-    now = watchers[0].begin
+    now = time.monotonic()
 
     def happened(decisions):
         for what, job, _ in decisions:
@@ -44,7 +45,7 @@ def some_build(*watchers):
 
 
 def test_report(tmp_path):
-    some_build(Report(str(tmp_path / 'report')))
+    some_build(Report(str(tmp_path / 'report'), Summary()))
     report = json.loads((tmp_path / 'report' / 'report.json').read_text())
     jobs = {job['file']: job for job in report['compilations']}
     assert jobs['c.cpp.o']['peak_mb'] == 160 and jobs['c.cpp.o']['seconds'] == 9
@@ -65,7 +66,7 @@ document.body.append(`then ${document.querySelectorAll('.compilation').length}`)
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(tmp_path):
-    some_build(Report(str(tmp_path / 'report')))
+    some_build(Report(str(tmp_path / 'report'), Summary()))
     page = (tmp_path / 'report' / 'report.html').read_text()
     # self-contained, and no file's name is taken for a part of the page
     assert set(re.findall('https?://[^\'" ]*', page)) == {'http://www.w3.org/2000/svg'} and '</script>.o' not in page
@@ -82,7 +83,7 @@ def test_the_page_in_a_browser(tmp_path):
 def test_a_line_while_it_runs(tmp_path, monkeypatch):
     monkeypatch.setenv('RAMGATE_PROGRESS', str(tmp_path / 'progress'))
     stream = io.StringIO()
-    some_build(Progress(stream))
+    some_build(Progress(Summary(), stream=stream))
     summary = r'ramgate: 2 compilers in \d+ s \(2 by launcher\), at most 320.0 MB of 1000.0 MB, 1 run again\n'
     assert re.fullmatch(summary, stream.getvalue())
     assert (tmp_path / 'progress').read_text().startswith('0/2 done, 2 running, ')
