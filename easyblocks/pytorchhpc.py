@@ -20,7 +20,6 @@ from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_path
 from easybuild.tools.filetools import copy_file, create_patch_info, mkdir
-from easybuild.tools.systemtools import get_cuda_architectures
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import UsersProblem
@@ -269,26 +268,13 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def check_installed_contract(self):
         """Compare what is installed with what was asked for."""
-        asked = self.asked_of_wheel()
-        device_code = self.device_code
-        # upstream's function calls both
-        missing = [name for name in ('cuobjdump', 'file') if not find_program(name)]
-        if missing:
-            device_code = None
-        if missing and asked.get('TORCH_CUDA_ARCH_LIST'):
-            print_msg("GPU code was not checked; missing tools: %s", ', '.join(missing), log=self.log)
-        differences, ldd = installed.ask_installed(self.path('bin', 'python'), asked, device_code, build_path())
+        differences, ldd = installed.ask_installed(self.path('bin', 'python'), self.asked_of_wheel(), build_path())
         if differences:
             options = ', '.join(nub(item.option for item in differences))
             raise UsersProblem("the installed PyTorch differs from what was requested (%s):\n%s" % (
                 options, contract.table(differences)))
         mpi = [path for path in nub(installed.resolved(ldd, 'libmpi')) if path != 'not found']
         print_msg("PyTorch has the requested options; MPI: %s", ', '.join(mpi) or 'none', log=self.log)
-
-    @staticmethod
-    def device_code(path):
-        """Return the GPUs that a library has machine code for."""
-        return get_cuda_architectures(path, 'elf')
 
     def asked_of_wheel(self):
         """Return the options that the installed wheel was built with, from its note."""

@@ -50,10 +50,7 @@ GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBO
 
 def route(version):
     """Return how this version is built; None if it is unknown."""
-    for row in ROUTES:
-        if within(version, row.since, None):
-            return row
-    return None
+    return next((row for row in ROUTES if within(version, row.since, None)), None)
 
 
 def unknown_architectures(asked, listing):
@@ -99,23 +96,15 @@ def as_dict(options):
     return dict(option.split('=', 1) for option in options if '=' in option)
 
 
-def option_files(tree):
-    """Return the files of a source tree that name options."""
-    for entry in OPTION_FILES:
-        top = Path(tree, entry)
-        if top.is_file():
-            yield top
-        for path in top.rglob('*'):
-            if path.suffix in ('.py', '.cmake', '.in', '.txt') and path.is_file():
-                yield path
-
-
 def unknown_options(options, tree):
     """Return what is wrong with options that the source tree does not know, each with the nearest known one."""
     known = set()
-    for path in option_files(tree):
-        text = path.read_text(encoding='utf-8', errors='replace')
-        known.update(re.findall(r'\b_?[A-Z][A-Z0-9_]{2,}\b', text))
+    for entry in OPTION_FILES:
+        top = Path(tree, entry)
+        for path in [top] + list(top.rglob('*')):
+            if path.suffix in ('.py', '.cmake', '.in', '.txt') and path.is_file():
+                text = path.read_text(encoding='utf-8', errors='replace')
+                known.update(re.findall(r'\b_?[A-Z][A-Z0-9_]{2,}\b', text))
     problems = []
     for option in options:
         name = option.partition('=')[0]
@@ -136,7 +125,6 @@ def cloned(tree, asked):
     found = []
     for name, pins in CLONED:
         pinned = any(os.path.isfile(os.path.join(tree, pin)) for pin in pins)
-        there = os.path.exists(os.path.join(tree, name))
-        if pinned and not there and name not in unneeded:
+        if pinned and name not in unneeded and not os.path.exists(os.path.join(tree, name)):
             found.append(name)
     return found

@@ -3,7 +3,6 @@ The installed PyTorch, compared with what was asked for: what it tells of itself
 
 Standard library only, Python 3.6.
 """
-import fnmatch
 import json
 import os
 import re
@@ -13,7 +12,7 @@ from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages.known_errors import excerpt
 from hpc_pytorch.source import libraries
 from hpc_pytorch.source.build_options import compiler_family
-from hpc_pytorch.source.contract import Difference, architectures, architectures_of_flags, compare, plain
+from hpc_pytorch.source.contract import Difference, architectures_of_flags, compare, plain
 from hpc_pytorch.source.libraries import resolved, run
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
@@ -35,9 +34,6 @@ print(json.dumps({
     'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
 """ % ([backend.name for backend in BACKENDS],)
 
-# The libraries of PyTorch with its own device code; others have what static libraries bring along.
-DEVICE_LIBRARIES = 'libtorch_cuda*.so'
-
 ANOTHER_WHEEL = "it was built without, or this is another wheel than the one built here"
 
 
@@ -49,29 +45,14 @@ def ask(python):
     return json.loads(probe.stdout.splitlines()[-1])
 
 
-def ask_installed(python, options, architectures_of=None, build_directory=os.devnull):
-    """
-    Return all differences between what was asked for and what this Python imports; and what ldd says of it.
-    `architectures_of` returns those of a library's device code ('8.0'), where there is a program that tells.
-    """
+def ask_installed(python, options, build_directory=os.devnull):
+    """Return all differences between what was asked for and what this Python imports; and what ldd says of it."""
     found = ask(python)
     paths = libraries.find(found['directory'])
     ldd = libraries.ldd(paths, os.path.dirname(python))
     differences = compare_installed(options, found['show'], found['backends'], ldd)
     differences += libraries.compare(paths, ldd, compiler_family(found['show']), build_directory)
-    asked = options.get('TORCH_CUDA_ARCH_LIST')
-    if architectures_of and asked:
-        differences += ask_device_code(asked, paths, architectures_of)
     return differences, ldd
-
-
-def ask_device_code(asked, paths, architectures_of):
-    """Return the differences of the device code in these libraries."""
-    paths = fnmatch.filter(paths, os.path.join('*', DEVICE_LIBRARIES)) or paths
-    code = set()
-    for path in paths:
-        code.update(architectures_of(path) or ())
-    return compare_device_code(asked, code, paths)
 
 
 def compare_installed(options, show, backends, ldd):
@@ -99,16 +80,6 @@ def compare_backend(backend, backends, ldd):
         return [Difference(backend.option, 'ON', 'a %s backend without its library' % backend.name, ['ldd'],
                            "the module does not load the MPI that it was built with")]
     return []
-
-
-def compare_device_code(asked, found, paths):
-    """Check that the libraries have machine code for each architecture; static libraries may bring more along."""
-    asked = {word for word in architectures(asked).split(';') if not word.endswith('+PTX')}
-    if asked <= found:
-        return []
-    return [Difference('TORCH_CUDA_ARCH_LIST', ';'.join(sorted(asked)),
-                       ';'.join(sorted(found)) or 'no device code',
-                       ['cuobjdump ' + path for path in paths], ANOTHER_WHEEL)]
 
 
 def read_settings(text):

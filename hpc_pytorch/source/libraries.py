@@ -13,8 +13,6 @@ from hpc_pytorch.source.contract import Difference, inside
 
 # OpenMP's runtimes by the beginnings of their names, and the compilers (build_options.compiler_family) they belong to.
 RUNTIMES = (('libgomp', 'gcc'), ('libomp', 'clang'), ('libiomp5', 'clang'))
-# A name as linkers have it: libgomp.so.1, and what auditwheel makes of it.
-NAME = r'%s[.-]'
 
 STUBS = "CUDA's stubs, which are no driver: put their directory into LIBRARY_PATH before CMake runs for the first time"
 BUILD_DIRECTORY = "the build directory, which others may fill once it is removed"
@@ -63,20 +61,13 @@ def search_path(library):
     return [path for value in values for path in value.split(':') if path]
 
 
-def why_wrong(path, build_directory):
-    """Why no library may search this directory; None if it may."""
-    if 'stubs' in path.split(os.sep):
-        return STUBS
-    return BUILD_DIRECTORY if inside(path, build_directory) else None
-
-
 def compare_search_paths(paths, build_directory):
     """Return the directories that no installed library may search, and these do."""
     differences = []
     for library in paths:
         for path in search_path(library):
-            reason = why_wrong(path, build_directory)
-            if reason:
+            reason = STUBS if 'stubs' in path.split(os.sep) else BUILD_DIRECTORY
+            if reason == STUBS or inside(path, build_directory):
                 differences.append(Difference('RUNPATH', "nothing of CUDA's stubs or the build directory",
                                               path, [library], reason))
     return differences
@@ -88,8 +79,8 @@ def runtimes(printed):
     """Return the OpenMP runtimes that ldd shows: {path: compiler that it belongs to}."""
     found = {}
     for name, compiler in RUNTIMES:
-        # one that was linked by its path has no name before it
-        for path in re.findall(r'^\s+(?:%s\S* => )?(\S*/%s\S*)' % (NAME % name, NAME % name), printed, re.M):
+        # libgomp.so.1, or libgomp-a34b.so.1 by auditwheel; one that was linked by its path has no name before it
+        for path in re.findall(r'^\s+(?:{0}[.-]\S* => )?(\S*/{0}[.-]\S*)'.format(name), printed, re.M):
             found[os.path.realpath(path)] = compiler
     return found
 

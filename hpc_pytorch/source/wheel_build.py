@@ -50,13 +50,8 @@ def ramgate(easyblock, profile):
 def say_what_was_watched(easyblock):
     """Print how much memory the build took: a build that ramgate did not see shows here, too."""
     path = os.path.join(report_directory(easyblock), 'report.json')
-    if not os.path.exists(path):
-        return
-    compilations = json.loads(read_file(path))['compilations']
-    again = [entry for entry in compilations if entry['retries']]
-    peaks = [entry['peak_mb'] for entry in compilations]
-    print_msg("ramgate ran %d compilations, %d of them again; the largest took %.1f GB",
-              len(compilations), len(again), max(peaks, default=0) / 1024, log=easyblock.log)
+    if os.path.exists(path):
+        print_msg("ramgate: %s", '; '.join(json.loads(read_file(path))['summary']), log=easyblock.log)
 
 
 def commit_of(source):

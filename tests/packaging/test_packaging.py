@@ -318,7 +318,7 @@ def test_pytorch_hpc(plain, tmp_path):
     small = SmallTorch('PyTorch-1.13.1-ARCHER2.eb', tmp_path, plain.eb.sources)
     easyconfig = small.write(scripts=['extend-venv-activate'],
                              build_lock_files=['PyTorch-1.13.1-build.lock'])
-    assert 'ramgate ran' in plain('archer2', easyconfig, MODULEPATH=modules)
+    assert 'ramgate: ' in plain('archer2', easyconfig, MODULEPATH=modules)
     ranks = loaded(plain, 'PyTorch', "mpiexec -n 2 python -c 'import torch; print(torch.rank_sum())'", path=modules)
     assert ranks.count('(2, 3)') == 2
     assert os.access(plain.eb.prefix / 'software/PyTorch/1.13.1-ARCHER2-small/bin/extend-venv-activate', os.X_OK)

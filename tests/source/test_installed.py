@@ -49,13 +49,3 @@ def test_backends():
     assert differences(ldd='\tlibmpi.so.12 => not found\n') == ['USE_MPI']
     assert not differences(ldd='', backends=dict(BACKENDS, mpi=False), USE_MPI='0',
                            show=SHOW.replace('USE_MPI=ON', 'USE_MPI=OFF'))
-
-
-def test_device_code():
-    """Machine code for each architecture that was asked for; more may be there, as MAGMA's."""
-    def differ(asked, *found):
-        return installed.compare_device_code(asked, set(found), ['/lib/libtorch_cuda.so'])
-    assert not differ('8.0;9.0', '8.0', '9.0', '9.0a') and not differ('8.0 9.0+PTX', '8.0', '9.0')
-    difference, = differ('8.0;9.0', '8.0', '7.0')
-    assert (difference.option, difference.asked, difference.found) == ('TORCH_CUDA_ARCH_LIST', '8.0;9.0', '7.0;8.0')
-    assert 'no device code' in contract.table(differ('8.0')) and 'cuobjdump /lib' in contract.table(differ('8.0'))

@@ -142,20 +142,3 @@ def test_unknown_architecture(build):
     output = build('--cuda-compute-capabilities=8.0,12.0', status=None)
     assert 'nvcc cannot compile for 12.0. It knows: compute_50' in output and 'compute_90' in output
     assert 'fetching' not in output.partition('cannot compile')[2]
-
-
-def test_installed_device_code(build, checkout):
-    """What was compiled for another GPU than CMake said is refused when it is installed."""
-    torch = SmallTorch(EASYCONFIG, build.directory, build.directory / 'sources')
-    torch.write(cuda_compute_capabilities=['8.0', '9.0'])
-    eb = EB(build.eb.prefix)
-    eb.sources = build.eb.sources
-    assert 'PyTorch has the requested options' in eb(torch.path, env=build.env).stdout
-    cmake = torch.tree / 'CMakeLists.txt'
-    cmake.write_text(cmake.read_text() + 'string(REPLACE "arch=compute_90,code=sm_90" "arch=compute_80,code=sm_80" '
-                     'CMAKE_CUDA_FLAGS "${CMAKE_CUDA_FLAGS}")\n')
-    torch.write(cuda_compute_capabilities=['8.0', '9.0'], versionsuffix='-refused')
-    done = eb(torch.path, env=build.env, status=None)
-    assert done.returncode != 0 and 'asked for:     8.0;9.0\n    found:         8.0\n' in done.stdout
-    assert 'looked at:     cuobjdump ' in done.stdout
-    assert not list(eb.modules.glob('PyTorch/*refused*'))
