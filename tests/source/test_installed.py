@@ -1,5 +1,5 @@
 """What the installed PyTorch tells of itself, compared with what was asked for."""
-from hpc_pytorch.source import contract, installed
+from hpc_pytorch.source import installed
 
 # shortened from what official wheels and a build with MPI print
 SHOW = """PyTorch built with:

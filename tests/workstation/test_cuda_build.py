@@ -15,7 +15,6 @@ from source import cuda_toolkit, pytorch_sources
 from source.pytorch_sources import EASYCONFIG, OFFLINE, OPTIONS, SUBMODULES
 from source.pytorch_sources import TREE as VERSION
 
-from easyblocks.small_builds import SmallTorch
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages.known_errors import excerpt
