@@ -305,8 +305,8 @@ def test_singularity_container(plain, small_image, tmp_path):
 
 
 @pytest.mark.slow
-def test_by_its_name(plain):
-    """An easyconfig of the collection."""
+def test_system_settings(plain):
+    """An easyconfig of the collection, by its name."""
     plain('frontier', 'proxy-1.0-Frontier.eb')
     assert 'proxy.ccs.ornl.gov' in loaded(plain, 'proxy', 'echo $https_proxy')
 
