@@ -7,6 +7,7 @@ from easybuild.tools.config import build_option
 
 from hpc_pytorch.machine.batch_systems import Request
 from hpc_pytorch.rules.resource_needs import fitted
+from ramgate.limits import Problem, size
 
 # where a system.cfg has no default
 DEFAULT_WALLTIME = '04:00:00'
@@ -37,14 +38,6 @@ def minutes_of(text, where):
     return hours * 60 + minutes + (1 if seconds else 0)
 
 
-def memory_of(text):
-    from ramgate.limits import Problem as BadSize, size
-    try:
-        return size(text)
-    except BadSize as problem:
-        raise EasyBuildError("--job-target-resource=memory: %s", problem)
-
-
 def request_for(system, needs, hours=None):
     """
     Combine the command line, the software's needs and the system's defaults, in this order; `hours` is what the
@@ -61,16 +54,22 @@ def request_for(system, needs, hours=None):
     cores = build_option('job_cores') or cores
     gpus = int(asked.get('gpus', gpus))
     if 'memory' in asked:
-        memory = memory_of(asked['memory'])
+        try:
+            memory = size(asked['memory'])
+        except Problem as problem:
+            raise EasyBuildError("--job-target-resource=memory: %s", problem)
     minutes = minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime')
     minutes = max(minutes, 60 * (hours or 0))
     if 'walltime' in asked:
         minutes = minutes_of(asked['walltime'], '--job-target-resource=walltime')
-    if 'partition' not in asked:
-        # Slurm takes a job that no node fits while others wait, and never starts it
-        check_fits('--job-cores', cores, (node['cores'] or 0) * (node['threads_per_core'] or 1), system)
-        check_fits('--job-target-resource=memory', memory, node['memory'], system)
-        check_fits('--job-target-resource=gpus', gpus, node['gpus'], system)
+    # Slurm takes a job that no node fits while others wait, and never starts it; other partitions have other nodes
+    for option, amount, most in (('--job-cores', cores, (node['cores'] or 0) * (node['threads_per_core'] or 1)),
+                                 ('--job-target-resource=memory', memory, node['memory']),
+                                 ('--job-target-resource=gpus', gpus, node['gpus'])):
+        if 'partition' not in asked and amount and most and amount > most:
+            raise EasyBuildError("%s: %d is more than the %d that a node of %s has. Nothing was submitted; ask for "
+                                 "less, or name a partition with larger nodes", option, amount, most,
+                                 system.system['title'])
     return Request(
         account=account(system, asked),
         partition=asked.get('partition') or settings['build_partition'] or settings['partition'],
@@ -83,14 +82,6 @@ def request_for(system, needs, hours=None):
         exclusive=exclusive,
         options=settings['options'],
     )
-
-
-def check_fits(option, asked, most, system):
-    """Refuse what no node has; other partitions may have other nodes."""
-    if asked and most and asked > most:
-        raise EasyBuildError("%s: %d is more than the %d that a node of %s has. Nothing was submitted; ask for less, "
-                             "or name a partition with larger nodes", option, asked, most,
-                             system.system['title'])
 
 
 def account(system, asked):

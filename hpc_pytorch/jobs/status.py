@@ -13,12 +13,10 @@ from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
 
 from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records
-from hpc_pytorch.machine.batch_systems import ALIVE, CANCELLED, DONE, FAILED, RUNNING, UNKNOWN, WAITING
+from hpc_pytorch.machine.batch_systems import CANCELLED, DONE, FAILED, RUNNING, UNKNOWN, WAITING
 from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
 from hpc_pytorch.packages import known_errors
 
-# seconds between two looks with --follow
-INTERVAL = 30
 # how lines of a log begin that name an error
 ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
 STATES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'states.cfg')
@@ -96,16 +94,12 @@ def log_tail(record, lines=400):
 
 def describe_progress(record):
     """Return the step that a running job is in, and the last line of ramgate or of the log."""
-    lines = log_tail(record)
-    steps = [line for line in lines if line.startswith('== ')]
-    last = lines[-1] if lines else "nothing in its log yet"
-    last = first_line(files_of(record) + '.progress') or last
-    if not steps:
-        return [last]
-    step = steps[-1]
-    if last == step:
-        return [step[3:]]
-    return [step[3:], last.strip()]
+    lines = log_tail(record) or ["nothing in its log yet"]
+    shown = [line for line in lines if line.startswith('== ')][-1:]
+    last = first_line(files_of(record) + '.progress') or lines[-1]
+    if last not in shown:
+        shown.append(last)
+    return [re.sub('^== ', '', line).strip() for line in shown]
 
 
 def describe_failure(record, look):
@@ -149,20 +143,17 @@ def describe(record, look, states):
 
 def jobs_of(easyconfigs):
     """Return the records for these easyconfigs and the jobs before theirs, oldest first; all without easyconfigs."""
-    records = read_records()
     names = [os.path.basename(path) for path in easyconfigs]
-    wanted = set()
-    for record in records:
-        if not names or os.path.basename(record['easyconfig']) in names:
-            wanted.add(record['job'])
-    for record in reversed(records):
-        if record['job'] in wanted:
+    found, wanted = [], set()
+    for record in reversed(read_records()):
+        if not names or os.path.basename(record['easyconfig']) in names or record['job'] in wanted:
+            found.insert(0, record)
             wanted.update(record['after'])
-    return [record for record in records if record['job'] in wanted]
+    return found
 
 
 def show_jobs(easyconfigs):
-    """Print the state of the jobs, the oldest first; whether any of them waits or runs."""
+    """Print the state of the jobs, the oldest first."""
     records = jobs_of(easyconfigs)
     looks = [(record, state_of(record)) for record in records]
     states = {record['job']: (record['module'], look) for record, look in looks}
@@ -170,8 +161,7 @@ def show_jobs(easyconfigs):
         print(describe(record, look, states))
     if not records:
         print("No jobs were submitted in %s" % ' for '.join([install_path('software')] + easyconfigs))
-    sys.stdout.flush()
-    return any(look.state in ALIVE for _, look in looks)
+    return 0
 
 
 def with_prefix(arguments, action):
@@ -194,10 +184,4 @@ def with_prefix(arguments, action):
 
 
 def main(arguments):
-    def follow(easyconfigs):
-        while show_jobs(easyconfigs) and '--follow' in arguments:
-            time.sleep(INTERVAL)
-            print(time.strftime('--- %H:%M:%S'))
-        return 0
-
-    return with_prefix([word for word in arguments if word != '--follow'], follow)
+    return with_prefix(arguments, show_jobs)

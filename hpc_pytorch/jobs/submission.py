@@ -2,6 +2,7 @@
 ``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
 share is here.
 """
+import contextlib
 import fcntl
 import os
 import shlex
@@ -180,13 +181,10 @@ class SystemJobs:
                                  "Nothing was submitted; try again. If you know that it has ended, remove %s",
                                  job.name, record['job'], look.about or look.word, record_path(job.name))
         # (job, token of its record)
-        living = []
-        if look and look.state in ALIVE:
-            living.append((record['job'], record['token']))
-        else:
+        living = [(record['job'], record['token'])] if look and look.state in ALIVE else []
+        if not living:
             for number, mark in self.scheduler.find(job.name, mark_of(job.name)):
-                token = mark.rpartition('_')[2]
-                living.append((number, token))
+                living.append((number, mark.rpartition('_')[2]))
         if living and again:
             self.end(job, [number for number, _ in living])
         elif living:
@@ -262,20 +260,15 @@ class SystemJobs:
         except (Refused, OSError):
             remove_record(record)
             raise
-        except Uncertain as problem:
-            job.jobid = self.find_submitted(job.name, mark)
-            if job.jobid is None:
-                raise problem
+        except Uncertain:
+            living = []
+            with contextlib.suppress(NoAnswer):
+                living = self.scheduler.find(job.name, mark)
+            if not living:
+                raise
+            job.jobid = living[0][0]
         self.submitted.append(job)
         self.note_submitted(record, job.jobid)
-
-    def find_submitted(self, name, mark):
-        """Find the id of a job that was submitted without an answer; None if it is not in the queue, or unknown."""
-        try:
-            living = self.scheduler.find(name, mark)
-        except NoAnswer:
-            return None
-        return living[0][0] if living else None
 
     def take_back(self):
         """Cancel what was submitted: all jobs or none."""

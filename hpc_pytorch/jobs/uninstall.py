@@ -8,7 +8,7 @@ import shutil
 
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_path, install_path
-from easybuild.tools.filetools import det_lock_path
+from easybuild.tools.filetools import det_lock_path, read_file
 
 from hpc_pytorch.jobs.records import read_records, remove_record
 from hpc_pytorch.jobs.status import state_of, with_prefix
@@ -31,17 +31,10 @@ def module_files():
     return found
 
 
-def read(path):
-    with open(path, encoding='utf-8', errors='replace') as handle:
-        return handle.read()
-
-
 def used_by(record):
     """List the modules that a job installs, and those that its easyconfig depends on."""
-    try:
-        text = read(record['easyconfig'])
-    except OSError:
-        text = ''
+    path = record['easyconfig']
+    text = read_file(path) if os.path.exists(path) else ''
     return [record['module']] + ['%s/%s%s' % dependency for dependency in DEPENDENCY.findall(text)]
 
 
@@ -49,7 +42,7 @@ def check_unused(name, files):
     """Stop if another module loads this one, or a job installs it or something on top of it."""
     users = []
     for other, path in files.items():
-        if other != name and name in LOADED.findall(read(path)):
+        if other != name and name in LOADED.findall(read_file(path)):
             users.append(other)
     if users:
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
@@ -87,7 +80,7 @@ def uninstall(name):
     check_unused(name, files)
     module = files[name]
     top = install_path('software')
-    root = ROOT.search(read(module))
+    root = ROOT.search(read_file(module))
     software = root.group(1) if root else '/'
     if os.path.commonpath([software, top]) != top:
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)

@@ -52,14 +52,14 @@ class Recorder:
 
 
 @functools.lru_cache(maxsize=256)
-def ranges(horizon, age, start, slowness):
+def ranges(horizon, age, slowness):
     """For each step of a forecast: the age in seconds, and the first and the last span (excluded) of the curve."""
-    ages = [(edge * horizon - start) / slowness + age for edge in EDGES]
+    ages = [edge * horizon / slowness + age for edge in EDGES]
     spans = [exact_span(at) for at in ages]
     found = []
     for at in range(STEPS):
         first = max(0, int(spans[at] - JITTER))
-        end = int(spans[at + 1] + JITTER) + 1 if ages[at + 1] > 0 else 0
+        end = int(spans[at + 1] + JITTER) + 1
         found.append((ages[at] * slowness, first, end))
     return found
 
@@ -71,14 +71,14 @@ class Forecast:
         self.horizon = horizon
         self.load = [0.0] * STEPS
 
-    def steps(self, curve, seconds, age=0.0, start=0.0, slowness=1.0):
-        """Return the memory of one compilation in each step: it is `age` old now, or begins in `start` seconds."""
+    def steps(self, curve, seconds, age=0.0, slowness=1.0):
+        """Return the memory of one compilation in each step: it is `age` old now."""
         last = len(curve) - 1
         found = []
-        for since, first, end in ranges(self.horizon, age, start, slowness):
+        for since, first, end in ranges(self.horizon, age, slowness):
             if since >= seconds and found:
                 break
-            found.append(max(curve[min(first, last):end]) if end else 0.0)
+            found.append(max(curve[min(first, last):end]))
         return found + [0.0] * (STEPS - len(found))
 
     def add(self, steps):
@@ -86,16 +86,4 @@ class Forecast:
 
     def fits(self, steps, limit):
         """True if the load and these steps stay within the limit; steps without memory always fit."""
-        for have, more in zip(self.load, steps):
-            if more and have + more > limit:
-                return False
-        return True
-
-    def earliest(self, curve, seconds, limit, slowness):
-        """Return the steps of a compilation that begins as soon as it fits; None if it does not up to the horizon."""
-        for at in range(2, STEPS, 2):
-            if self.load[at] + curve[0] <= limit:
-                steps = self.steps(curve, seconds, start=EDGES[at] * self.horizon, slowness=slowness)
-                if self.fits(steps, limit):
-                    return steps
-        return None
+        return all(not more or have + more <= limit for have, more in zip(self.load, steps))

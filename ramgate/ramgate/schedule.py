@@ -422,7 +422,7 @@ class Schedule:
         return forecast
 
     def admit(self, estimates, forecast, room, squares, now):
-        """Start the longest first, and shorter ones if they do not delay the first that has to wait for memory."""
+        """Start the longest first, and shorter ones where it does not fit; one that was overtaken too often alone."""
         alive = self.alive()
         working = len(self.in_state(RUNNING))
         refused = set()
@@ -444,12 +444,8 @@ class Schedule:
                 forecast.add(steps)
                 squares += estimate.uncertainty ** 2
                 working += 1
-                continue
-            if not refused:
-                later = forecast.earliest(estimate.curve, estimate.seconds * slow, free, slow)
-                if later:
-                    forecast.add(later)
-            refused.add(shape)
+            else:
+                refused.add(shape)
 
     def release(self, now):
         """Nothing works: let one go on, for which what works may wait (a pipe between two compilers)."""

@@ -81,14 +81,6 @@ def test_a_large_job_is_not_passed_over_for_ever():
     assert 50 < started.index('large') < 100
 
 
-def test_a_small_job_does_not_delay_the_long_one_that_waits():
-    node = Node(1000, first=(10, 700), big=(100, 900), slow=(50, 250), quick=(5, 250))
-    node.ask('first')
-    node.plan()
-    node.ask('big', 'slow', 'quick')
-    assert node.plan() == [('started', 'quick')]
-
-
 def test_alone_even_what_does_not_fit_is_tried():
     node = Node(1000, huge=(10, 5000), other=(5, 5000))
     node.ask('huge', 'other')

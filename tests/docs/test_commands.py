@@ -25,7 +25,7 @@ TRIED = (
     (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
-    (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)( --follow)?', 'tests/small_software.py', '--job-status'),
+    (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)', 'tests/small_software.py', '--job-status'),
     (r'\./eb --uninstall \S+', 'tests/jobs/test_uninstall.py', '--uninstall'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
     (r'\./eb --check --references .*', 'tests/checks/small_module.py', '--references'),

@@ -326,11 +326,9 @@ def test_lost_answer(toys, pbs):
     assert 'no job was submitted' not in output
     (pbs.directory / 'last-qselect').unlink()
     assert toys.submit(other) == ['2.pbs'] and len(pbs.jobs()) == 2
-    follow = toys.eb.started('--rehearse', '--system=derecho', '--job-status', '--follow', env=toys.environment)
     toys.wait(lambda found: all('  running' in text for text in found.values()), "start of the jobs")
     (toys.directory / 'go').touch()
     assert all('  done' in text for text in toys.wait_for_end().values())
-    assert follow.communicate(timeout=300)[0].count('  done') >= 2 and follow.returncode == 0
 
 
 @pytest.fixture
