@@ -4,12 +4,14 @@
 Each call leaves a report, which later calls can be compared with. Words that are not known here are ReFrame's.
 """
 import argparse
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -53,9 +55,11 @@ def read_report(path):
 
 def write(path, content):
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    text = json.dumps(content, indent=1, sort_keys=True) + '\n'
     try:
-        Path(path).write_text(json.dumps(content, indent=1, sort_keys=True) + '\n')
+        Path(path).write_text(text)
     except OSError as error:
+        print("%s cannot be written. It would be:\n%s" % (path, text))
         # a full disk names no file
         error.filename = path
         raise
@@ -75,13 +79,31 @@ def need_modules(wanted):
 
 def wait_for_reframe(command, place):
     """Start ReFrame and wait; when this call is stopped, ReFrame cancels its jobs first."""
-    def stop(number, _):
-        process.send_signal(signal.SIGINT)
+    mark = 'HPC_CHECK=%d.%d' % (os.getpid(), time.time())
+    stopped = []
 
-    process = subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, start_new_session=True)
+    def stop(number, _):
+        stopped.append(number)
+        process.terminate()
+
+    environment = dict(os.environ, HPC_CHECK=mark.partition('=')[2])
+    process = subprocess.Popen(command, cwd=place, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     process.wait()
+    while stopped and kill_marked(mark.encode()):
+        time.sleep(0.1)
+
+
+def kill_marked(mark):
+    """Kill processes with this variable: ReFrame asks once, and a rank that just starts may not hear it."""
+    found = False
+    for path in Path('/proc').iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if mark in (path / 'environ').read_bytes():
+                os.kill(int(path.name), signal.SIGKILL)
+                found = True
+    return found
 
 
 def check(system, given, reframes):
@@ -91,7 +113,10 @@ def check(system, given, reframes):
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
     need_modules(given.check)
     path = os.path.join(place, 'settings.py')
-    report = os.path.join(place, 'report-%d.json' % os.getpid())
+    report = os.path.join(tempfile.gettempdir(), 'report.json')
+    # ReFrame would say it in tracebacks, if there were no room for its own files
+    with tempfile.TemporaryFile(dir=place) as probe:
+        probe.write(bytes(1 << 20))
     Path(path).write_text(settings(system))
     references = '' if given.update else given.references
     command = [
@@ -112,7 +137,6 @@ def check(system, given, reframes):
     if not os.path.exists(report):
         raise UsersProblem("nothing was checked; see above")
     modules = summarize(read(report)['runs'][0]['testcases'])
-    os.remove(report)
     return {
         'system': system.name,
         'collection': VERSION,

@@ -6,7 +6,6 @@ partitions that `./eb --check --settings` prints. What a module must have follow
 from.
 """
 import collections
-import filecmp
 import glob
 import hashlib
 import json
@@ -26,7 +25,6 @@ from reframe.core.exceptions import SanityError
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.append(os.path.dirname(os.path.dirname(HERE)))
-from hpc_pytorch.machine.collection_files import plain_values  # noqa: E402
 from hpc_pytorch.machine.module_files import installed  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
 from hpc_pytorch.source import installed as installed_pytorch  # noqa: E402
@@ -102,8 +100,6 @@ MEASURES = {
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
 # kinds of fast networks, by device or as NCCL's log names them
 FAST = ('cxi', 'uverbs', 'OFI', 'InfiniBand')
-# where an installation has the files that these parameters of an easyconfig name
-COPIES = {'scripts': 'bin', 'example_files': 'examples'}
 
 
 def easyconfig_of(module):
@@ -218,7 +214,7 @@ class WorksCheck(ModuleCheck):
 
     def check_contract(self):
         """Check that the installation is unchanged; only then its PyTorch can be asked."""
-        changed = self.other_packages() + self.lost_files() + self.changed_copies() + self.changed_module()
+        changed = self.other_packages() + self.lost_files() + self.changed_module()
         changed = changed or self.other_build()
         if changed:
             easyconfig = os.path.basename(easyconfig_of(self.module))
@@ -244,19 +240,6 @@ class WorksCheck(ModuleCheck):
             lost[package].append(path)
         return ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
                 for package, paths in sorted(lost.items())]
-
-    def changed_copies(self):
-        """Scripts and examples that are not the copy that the provenance keeps."""
-        root = Path(INSTALLED[self.module])
-        values = plain_values(read_easyconfig(self.module))
-        changed = []
-        for name, place in COPIES.items():
-            for word in values.get(name, []):
-                path = root / place / os.path.basename(word)
-                kept = root / 'easybuild/provenance' / path.name
-                if not path.exists() or kept.exists() and not filecmp.cmp(path, kept, shallow=False):
-                    changed.append("%s is not as it was installed" % path)
-        return changed
 
     def changed_module(self):
         """Return the module file, if it is not what was written."""

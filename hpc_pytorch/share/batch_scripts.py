@@ -189,8 +189,8 @@ class Script:
         if self.ranks > self.all_cores:
             raise Problem("a node has %d cores: start at most as many ranks on it (--ranks-per-node)"
                           % self.all_cores)
-        if self.options.stage:
-            self.check_stage()
+        if self.options.stage and not os.path.exists(os.path.join(os.path.dirname(HERE), 'bin/pytorch-stage')):
+            raise Problem("--stage: this module has no pytorch-stage; a container's packages: make-squashfs")
 
     def check_part(self):
         """Part of a node is to be had only where nodes are shared."""
@@ -199,13 +199,6 @@ class Script:
         if self.scheduler.get('nodes_exclusive') == 'yes' and not self.options.partition:
             raise Problem("--gpus %d: jobs have whole nodes in the partition %s; name one whose nodes are shared with"
                           " --partition" % (self.gpus, self.partition))
-
-    def check_stage(self):
-        storage = self.node.get('local_storage') or self.node.get('temporary_directory')
-        if not storage:
-            raise Problem("--stage: system.cfg names no storage on the nodes of this system")
-        if not os.path.exists(os.path.join(os.path.dirname(HERE), 'bin/pytorch-stage')):
-            raise Problem("--stage: this module has no pytorch-stage; a container's packages: make-squashfs")
 
     def slurm_head(self):
         lines = [

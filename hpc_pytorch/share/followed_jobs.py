@@ -155,11 +155,3 @@ def submit_and_follow(script, kind=Job):
         for line in job.explain(status):
             say(line)
     return status
-
-
-def start_in_this_job(script):
-    """Start the ranks of a job script in the job that this is called in."""
-    if not os.environ.get('SLURM_JOB_ID') and not os.environ.get('PBS_JOBID'):
-        raise Problem("--interactive starts the ranks in a job that you are in: call salloc or qsub -I first")
-    command = ['bash', '-lc', script.text()]
-    return subprocess.run(command).returncode

@@ -111,7 +111,6 @@ def test_refused(nowhere):
     (nowhere.directory / 'train.py').touch()
     for arguments, says, wanted in ((['tarin.py'], 'there is no tarin.py in ', 1),
                                     (['train.py'], 'sbatch was not found here: submit train-1.job on a', 1),
-                                    (['--interactive', 'train.py'], 'call salloc or qsub -I first', 1),
                                     (['--ranks-per-node', '3', 'train.py'], 'a node has 2 cores', 1)):
         status, output, errors = nowhere(*arguments)
         assert (status, output, errors.count('\n')) == (wanted, '', 1) and says in errors
@@ -295,9 +294,9 @@ def test_what_hurts(slurm):
 @pytest.mark.slow
 def test_interactive(slurm):
     """In a job that one is in already."""
-    allocated = subprocess.run(['salloc', '-N2', '-c2', '-t5', sys.executable, '-I', slurm.program, '--interactive',
-                                '--nodes', '2', 'train.py'], env=slurm.environment, cwd=slurm.directory, text=True,
-                               timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    start = 'bash -l <(%s -I %s --dry-run --nodes 2 train.py)' % (sys.executable, slurm.program)
+    allocated = subprocess.run(['salloc', '-N2', '-c2', '-t5', 'bash', '-c', start], env=slurm.environment, text=True,
+                               cwd=slurm.directory, timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE)
     assert {'rank 0 of 2', 'rank 1 of 2'} <= set(allocated.stdout.splitlines()), allocated.stderr
 
