@@ -1,23 +1,16 @@
 #include "agreement.h"
 
-#include <iterator>
+#include <cstring>
 
+#include "reduction.h"
 #include "runtime.h"
 
 namespace torch_mpi {
 
-namespace {
-
-// In the order of c10d::ReduceOp.
-const char* const kReductions[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
-
-}  // namespace
-
-static_assert(sizeof(Call) == 32, "a Call is sent as it lies in memory");
+static_assert(sizeof(Call) == 32, "a Call is sent and compared as it lies in memory");
 
 bool Call::operator==(const Call& other) const {
-  return what == other.what && type == other.type && reduction == other.reduction && root == other.root &&
-      elements == other.elements && lengths == other.lengths;
+  return std::memcmp(this, &other, sizeof(Call)) == 0;
 }
 
 std::string Call::text() const {
@@ -27,19 +20,11 @@ std::string Call::text() const {
   if (type == kNone)
     return words;
   words += c10::str(" with ", elements, " elements of ", c10::toString(static_cast<at::ScalarType>(type)));
-  if (reduction >= 0 && reduction < static_cast<int32_t>(std::size(kReductions)))
-    words += c10::str(", ", kReductions[reduction]);
+  if (reduction != kNone)
+    words += c10::str(", ", name_of(static_cast<c10d::ReduceOp::RedOpType>(reduction)));
   if (root != kNone)
     words += c10::str(", root ", root);
   return words;
-}
-
-// FNV-1a, by numbers in place of bytes.
-int64_t number_of(const std::vector<int64_t>& lengths) {
-  uint64_t number = 14695981039346656037u;
-  for (const int64_t length : lengths)
-    number = (number ^ static_cast<uint64_t>(length)) * 1099511628211u;
-  return static_cast<int64_t>(number);
 }
 
 void Comparison::post(MPI_Comm comm, int rank, int size, int tag) {

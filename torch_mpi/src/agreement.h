@@ -8,10 +8,7 @@
 #include <mpi.h>
 
 #include <cstdint>
-#include <deque>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "torch_api.h"
 
@@ -27,13 +24,11 @@ struct Call {
   int32_t reduction = kNone;
   int32_t root = kNone;
   int64_t elements = 0;
-  int64_t lengths = 0;  // of several tensors, as a number that differs where they do
+  int64_t lengths = 0;  // of the tensors, as a number that differs where they do
 
   bool operator==(const Call& other) const;
   std::string text() const;
 };
-
-int64_t number_of(const std::vector<int64_t>& lengths);
 
 // The two messages of one call. MPI writes to it until done(). All of its functions are called under the lock.
 class Comparison {
@@ -56,8 +51,5 @@ class Comparison {
   Call theirs_;
   MPI_Request receive_ = MPI_REQUEST_NULL, send_ = MPI_REQUEST_NULL;
 };
-
-// In the order of the calls.
-using Comparisons = std::deque<std::unique_ptr<Comparison>>;
 
 }  // namespace torch_mpi

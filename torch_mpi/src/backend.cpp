@@ -3,7 +3,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "memory.h"
 #include "reduction.h"
 
 namespace torch_mpi {
@@ -31,7 +30,7 @@ const at::Tensor& only(const Tensors& tensors, const char* what) {
   return tensors.front();
 }
 
-void check_same_type(const Tensors& tensors, const at::Tensor& model, const char* what) {
+void check_same_type(TensorList tensors, const at::Tensor& model, const char* what) {
   for (const auto& tensor : tensors) {
     TORCH_CHECK(
         tensor.scalar_type() == model.scalar_type(), "torch_mpi: ", what, ": the tensors must have one type, not ",
@@ -41,26 +40,21 @@ void check_same_type(const Tensors& tensors, const at::Tensor& model, const char
   }
 }
 
-bool same_length(const Tensors& tensors) {
+bool same_length(TensorList tensors) {
   for (const auto& tensor : tensors)
     if (tensor.numel() != tensors.front().numel())
       return false;
   return true;
 }
 
-Piece whole(const at::Tensor& tensor) {
-  return {tensor.data_ptr(), static_cast<int64_t>(tensor.nbytes())};
-}
-
 void divide(at::Tensor tensor, int by) {
   const auto type = tensor.scalar_type();
-  const bool is_float8 = at::isFloatingType(type) && c10::elementSize(type) == 1;
-  if (is_float8)
-    tensor.copy_(tensor.to(at::kFloat).div_(by));
+  if (at::isIntegralType(type, /*includeBool=*/false))
+    tensor.div_(by, "trunc");
   else if (type == at::kComplexHalf)
     tensor.copy_(tensor.to(at::kComplexFloat).div_(by));
-  else if (at::isIntegralType(type, /*includeBool=*/false))
-    tensor.div_(by, "trunc");
+  else if (c10::elementSize(type) == 1)
+    tensor.copy_(tensor.to(at::kFloat).div_(by));
   else
     tensor.div_(by);
 }
@@ -83,13 +77,11 @@ at::Tensor premultiplied(const at::Tensor& tensor, const ReduceOp& op) {
 }
 
 // Prepares a reduction in place.
-at::Tensor reduction_buffer(MPIWork& work, const at::Tensor& tensor, const ReduceOp& op, int ranks) {
-  at::Tensor buffer = in_place_buffer(work, tensor);
-  if (C10_UNLIKELY(op == ReduceOp::PREMUL_SUM)) {
-    c10::NoGradGuard no_grad;
-    buffer.copy_(premultiplied(buffer, op));
-    await_stream(buffer.device());
-  }
+Piece reduction_buffer(MPIWork& work, at::Tensor tensor, const ReduceOp& op, int ranks) {
+  const c10::NoGradGuard no_grad;
+  if (C10_UNLIKELY(op == ReduceOp::PREMUL_SUM))
+    tensor.copy_(premultiplied(tensor, op));
+  const auto buffer = in_place_buffer(work, tensor);
   then_divide(work, tensor, op, ranks);
   return buffer;
 }
@@ -113,50 +105,30 @@ struct Agreement {
   bool needs_all = true;
 };
 
-Call call_of(OpType what, const at::Tensor& tensor, int64_t root = Call::kNone) {
+Call call_of(TensorList tensors, int64_t root = Call::kNone) {
   Call call;
-  call.what = static_cast<int32_t>(what);
-  call.type = static_cast<int32_t>(tensor.scalar_type());
-  call.root = static_cast<int32_t>(root);
-  call.elements = tensor.numel();
-  return call;
-}
-
-Call call_of(OpType what, const at::Tensor& tensor, const ReduceOp& op, int64_t root = Call::kNone) {
-  auto call = call_of(what, tensor, root);
-  call.reduction = static_cast<int32_t>(op.op_);
-  return call;
-}
-
-// Of several tensors.
-Call call_of(OpType what, const Tensors& tensors) {
-  Call call;
-  call.what = static_cast<int32_t>(what);
-  std::vector<int64_t> lengths;
+  uint64_t lengths = 14695981039346656037u;  // FNV-1a, by numbers in place of bytes
   for (const auto& tensor : tensors) {
     call.type = static_cast<int32_t>(tensor.scalar_type());
     call.elements += tensor.numel();
-    lengths.push_back(tensor.numel());
+    lengths = (lengths ^ static_cast<uint64_t>(tensor.numel())) * 1099511628211u;
   }
-  call.lengths = number_of(lengths);
+  call.lengths = static_cast<int64_t>(lengths);
+  call.root = static_cast<int32_t>(root);
   return call;
 }
 
-Call call_of(OpType what, const Tensors& tensors, const ReduceOp& op) {
-  auto call = call_of(what, tensors);
+Call call_of(TensorList tensors, const ReduceOp& op, int64_t root = Call::kNone) {
+  auto call = call_of(tensors, root);
   call.reduction = static_cast<int32_t>(op.op_);
   return call;
 }
 
 // Where each pair of ranks exchanges another amount: what neighbours exchange. MPI itself notices too short a receive.
 Agreement agreement_of(
-    OpType what,
-    const at::Tensor& model,
-    int rank,
-    const std::vector<Piece>& sends,
-    const std::vector<Piece>& receives) {
+    const at::Tensor& model, int rank, const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
   const size_t size = sends.size(), left = (rank + size - 1) % size, right = (rank + 1) % size;
-  auto mine = call_of(what, model), expected = mine;
+  auto mine = call_of(model), expected = mine;
   const auto width = static_cast<int64_t>(model.element_size());
   mine.elements = sends[right].bytes / width;
   mine.lengths = receives[right].bytes / width;
@@ -205,8 +177,7 @@ MPIBackend::MPIBackend(std::shared_ptr<Communicator> communicator, Milliseconds 
 c10::intrusive_ptr<MPIBackend> MPIBackend::create(const std::vector<int>& ranks, Milliseconds timeout) {
   auto& runtime = Runtime::get();
   runtime.start(timeout);
-  const MPI_Comm made = ranks.empty() ? runtime.duplicate_world(timeout) : runtime.create(ranks, timeout);
-  return c10::make_intrusive<MPIBackend>(std::make_shared<Communicator>(made), timeout);
+  return c10::make_intrusive<MPIBackend>(runtime.create(ranks, timeout), timeout);
 }
 
 void MPIBackend::setTimeout(Milliseconds timeout) {
@@ -228,8 +199,25 @@ void MPIBackend::check_rank(int64_t rank, const char* what) const {
 }
 
 void MPIBackend::check_tag(int tag) const {
-  const int highest = Runtime::get().highest_user_tag();
+  const int highest = Runtime::get().tag(Runtime::reserved);
   TORCH_CHECK(tag >= 0 && tag <= highest, "torch_mpi: the tag must be from 0 to ", highest, ", not ", tag);
+}
+
+const Tensors& MPIBackend::list_of_root(
+    const std::vector<Tensors>& lists, const at::Tensor& model, int64_t root, const char* what) const {
+  static const Tensors none;
+  check_rank(root, what);
+  const bool is_root = root == rank_;
+  TORCH_CHECK(
+      is_root ? lists.size() == 1 && lists[0].size() == static_cast<size_t>(size_) : lists.empty(), "torch_mpi: ", what,
+      ": one list of ", size_, " tensors is needed on rank ", root, ", and none on the others");
+  if (!is_root)
+    return none;
+  check_same_type(lists[0], model, what);
+  TORCH_CHECK(
+      same_length(lists[0]) && lists[0][0].numel() == model.numel(), "torch_mpi: ", what,
+      ": all tensors must have the same number of elements");
+  return lists[0];
 }
 
 WorkPointer MPIBackend::make(
@@ -249,66 +237,54 @@ WorkPointer MPIBackend::make(
 auto MPIBackend::reducing(MPIWork& work, const at::Tensor& tensor, const ReduceOp& op) {
   const auto reduction = reduction_for(tensor.scalar_type(), op);
   const auto buffer = reduction_buffer(work, tensor, op, size_);
-  char* data = static_cast<char*>(buffer.data_ptr());
-  const int64_t elements = buffer.numel(), width = buffer.element_size();
-  return [this, &work, reduction, data, elements, width] {
-    choose_all_reduce(elements * width, size_);
+  const int64_t elements = tensor.numel(), width = tensor.element_size();
+  return [this, &work, reduction, buffer, elements, width] {
+    choose_all_reduce(buffer.bytes, size_);
     in_parts(elements, [&](int64_t start, int count) {
-      check_mpi(
-          MPI_Iallreduce(
-              MPI_IN_PLACE, data + start * width, count, reduction.type, reduction.op, comm(), work.add_request()),
-          "MPI_Iallreduce");
+      char* part = buffer.data + start * width;
+      work.begin("MPI_Iallreduce", MPI_Iallreduce, MPI_IN_PLACE, part, count, reduction.type, reduction.op);
     });
   };
 }
 
-auto MPIBackend::gathering(MPIWork& work, const at::Tensor& output, const at::Tensor& input) {
+std::function<void()> MPIBackend::gathering(MPIWork& work, TensorList outputs, const at::Tensor& input) {
+  const bool is_list = outputs.size() != 1;
   TORCH_CHECK(
-      output.numel() == input.numel() * size_, "torch_mpi: all_gather: the output must be ", size_,
-      " times as large as the input, but they have ", output.numel(), " and ", input.numel(), " elements");
-  const auto from = send_buffer(work, input), to = receive_buffer(work, output);
-  const int64_t bytes = static_cast<int64_t>(from.nbytes());
-  char* target = static_cast<char*>(to.data_ptr());
-  const bool in_place = from.data_ptr() == target + bytes * rank_ && bytes > 0;
-  return [this, &work, from = from.data_ptr(), to = target, bytes, in_place] {
-    const Span span(bytes);
-    if (!gathers_by_messages(size_, bytes)) {
-      check_mpi(
-          MPI_Iallgather(
-              in_place ? MPI_IN_PLACE : from, span.count, span.type, to, span.count, span.type, comm(),
-              work.add_request()),
-          "MPI_Iallgather");
+      !is_list || outputs.size() == static_cast<size_t>(size_), "torch_mpi: all_gather: ", size_,
+      " output tensors are needed, not ", outputs.size());
+  check_same_type(outputs, input, "all_gather");
+  const int64_t room = is_list ? outputs[rank_].numel() : outputs[0].numel() / size_;
+  TORCH_CHECK(
+      room == input.numel() && (is_list || outputs[0].numel() % size_ == 0), "torch_mpi: all_gather: the input has ",
+      input.numel(), " elements, but the output for this rank ", room);
+  const auto from = send_buffer(work, input);
+  if (is_list && !same_length(outputs)) {
+    const std::vector<Piece> sends(outputs.size(), from);
+    std::vector<Piece> receives;
+    for (const auto& output : outputs)
+      receives.push_back(receive_buffer(work, output));
+    return [&work, sends, receives] { exchange(work, sends, receives); };
+  }
+  char* const to = receive_buffer(work, outputs).data;
+  return [this, &work, from, to] {
+    const Span span(from.bytes);
+    char* const mine = to + from.bytes * rank_;
+    const bool in_place = from.data == mine && from.bytes > 0;
+    if (!gathers_by_messages(size_, from.bytes)) {
+      void* const source = in_place ? MPI_IN_PLACE : from.data;
+      work.begin("MPI_Iallgather", MPI_Iallgather, source, span.count, span.type, to, span.count, span.type);
       return;
     }
-    const int tag = Runtime::get().gather_tag();
+    const int tag = Runtime::get().tag(Runtime::gathered);
     for (int other = 0; other < size_; ++other)
       if (other != rank_)
-        check_mpi(
-            MPI_Irecv(to + bytes * other, span.count, span.type, other, tag, comm(), work.add_request()), "MPI_Irecv");
+        work.begin("MPI_Irecv", MPI_Irecv, to + from.bytes * other, span.count, span.type, other, tag);
     for (int other = 0; other < size_; ++other)
       if (other != rank_)
-        check_mpi(MPI_Isend(from, span.count, span.type, other, tag, comm(), work.add_request()), "MPI_Isend");
-    if (!in_place && bytes > 0)
-      std::memcpy(to + bytes * rank_, from, static_cast<size_t>(bytes));
+        work.begin("MPI_Isend", MPI_Isend, from.data, span.count, span.type, other, tag);
+    if (!in_place && from.bytes > 0)
+      std::memcpy(mine, from.data, static_cast<size_t>(from.bytes));
   };
-}
-
-std::function<void()> MPIBackend::gathering(MPIWork& work, const Tensors& outputs, const at::Tensor& input) {
-  TORCH_CHECK(
-      outputs.size() == static_cast<size_t>(size_), "torch_mpi: all_gather: ", size_, " output tensors are needed, not ",
-      outputs.size());
-  check_same_type(outputs, input, "all_gather");
-  TORCH_CHECK(
-      outputs[rank_].numel() == input.numel(), "torch_mpi: all_gather: the input has ", input.numel(),
-      " elements, but the output for this rank ", outputs[rank_].numel());
-  if (same_length(outputs))
-    return gathering(work, receive_buffer(work, outputs), input);
-  const auto from = send_buffer(work, input);
-  const std::vector<Piece> sends(outputs.size(), whole(from));
-  std::vector<Piece> receives;
-  for (const auto& output : outputs)
-    receives.push_back(whole(receive_buffer(work, output)));
-  return [this, &work, sends, receives] { exchange(work, comm(), sends, receives); };
 }
 
 auto MPIBackend::reduce_scattering(
@@ -316,32 +292,28 @@ auto MPIBackend::reduce_scattering(
   TORCH_CHECK(
       input.numel() == output.numel() * size_, "torch_mpi: reduce_scatter: the input must be ", size_,
       " times as large as the output, but they have ", input.numel(), " and ", output.numel(), " elements");
-  check_same_type({output}, input, "reduce_scatter");
+  check_same_type(output, input, "reduce_scatter");
   const auto reduction = reduction_for(input.scalar_type(), op);
   // The output may be a part of the input (FSDP does that); MPI forbids the overlap.
   const auto* first = static_cast<const char*>(input.data_ptr());
   const auto* result = static_cast<const char*>(output.data_ptr());
   const bool overlap = result >= first && result < first + input.nbytes() && output.numel() > 0;
-  const auto source = premultiplied(overlap ? input.clone() : input, op);
-  const auto from = send_buffer(work, source), to = receive_buffer(work, output);
+  const auto from = send_buffer(work, premultiplied(overlap ? input.clone() : input, op)).data;
+  const auto to = receive_buffer(work, output).data;
   then_divide(work, output, op, size_);
-  const int64_t elements = to.numel(), width = to.element_size();
-  return [this, &work, reduction, from = static_cast<char*>(from.data_ptr()), to = static_cast<char*>(to.data_ptr()),
-          elements, width] {
+  const int64_t elements = output.numel(), width = output.element_size();
+  return [this, &work, reduction, from, to, elements, width] {
     if (elements <= kPartLimit) {
-      check_mpi(
-          MPI_Ireduce_scatter_block(
-              from, to, static_cast<int>(elements), reduction.type, reduction.op, comm(), work.add_request()),
-          "MPI_Ireduce_scatter_block");
+      work.begin(
+          "MPI_Ireduce_scatter_block", MPI_Ireduce_scatter_block, from, to, static_cast<int>(elements), reduction.type,
+          reduction.op);
       return;
     }
     for (int root = 0; root < size_; ++root)
       in_parts(elements, [&](int64_t start, int count) {
-        check_mpi(
-            MPI_Ireduce(
-                from + (root * elements + start) * width, to + start * width, count, reduction.type, reduction.op, root,
-                comm(), work.add_request()),
-            "MPI_Ireduce");
+        const char* part = from + (root * elements + start) * width;
+        work.begin(
+            "MPI_Ireduce", MPI_Ireduce, part, to + start * width, count, reduction.type, reduction.op, root);
       });
   };
 }
@@ -354,12 +326,10 @@ WorkHandle MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   auto work = make(OpType::BROADCAST, "mpi:broadcast", tensors, tensors, options.timeout);
   const int root = static_cast<int>(options.rootRank);
   const auto buffer = root == rank_ ? send_buffer(*work, tensor) : receive_buffer(*work, tensor);
-  char* data = static_cast<char*>(buffer.data_ptr());
-  const Agreement agreement(call_of(OpType::BROADCAST, tensor, root), root != rank_);
-  return post(work, options, agreement, [&] {
+  return post(work, options, {call_of(tensor, root), root != rank_}, [&] {
     // In parts, as MPICH 4.0 fails on one element of a large type.
-    in_parts(static_cast<int64_t>(buffer.nbytes()), [&](int64_t start, int count) {
-      check_mpi(MPI_Ibcast(data + start, count, MPI_BYTE, root, comm(), work->add_request()), "MPI_Ibcast");
+    in_parts(buffer.bytes, [&](int64_t start, int count) {
+      work->begin("MPI_Ibcast", MPI_Ibcast, buffer.data + start, count, MPI_BYTE, root);
     });
   });
 }
@@ -369,7 +339,7 @@ WorkHandle MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   if (tensor.layout() != at::kStrided)
     return allreduce_sparse(tensors, options);
   auto work = make(OpType::ALLREDUCE, "mpi:all_reduce", tensors, tensors, options.timeout);
-  const auto call = call_of(OpType::ALLREDUCE, tensor, options.reduceOp);
+  const auto call = call_of(tensor, options.reduceOp);
   return post(work, options, call, reducing(*work, tensor, options.reduceOp));
 }
 
@@ -378,41 +348,36 @@ WorkHandle MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allredu
   Posts posts;
   for (const auto& tensor : tensors)
     posts.push_back(reducing(*work, tensor, options.reduceOp));
-  return post_all(work, options, call_of(OpType::ALLREDUCE_COALESCED, tensors, options.reduceOp), posts);
+  return post_all(work, options, call_of(tensors, options.reduceOp), posts);
 }
 
-// The ranks first learn how many elements each has, then gather indices and values, and each adds them up.
+// The ranks first learn how many elements each has, and wait for that; then they gather indices and values, and each adds
+// them up.
 WorkHandle MPIBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   at::Tensor tensor = only(tensors, "all_reduce of a sparse tensor");
   TORCH_CHECK(tensor.layout() == at::kSparse, "torch_mpi: all_reduce takes dense and sparse COO tensors only");
   TORCH_CHECK(options.reduceOp == ReduceOp::SUM, "torch_mpi: sparse tensors can only be summed");
-  auto work = make(OpType::_ALLREDUCE_SPARSE, "mpi:sparse_all_reduce", tensors, tensors, options.timeout);
   const c10::NoGradGuard no_grad;
   const auto mine = tensor.coalesce();
   const auto indices = mine.indices().t().contiguous(), values = mine.values().contiguous();  // a row for each element
-  auto counts = std::make_shared<std::vector<int64_t>>(size_);
-  counts->at(rank_) = mine._nnz();
-  work->keep(counts);
-  work->second_stage([this, &work = *work, tensor, indices, values, counts] {
-    Tensors all_indices, all_values;
-    auto sizes = values.sizes().vec();
-    for (int64_t count : *counts) {
-      sizes[0] = count;
-      all_values.push_back(at::empty(sizes, values.options()));
-      all_indices.push_back(at::empty({count, indices.size(1)}, indices.options()));
-    }
-    gathering(work, all_indices, indices)();
-    gathering(work, all_values, values)();
-    work.then([tensor, all_indices, all_values]() mutable {
-      tensor.copy_(at::sparse_coo_tensor(at::cat(all_indices).t(), at::cat(all_values), tensor.sizes()).coalesce());
-    });
+  auto count = at::empty({1}, at::kLong), counts = at::empty({size_}, at::kLong);
+  *count.data_ptr<int64_t>() = mine._nnz();
+  c10d::AllgatherOptions gather_options;
+  gather_options.timeout = options.timeout;
+  _allgather_base(counts, count, gather_options)->wait();
+  auto work = make(OpType::_ALLREDUCE_SPARSE, "mpi:sparse_all_reduce", tensors, tensors, options.timeout);
+  Tensors all_indices, all_values;
+  auto sizes = values.sizes().vec();
+  for (int rank = 0; rank < size_; ++rank) {
+    sizes[0] = counts.data_ptr<int64_t>()[rank];
+    all_values.push_back(at::empty(sizes, values.options()));
+    all_indices.push_back(at::empty({sizes[0], indices.size(1)}, indices.options()));
+  }
+  const Posts posts = {gathering(*work, all_indices, indices), gathering(*work, all_values, values)};
+  work->then([tensor, all_indices, all_values]() mutable {
+    tensor.copy_(at::sparse_coo_tensor(at::cat(all_indices).t(), at::cat(all_values), tensor.sizes()).coalesce());
   });
-  return post(work, options, call_of(OpType::_ALLREDUCE_SPARSE, tensor), [&] {
-    check_mpi(
-        MPI_Iallgather(
-            MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, counts->data(), 1, MPI_INT64_T, comm(), work->add_request()),
-        "MPI_Iallgather");
-  });
+  return post_all(work, options, call_of(tensor), posts);
 }
 
 WorkHandle MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -425,25 +390,19 @@ WorkHandle MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   auto work = make(OpType::REDUCE, "mpi:reduce", tensors, tensors, options.timeout);
   const auto buffer =
       is_root ? reduction_buffer(*work, tensor, op, size_) : send_buffer(*work, premultiplied(tensor, op));
-  char* data = static_cast<char*>(buffer.data_ptr());
-  const Agreement agreement(call_of(OpType::REDUCE, tensor, op, root), is_root);
-  return post(work, options, agreement, [&] {
-    in_parts(buffer.numel(), [&](int64_t start, int count) {
-      char* part = data + start * buffer.element_size();
-      check_mpi(
-          MPI_Ireduce(
-              is_root ? MPI_IN_PLACE : part, is_root ? part : nullptr, count, reduction.type, reduction.op, root,
-              comm(), work->add_request()),
-          "MPI_Ireduce");
+  return post(work, options, {call_of(tensor, op, root), is_root}, [&] {
+    in_parts(tensor.numel(), [&](int64_t start, int count) {
+      char* const part = buffer.data + start * tensor.element_size();
+      void* const source = is_root ? MPI_IN_PLACE : part;
+      work->begin("MPI_Ireduce", MPI_Ireduce, source, part, count, reduction.type, reduction.op, root);
     });
   });
 }
 
 WorkHandle MPIBackend::_allgather_base(
     at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
-  check_same_type({output}, input, "all_gather");
   auto work = make(OpType::_ALLGATHER_BASE, "mpi:_all_gather_base", input, {output}, options.timeout);
-  return post(work, options, call_of(OpType::_ALLGATHER_BASE, output), gathering(*work, output, input));
+  return post(work, options, call_of(output), gathering(*work, output, input));
 }
 
 WorkHandle MPIBackend::allgather_into_tensor_coalesced(
@@ -451,11 +410,9 @@ WorkHandle MPIBackend::allgather_into_tensor_coalesced(
   TORCH_CHECK(outputs.size() == inputs.size(), "torch_mpi: all_gather: as many outputs as inputs are needed");
   auto work = make(OpType::COALESCED, "mpi:all_gather", inputs, outputs, options.timeout);
   Posts posts;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    check_same_type({outputs[i]}, inputs[i], "all_gather");
+  for (size_t i = 0; i < outputs.size(); ++i)
     posts.push_back(gathering(*work, outputs[i], inputs[i]));
-  }
-  return post_all(work, options, call_of(OpType::COALESCED, outputs), posts);
+  return post_all(work, options, call_of(outputs), posts);
 }
 
 WorkHandle MPIBackend::allgather(
@@ -463,7 +420,7 @@ WorkHandle MPIBackend::allgather(
   const auto& input = only(inputs, "all_gather");
   TORCH_CHECK(outputs.size() == 1, "torch_mpi: all_gather takes one list of output tensors");
   auto work = make(OpType::ALLGATHER, "mpi:all_gather", inputs, outputs[0], options.timeout);
-  return post(work, options, call_of(OpType::ALLGATHER, outputs[0]), gathering(*work, outputs[0], input));
+  return post(work, options, call_of(outputs[0]), gathering(*work, outputs[0], input));
 }
 
 WorkHandle MPIBackend::allgather_coalesced(
@@ -485,71 +442,39 @@ WorkHandle MPIBackend::allgather_coalesced(
       parts.push_back(list[i]);
     posts.push_back(gathering(*work, parts, inputs[i]));
   }
-  return post_all(work, options, call_of(OpType::ALLGATHER_COALESCED, flat), posts);
+  return post_all(work, options, call_of(flat), posts);
 }
 
 WorkHandle MPIBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
   const auto& input = only(inputs, "gather");
-  check_rank(options.rootRank, "gather");
-  const bool is_root = options.rootRank == rank_;
-  TORCH_CHECK(
-      is_root ? outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_) : outputs.empty(),
-      "torch_mpi: gather: one list of ", size_, " output tensors is needed on rank ", options.rootRank,
-      ", and none on the others");
-  auto work = make(OpType::GATHER, "mpi:gather", inputs, is_root ? outputs[0] : Tensors{}, options.timeout);
+  const auto& list = list_of_root(outputs, input, options.rootRank, "gather");
+  auto work = make(OpType::GATHER, "mpi:gather", inputs, list, options.timeout);
   const auto from = send_buffer(*work, input);
-  at::Tensor to;
-  if (is_root) {
-    check_same_type(outputs[0], input, "gather");
-    for (const auto& output : outputs[0])
-      TORCH_CHECK(
-          output.numel() == input.numel(), "torch_mpi: gather: all tensors must have the same number of elements");
-    to = receive_buffer(*work, outputs[0]);
-  }
-  const Agreement agreement(call_of(OpType::GATHER, input, options.rootRank), is_root);
-  return post(work, options, agreement, [&] {
-    const Span span(static_cast<int64_t>(from.nbytes()));
-    check_mpi(
-        MPI_Igather(
-            from.data_ptr(), span.count, span.type, is_root ? to.data_ptr() : nullptr, span.count, span.type,
-            static_cast<int>(options.rootRank), comm(), work->add_request()),
-        "MPI_Igather");
+  char* const to = list.empty() ? nullptr : receive_buffer(*work, list).data;
+  const int root = static_cast<int>(options.rootRank);
+  return post(work, options, {call_of(input, root), !list.empty()}, [&] {
+    const Span span(from.bytes);
+    work->begin("MPI_Igather", MPI_Igather, from.data, span.count, span.type, to, span.count, span.type, root);
   });
 }
 
 WorkHandle MPIBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
   const auto& output = only(outputs, "scatter");
-  check_rank(options.rootRank, "scatter");
-  const bool is_root = options.rootRank == rank_;
-  TORCH_CHECK(
-      is_root ? inputs.size() == 1 && inputs[0].size() == static_cast<size_t>(size_) : inputs.empty(),
-      "torch_mpi: scatter: one list of ", size_, " input tensors is needed on rank ", options.rootRank,
-      ", and none on the others");
-  auto work = make(OpType::SCATTER, "mpi:scatter", is_root ? inputs[0] : outputs, outputs, options.timeout);
+  const auto& list = list_of_root(inputs, output, options.rootRank, "scatter");
+  auto work = make(OpType::SCATTER, "mpi:scatter", list.empty() ? outputs : list, outputs, options.timeout);
   const auto to = receive_buffer(*work, output);
-  at::Tensor from;
-  if (is_root) {
-    check_same_type(inputs[0], output, "scatter");
-    for (const auto& input : inputs[0])
-      TORCH_CHECK(
-          input.numel() == output.numel(), "torch_mpi: scatter: all tensors must have the same number of elements");
-    from = send_buffer(*work, inputs[0]);
-  }
-  const Agreement agreement(call_of(OpType::SCATTER, output, options.rootRank), !is_root);
-  return post(work, options, agreement, [&] {
-    const Span span(static_cast<int64_t>(to.nbytes()));
-    check_mpi(
-        MPI_Iscatter(
-            is_root ? from.data_ptr() : nullptr, span.count, span.type, to.data_ptr(), span.count, span.type,
-            static_cast<int>(options.rootRank), comm(), work->add_request()),
-        "MPI_Iscatter");
+  char* const from = list.empty() ? nullptr : send_buffer(*work, list).data;
+  const int root = static_cast<int>(options.rootRank);
+  return post(work, options, {call_of(output, root), list.empty()}, [&] {
+    const Span span(to.bytes);
+    work->begin("MPI_Iscatter", MPI_Iscatter, from, span.count, span.type, to.data, span.count, span.type, root);
   });
 }
 
 WorkHandle MPIBackend::_reduce_scatter_base(
     at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) {
   auto work = make(OpType::_REDUCE_SCATTER_BASE, "mpi:_reduce_scatter_base", input, {output}, options.timeout);
-  const auto call = call_of(OpType::_REDUCE_SCATTER_BASE, input, options.reduceOp);
+  const auto call = call_of(input, options.reduceOp);
   return post(work, options, call, reduce_scattering(*work, output, input, options.reduceOp));
 }
 
@@ -560,7 +485,7 @@ WorkHandle MPIBackend::reduce_scatter_tensor_coalesced(
   Posts posts;
   for (size_t i = 0; i < outputs.size(); ++i)
     posts.push_back(reduce_scattering(*work, outputs[i], inputs[i], options.reduceOp));
-  return post_all(work, options, call_of(OpType::COALESCED, inputs, options.reduceOp), posts);
+  return post_all(work, options, call_of(inputs, options.reduceOp), posts);
 }
 
 WorkHandle MPIBackend::reduce_scatter(
@@ -579,7 +504,7 @@ WorkHandle MPIBackend::reduce_scatter(
   auto work = make(OpType::REDUCE_SCATTER, "mpi:reduce_scatter", parts, outputs, options.timeout);
   // A copy in any case: the output is often one of the inputs, and MPI forbids the overlap.
   const at::Tensor source = concatenated(parts);
-  const auto call = call_of(OpType::REDUCE_SCATTER, parts, op);
+  const auto call = call_of(parts, op);
   if (same_length(parts))
     return post(work, options, call, reduce_scattering(*work, output, source, op));
   auto counts = std::make_shared<std::vector<int>>();
@@ -591,10 +516,8 @@ WorkHandle MPIBackend::reduce_scatter(
   const auto from = send_buffer(*work, premultiplied(source, op)), to = receive_buffer(*work, output);
   then_divide(*work, output, op, size_);
   return post(work, options, call, [&] {
-    check_mpi(
-        MPI_Ireduce_scatter(
-            from.data_ptr(), to.data_ptr(), counts->data(), reduction.type, reduction.op, comm(), work->add_request()),
-        "MPI_Ireduce_scatter");
+    work->begin(
+        "MPI_Ireduce_scatter", MPI_Ireduce_scatter, from.data, to.data, counts->data(), reduction.type, reduction.op);
   });
 }
 
@@ -604,35 +527,22 @@ WorkHandle MPIBackend::alltoall_base(
     std::vector<int64_t>& output_splits,
     std::vector<int64_t>& input_splits,
     const c10d::AllToAllOptions& options) {
-  check_same_type({output}, input, "all_to_all");
+  const bool even = output_splits.empty() && input_splits.empty();
+  check_same_type(output, input, "all_to_all");
+  TORCH_CHECK(
+      !even || input.numel() == output.numel(), "torch_mpi: all_to_all: input and output must be equally large");
   auto work = make(OpType::ALLTOALL_BASE, "mpi:all_to_all", input, {output}, options.timeout);
-  const auto from = send_buffer(*work, input), to = receive_buffer(*work, output);
-  if (output_splits.empty() && input_splits.empty()) {
-    TORCH_CHECK(
-        input.numel() == output.numel() && (input.dim() == 0 ? input.numel() : input.size(0)) % size_ == 0,
-        "torch_mpi: all_to_all: input and output must be equally large and their first dimension a multiple of ", size_);
-    const int64_t bytes = static_cast<int64_t>(from.nbytes()) / size_;
-    auto call = call_of(OpType::ALLTOALL_BASE, input);
-    call.elements = call.lengths = call.elements / size_;  // as agreement_of() has it
-    return post(work, options, call, [&] {
-      const Span span(bytes);
-      check_mpi(
-          MPI_Ialltoall(
-              from.data_ptr(), span.count, span.type, to.data_ptr(), span.count, span.type, comm(),
-              work->add_request()),
-          "MPI_Ialltoall");
-    });
-  }
-  const auto pieces = [this](const at::Tensor& tensor, const std::vector<int64_t>& splits) {
-    const int64_t rows = tensor.dim() == 0 ? 1 : tensor.size(0);
-    const int64_t row = rows == 0 ? 0 : static_cast<int64_t>(tensor.nbytes()) / rows;
+  const auto pieces = [this](const at::Tensor& tensor, const Piece& buffer, const std::vector<int64_t>& splits) {
+    const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
+    const int64_t row = rows == 0 ? 0 : buffer.bytes / rows;
     TORCH_CHECK(
         splits.empty() ? rows % size_ == 0
                        : splits.size() == static_cast<size_t>(size_) &&
                 std::accumulate(splits.begin(), splits.end(), int64_t(0)) == rows,
-        "torch_mpi: all_to_all: the split sizes must be ", size_, " and sum up to the first dimension, ", rows);
+        "torch_mpi: all_to_all: the split sizes must be ", size_, " and sum up to the first dimension, ", rows,
+        ", or that be a multiple of ", size_);
     std::vector<Piece> made;
-    char* data = static_cast<char*>(tensor.data_ptr());
+    char* data = buffer.data;
     for (int i = 0; i < size_; ++i) {
       const int64_t bytes = (splits.empty() ? rows / size_ : splits[i]) * row;
       made.push_back({data, bytes});
@@ -640,9 +550,15 @@ WorkHandle MPIBackend::alltoall_base(
     }
     return made;
   };
-  const auto sends = pieces(from, input_splits), receives = pieces(to, output_splits);
-  const auto agreement = agreement_of(OpType::ALLTOALL_BASE, input, rank_, sends, receives);
-  return post(work, options, agreement, [&] { exchange(*work, comm(), sends, receives); });
+  const auto sends = pieces(input, send_buffer(*work, input), input_splits);
+  const auto receives = pieces(output, receive_buffer(*work, output), output_splits);
+  return post(work, options, agreement_of(input, rank_, sends, receives), [&] {
+    if (!even)
+      return exchange(*work, sends, receives);
+    const Span span(sends[0].bytes);
+    work->begin(
+        "MPI_Ialltoall", MPI_Ialltoall, sends[0].data, span.count, span.type, receives[0].data, span.count, span.type);
+  });
 }
 
 WorkHandle MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
@@ -654,11 +570,11 @@ WorkHandle MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::A
   auto work = make(OpType::ALLTOALL, "mpi:all_to_all", inputs, outputs, options.timeout);
   std::vector<Piece> sends, receives;
   for (int i = 0; i < size_; ++i) {
-    sends.push_back(whole(send_buffer(*work, inputs[i])));
-    receives.push_back(whole(receive_buffer(*work, outputs[i])));
+    sends.push_back(send_buffer(*work, inputs[i]));
+    receives.push_back(receive_buffer(*work, outputs[i]));
   }
-  const auto agreement = agreement_of(OpType::ALLTOALL, inputs[0], rank_, sends, receives);
-  return post(work, options, agreement, [&] { exchange(*work, comm(), sends, receives); });
+  const auto agreement = agreement_of(inputs[0], rank_, sends, receives);
+  return post(work, options, agreement, [&] { exchange(*work, sends, receives); });
 }
 
 // -------------------------------------------------------------------------------------------- point to point
@@ -671,9 +587,8 @@ WorkHandle MPIBackend::send(Tensors& tensors, int rank, int tag) {
   work->set_peer(rank);
   const auto from = send_buffer(*work, tensor);
   return post_message(work, [&] {
-    const Span span(static_cast<int64_t>(from.nbytes()));
-    check_mpi(
-        MPI_Isend(from.data_ptr(), span.count, span.type, rank, tag, comm(), work->add_request()), "MPI_Isend");
+    const Span span(from.bytes);
+    work->begin("MPI_Isend", MPI_Isend, from.data, span.count, span.type, rank, tag);
   });
 }
 
@@ -689,8 +604,8 @@ WorkHandle MPIBackend::recv(Tensors& tensors, int rank, int tag) {
   work->set_peer(rank);
   const auto to = receive_buffer(*work, tensor);
   return post_message(work, [&] {
-    const Span span(static_cast<int64_t>(to.nbytes()));
-    check_mpi(MPI_Irecv(to.data_ptr(), span.count, span.type, rank, tag, comm(), work->add_request()), "MPI_Irecv");
+    const Span span(to.bytes);
+    work->begin("MPI_Irecv", MPI_Irecv, to.data, span.count, span.type, rank, tag);
   });
 }
 
@@ -702,11 +617,7 @@ WorkHandle MPIBackend::recvAnysource(Tensors& tensors, int tag) {
 
 WorkHandle MPIBackend::barrier(const c10d::BarrierOptions& options) {
   auto work = make(OpType::BARRIER, "mpi:barrier", {}, {}, options.timeout);
-  Call call;
-  call.what = static_cast<int32_t>(OpType::BARRIER);
-  return post(work, options, call, [&] {
-    check_mpi(MPI_Ibarrier(comm(), work->add_request()), "MPI_Ibarrier");
-  });
+  return post(work, options, call_of(TensorList()), [&] { work->begin("MPI_Ibarrier", MPI_Ibarrier); });
 }
 
 // Every rank reports to rank 0, which answers when all have come, or names those that have not. The texts are gloo's.
@@ -715,11 +626,11 @@ void MPIBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait
   Runtime::get().check_usable();
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
   const auto deadline = Clock::now() + timeout;
-  const ControlMessages control(comm(), Runtime::get().barrier_tag(), ++monitored_barriers_);
+  const ControlMessages control(communicator_->handle, Runtime::get().tag(Runtime::barrier), ++monitored_barriers_);
   const auto receive = [&](const std::vector<int>& ranks) {
     auto values = control.receive(ranks, deadline);
     if (values.size() < ranks.size())
-      communicator_->expect_leftovers();
+      communicator_->leftovers = true;
     return values;
   };
   if (rank_ != 0) {

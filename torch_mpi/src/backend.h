@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime.h"
+#include "memory.h"
 
 namespace torch_mpi {
 
@@ -56,16 +56,16 @@ class MPIBackend : public c10d::Backend {
  private:
   WorkPointer make(
       c10d::OpType type, const char* title, at::ArrayRef<at::Tensor> inputs, Tensors outputs, Milliseconds timeout);
-  MPI_Comm comm() const {
-    return communicator_->handle;
-  }
   void check_rank(int64_t rank, const char* what) const;
   void check_tag(int tag) const;
+  // Of gather's outputs or scatter's inputs: empty but on the root.
+  const Tensors& list_of_root(
+      const std::vector<Tensors>& lists, const at::Tensor& model, int64_t root, const char* what) const;
 
   // Each prepares its memory at once and returns what is to be posted under the lock.
   auto reducing(MPIWork& work, const at::Tensor& tensor, const c10d::ReduceOp& op);
-  auto gathering(MPIWork& work, const at::Tensor& output, const at::Tensor& input);
-  std::function<void()> gathering(MPIWork& work, const Tensors& outputs, const at::Tensor& input);
+  // `outputs`: one for each rank, or one with room for all.
+  std::function<void()> gathering(MPIWork& work, TensorList outputs, const at::Tensor& input);
   auto reduce_scattering(MPIWork& work, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
 
   std::shared_ptr<Communicator> communicator_;

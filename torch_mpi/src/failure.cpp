@@ -84,7 +84,7 @@ void Communicator::fail(const std::string& reason) {
     std::lock_guard<std::mutex> lock(runtime.mutex);
     for (int other = 0; other < size; ++other)
       if (other != rank)
-        MPI_Isend(text->data(), kNoticeLength, MPI_CHAR, other, runtime.notice_tag, handle, &requests[other]);
+        MPI_Isend(text->data(), kNoticeLength, MPI_CHAR, other, runtime.tag(Runtime::notice), handle, &requests[other]);
   }
   while (!delivered && Clock::now() < deadline) {
     std::lock_guard<std::mutex> lock(runtime.mutex);
@@ -100,7 +100,7 @@ void Communicator::look_for_notice() {
   if (failed())
     return;
   std::vector<char> text(kNoticeLength + 1, '\0');
-  const int tag = Runtime::get().notice_tag;
+  const int tag = Runtime::get().tag(Runtime::notice);
   int found = 0;
   {
     std::lock_guard<std::mutex> lock(Runtime::get().mutex);
@@ -162,41 +162,30 @@ void MPIWork::give_up_if_peer_ended(Clock::time_point now) {
     give_up(c10::str("rank ", peer_, " has ended"));
 }
 
+// Asks it by a message that it takes at its end only.
 bool Runtime::has_ended(int process) {
-  bool first = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    first = asked_.insert(process).second;
-  }
-  if (first)
-    ControlMessages(control_, notice_tag, 0).send(process, /*has it ended?*/ false);
   std::lock_guard<std::mutex> lock(mutex);
-  hear_of_ends();
-  const auto found = ended_.find(process);
-  return found != ended_.end() && Clock::now() > found->second + kPatience;
-}
-
-// Under the lock. A message is a question, or the answer to one.
-void Runtime::hear_of_ends() {
-  int64_t message[2];
-  int found = 0;
-  MPI_Status status;
-  while (MPI_Iprobe(MPI_ANY_SOURCE, notice_tag, control_, &found, &status) == MPI_SUCCESS && found) {
-    MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, notice_tag, control_, MPI_STATUS_IGNORE);
-    if (message[1])
-      ended_[status.MPI_SOURCE] = Clock::now();
-    else
-      askers_.push_back(status.MPI_SOURCE);
-  }
+  const auto [found, first] = questions_.try_emplace(process);
+  auto& question = found->second;
+  if (first)
+    check_mpi(
+        MPI_Issend(nullptr, 0, MPI_BYTE, process, tag(notice), control_, &question.request), "MPI_Issend");
+  int complete = 0;
+  if (question.request != MPI_REQUEST_NULL)
+    check_mpi(MPI_Test(&question.request, &complete, MPI_STATUS_IGNORE), "MPI_Test");
+  if (complete)
+    question.answered = Clock::now();
+  return Clock::now() - kPatience > question.answered;
 }
 
 void MPIWork::abort() {
   give_up("aborted");
 }
 
-void Runtime::abandon(const WorkPointer& work) {
+void Runtime::abandon(WorkPointer work) {
   std::lock_guard<std::mutex> lock(mutex);
-  abandoned_.push_back(work);
+  abandoned_ = true;
+  work.release();
 }
 
 // Also those of a group of which another rank sent notice of a failure.
@@ -252,8 +241,8 @@ bool Runtime::drain() {
   while (Clock::now() < deadline) {
     {
       std::lock_guard<std::mutex> lock(mutex);
-      if (pending_.empty() || !abandoned_.empty())
-        return abandoned_.empty();
+      if (pending_.empty() || abandoned_)
+        return !abandoned_;
     }
     test_all();
     sched_yield();
@@ -271,43 +260,29 @@ void Runtime::stop(bool failed) {
   {
     std::lock_guard<std::mutex> lock(mutex);
     stopping_ = true;
-    keep_communicators();
     wake();
   }
   thread_.join();
 }
 
-// Under the lock: this rank has made its last call in every group. Python destroys these while it ends.
-void Runtime::keep_communicators() {
-  std::set<Communicator*> kept;
-  for (auto* communicator : communicators)
-    if (!communicator->failed())
-      kept.insert(communicator->twin().release());
-  communicators.swap(kept);
+// Those to ranks that had given up (some MPIs warn of what is left over), and questions whether this rank has ended.
+void Runtime::take_messages() {
+  int64_t message[2];
+  int found = 0;
+  MPI_Status status;
+  while (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &found, &status) == MPI_SUCCESS && found)
+    MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, status.MPI_TAG, control_, MPI_STATUS_IGNORE);
 }
 
-void Runtime::say_goodbyes() {
-  for (auto* communicator : communicators) {
-    communicator->say_goodbye();
-    retired_.emplace_back(communicator->handle, std::move(communicator->comparisons_));
-  }
-}
-
-void Runtime::answer_askers() {
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    hear_of_ends();
-  }
-  for (const int asker : askers_)
-    ControlMessages(control_, notice_tag, 0).send(asker, /*it has ended*/ true);
-  askers_.clear();
-}
-
-void Runtime::cancel_comparisons() {
-  for (auto& [comm, comparisons] : retired_)
-    for (auto& comparison : comparisons)
+void Runtime::let_go_of_messages() {
+  retired_.insert(retired_.end(), communicators_.begin(), communicators_.end());
+  for (auto* communicator : retired_)
+    for (auto& comparison : communicator->comparisons)
       if (!comparison->done())
-        comparison.release()->cancel();
+        comparison->cancel();
+  for (auto& [process, question] : questions_)
+    if (question.request != MPI_REQUEST_NULL)
+      MPI_Request_free(&question.request);
 }
 
 // True when all ranks have come to their end, too. A rank that failed does not wait for the others for long.
@@ -320,7 +295,7 @@ bool Runtime::others_end(int status) {
   while (MPI_Test(&request, &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS && !complete) {
     if (status != 0 && Clock::now() > deadline)
       return false;
-    answer_askers();
+    take_messages();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }
   return true;
@@ -351,15 +326,12 @@ void Runtime::end_process(int status) {
   if (!clean_)
     end_all(world_rank, "ends with operations that never became complete");
   if (status == 0)  // with another one it ends all
-    say_goodbyes();
+    for (auto* communicator : communicators_)
+      communicator->say_goodbye();
   if (!others_end(status))
     end_all(world_rank, c10::str("ends with status ", status), status);
-  // Receive messages to ranks that had given up: some MPIs warn of those left over.
-  int64_t message[2];
-  int left = 0;
-  while (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &left, MPI_STATUS_IGNORE) == MPI_SUCCESS && left)
-    MPI_Recv(message, 2, MPI_INT64_T, MPI_ANY_SOURCE, MPI_ANY_TAG, control_, MPI_STATUS_IGNORE);
-  cancel_comparisons();
+  take_messages();
+  let_go_of_messages();
   free_reductions();
   finalise(status);
 }

@@ -45,34 +45,11 @@ bool plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
-at::Tensor new_memory(const MPIWork& work, const at::Tensor& like, at::IntArrayRef sizes) {
-  auto options = like.options();
-  if (!reachable(work, like.device()))
-    options = options.device(at::kCPU).pinned_memory(like.is_cuda());
-  return at::empty(sizes, options);
-}
-
-bool directly_usable(const MPIWork& work, const at::Tensor& tensor) {
-  return plain(tensor) && reachable(work, tensor.device());
-}
-
-at::Tensor kept(MPIWork& work, at::Tensor tensor) {
-  await_stream(tensor.device());
-  work.keep(tensor);
-  return tensor;
-}
-
-at::Tensor copy_of(const MPIWork& work, const at::Tensor& tensor) {
-  c10::NoGradGuard no_grad;
-  at::Tensor copy = new_memory(work, tensor, tensor.sizes());
-  copy.copy_(tensor);
-  return copy;
-}
-
-bool adjacent(const MPIWork& work, const Tensors& tensors) {
+// Can MPI use them where they are, one after the other?
+bool adjacent(const MPIWork& work, TensorList tensors) {
   const char* end = nullptr;
   for (const auto& tensor : tensors) {
-    if (!directly_usable(work, tensor))
+    if (!plain(tensor) || !reachable(work, tensor.device()))
       return false;
     const char* begin = static_cast<const char*>(tensor.data_ptr());
     if (end && begin != end)
@@ -82,23 +59,14 @@ bool adjacent(const MPIWork& work, const Tensors& tensors) {
   return true;
 }
 
-int64_t total_elements(const Tensors& tensors) {
+int64_t total_elements(TensorList tensors) {
   int64_t sum = 0;
   for (const auto& tensor : tensors)
     sum += tensor.numel();
   return sum;
 }
 
-// The memory of tensors that lie one after the other, as one flat tensor.
-at::Tensor span_of(MPIWork& work, const Tensors& tensors) {
-  for (const auto& tensor : tensors)
-    work.keep(tensor);
-  const auto& first = tensors.front();
-  await_stream(first.device());
-  return at::from_blob(first.data_ptr(), {total_elements(tensors)}, first.options());
-}
-
-void copy_parts(const at::Tensor& flat, const Tensors& tensors, bool into_tensors) {
+void copy_parts(const at::Tensor& flat, TensorList tensors, bool into_tensors) {
   c10::NoGradGuard no_grad;
   int64_t start = 0;
   for (const auto& tensor : tensors) {
@@ -139,50 +107,46 @@ struct AbsoluteTypes {
   std::vector<MPI_Datatype> types;
 };
 
+Piece buffer(MPIWork& work, TensorList tensors, bool sends, bool receives) {
+  const auto& first = tensors.front();
+  const int64_t elements = total_elements(tensors), bytes = elements * static_cast<int64_t>(first.element_size());
+  if (adjacent(work, tensors)) {
+    await_stream(first.device());
+    for (const auto& tensor : tensors)
+      work.keep(tensor);
+    return {static_cast<char*>(first.data_ptr()), bytes};
+  }
+  auto options = first.options();
+  if (!reachable(work, first.device()))
+    options = options.device(at::kCPU).pinned_memory(first.is_cuda());
+  const at::Tensor flat = at::empty({elements}, options);
+  if (sends)
+    copy_parts(flat, tensors, /*into_tensors=*/false);
+  if (receives)
+    work.then([flat, kept = tensors.vec()] { copy_parts(flat, kept, /*into_tensors=*/true); });
+  await_stream(first.device());
+  work.keep(flat);
+  return {static_cast<char*>(flat.data_ptr()), bytes};
+}
+
 }  // namespace
 
-at::Tensor send_buffer(MPIWork& work, const at::Tensor& tensor) {
-  return kept(work, directly_usable(work, tensor) ? tensor : copy_of(work, tensor));
+Piece send_buffer(MPIWork& work, TensorList tensors) {
+  return buffer(work, tensors, /*sends=*/true, /*receives=*/false);
 }
 
-at::Tensor receive_buffer(MPIWork& work, const at::Tensor& tensor) {
-  if (directly_usable(work, tensor))
-    return kept(work, tensor);
-  at::Tensor buffer = new_memory(work, tensor, tensor.sizes());
-  work.then([tensor, buffer] { at::Tensor(tensor).copy_(buffer); });
-  await_stream(tensor.device());
-  return kept(work, buffer);
+Piece receive_buffer(MPIWork& work, TensorList tensors) {
+  return buffer(work, tensors, /*sends=*/false, /*receives=*/true);
 }
 
-at::Tensor in_place_buffer(MPIWork& work, const at::Tensor& tensor) {
-  if (directly_usable(work, tensor))
-    return kept(work, tensor);
-  at::Tensor copy = copy_of(work, tensor);
-  work.then([tensor, copy] { at::Tensor(tensor).copy_(copy); });
-  return kept(work, copy);
+Piece in_place_buffer(MPIWork& work, TensorList tensors) {
+  return buffer(work, tensors, /*sends=*/true, /*receives=*/true);
 }
 
-at::Tensor send_buffer(MPIWork& work, const Tensors& tensors) {
-  if (adjacent(work, tensors))
-    return span_of(work, tensors);
-  at::Tensor flat = new_memory(work, tensors.front(), {total_elements(tensors)});
-  copy_parts(flat, tensors, /*into_tensors=*/false);
-  return kept(work, flat);
-}
-
-at::Tensor concatenated(const Tensors& tensors) {
+at::Tensor concatenated(TensorList tensors) {
   at::Tensor flat = at::empty({total_elements(tensors)}, tensors.front().options());
   copy_parts(flat, tensors, /*into_tensors=*/false);
   return flat;
-}
-
-at::Tensor receive_buffer(MPIWork& work, const Tensors& tensors) {
-  if (adjacent(work, tensors))
-    return span_of(work, tensors);
-  at::Tensor flat = new_memory(work, tensors.front(), {total_elements(tensors)});
-  work.then([flat, tensors] { copy_parts(flat, tensors, /*into_tensors=*/true); });
-  await_stream(tensors.front().device());
-  return kept(work, flat);
 }
 
 Span::Span(int64_t bytes) {
@@ -209,17 +173,14 @@ Span::~Span() {
     MPI_Type_free(&type);
 }
 
-void exchange(MPIWork& work, MPI_Comm comm, const std::vector<Piece>& to, const std::vector<Piece>& from) {
+void exchange(MPIWork& work, const std::vector<Piece>& to, const std::vector<Piece>& from) {
   // MPI reads these arrays until the operation is complete.
-  auto sends = std::make_shared<AbsoluteTypes>(to);
+  const auto sends = std::make_shared<AbsoluteTypes>(to), receives = std::make_shared<AbsoluteTypes>(from);
   work.keep(sends);
-  auto receives = std::make_shared<AbsoluteTypes>(from);
   work.keep(receives);
-  check_mpi(
-      MPI_Ialltoallw(
-          MPI_BOTTOM, sends->counts.data(), sends->displacements.data(), sends->types.data(), MPI_BOTTOM,
-          receives->counts.data(), receives->displacements.data(), receives->types.data(), comm, work.add_request()),
-      "MPI_Ialltoallw");
+  work.begin(
+      "MPI_Ialltoallw", MPI_Ialltoallw, MPI_BOTTOM, sends->counts.data(), sends->displacements.data(),
+      sends->types.data(), MPI_BOTTOM, receives->counts.data(), receives->displacements.data(), receives->types.data());
 }
 
 }  // namespace torch_mpi

@@ -8,6 +8,9 @@
 
 namespace torch_mpi {
 
+// One tensor will do, too.
+using TensorList = at::ArrayRef<at::Tensor>;
+
 // The most elements that MPI-3 counts.
 constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 
@@ -15,20 +18,21 @@ constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 // memory, and before a result is reported as complete.
 void await_stream(const at::Device& device);
 
-// The tensor itself where MPI can read it as it is, else a copy.
-at::Tensor send_buffer(MPIWork& work, const at::Tensor& tensor);
-// The tensor itself where MPI can write it as it is, else new memory that is copied to it at the end.
-at::Tensor receive_buffer(MPIWork& work, const at::Tensor& tensor);
-// Like receive_buffer(), with the contents of the tensor.
-at::Tensor in_place_buffer(MPIWork& work, const at::Tensor& tensor);
-// The same for a list of tensors as one piece of memory: their own where they are adjacent, else a copy.
-at::Tensor send_buffer(MPIWork& work, const Tensors& tensors);
-at::Tensor receive_buffer(MPIWork& work, const Tensors& tensors);
-// A copy of all of them in one piece, on their device.
-at::Tensor concatenated(const Tensors& tensors);
+struct Piece {
+  char* data;
+  int64_t bytes;
+};
 
-// `count` elements of `type` are so many bytes. A longer span is one element of a type of its
-// own, which lives as long as this object (MPI keeps what a pending operation needs).
+// The memory of these tensors in one piece, which the work keeps: their own where they are adjacent and MPI can reach it, else a copy, which is
+// made now (send_buffer), copied to them at the end (receive_buffer), or both (in_place_buffer).
+Piece send_buffer(MPIWork& work, TensorList tensors);
+Piece receive_buffer(MPIWork& work, TensorList tensors);
+Piece in_place_buffer(MPIWork& work, TensorList tensors);
+// A copy of all of them in one piece, on their device.
+at::Tensor concatenated(TensorList tensors);
+
+// `count` elements of `type` are so many bytes. More than MPI can count are one element of a type of their own, which
+// lives as long as this object (MPI keeps what a pending operation needs).
 class Span {
  public:
   explicit Span(int64_t bytes);
@@ -40,13 +44,8 @@ class Span {
   int count = 0;
 };
 
-struct Piece {
-  void* data;
-  int64_t bytes;
-};
-
 // Every rank sends `to[i]` to rank i and receives `from[i]` from it, straight out of and into the tensors' memory
 // wherever that lies, of any length. To be called under the lock.
-void exchange(MPIWork& work, MPI_Comm comm, const std::vector<Piece>& to, const std::vector<Piece>& from);
+void exchange(MPIWork& work, const std::vector<Piece>& to, const std::vector<Piece>& from);
 
 }  // namespace torch_mpi

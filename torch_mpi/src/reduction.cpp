@@ -1,5 +1,6 @@
 #include "reduction.h"
 
+#include <array>
 #include <functional>
 #include <map>
 #include <utility>
@@ -11,38 +12,22 @@ namespace {
 
 using Op = c10d::ReduceOp::RedOpType;
 
-// AVG and PREMUL_SUM are sums; the backend scales before or after.
-Op base_of(Op op) {
-  return op == Op::AVG || op == Op::PREMUL_SUM ? Op::SUM : op;
-}
-
-const char* name_of(Op op) {
-  static const char* names[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM", "UNUSED"};
-  return names[static_cast<int>(op)];
-}
-
-enum class Kind { integer, floating, complex, boolean };
+enum Kind { integer, floating, complex, boolean };
 
 // MPI_OP_NULL: the operation has no meaning for this kind.
 MPI_Op builtin_op(Kind kind, Op op) {
-  switch (op) {
-    case Op::SUM:
-      return kind == Kind::boolean ? MPI_LOR : MPI_SUM;
-    case Op::PRODUCT:
-      return kind == Kind::boolean ? MPI_LAND : MPI_PROD;
-    case Op::MIN:
-      return kind == Kind::boolean ? MPI_LAND : kind == Kind::complex ? MPI_OP_NULL : MPI_MIN;
-    case Op::MAX:
-      return kind == Kind::boolean ? MPI_LOR : kind == Kind::complex ? MPI_OP_NULL : MPI_MAX;
-    case Op::BAND:
-      return kind == Kind::boolean ? MPI_LAND : kind == Kind::integer ? MPI_BAND : MPI_OP_NULL;
-    case Op::BOR:
-      return kind == Kind::boolean ? MPI_LOR : kind == Kind::integer ? MPI_BOR : MPI_OP_NULL;
-    case Op::BXOR:
-      return kind == Kind::boolean ? MPI_LXOR : kind == Kind::integer ? MPI_BXOR : MPI_OP_NULL;
-    default:
-      return MPI_OP_NULL;
-  }
+  static const std::map<Op, std::array<MPI_Op, 4>> table = {
+      // integer, floating, complex, boolean
+      {Op::SUM, {MPI_SUM, MPI_SUM, MPI_SUM, MPI_LOR}},
+      {Op::PRODUCT, {MPI_PROD, MPI_PROD, MPI_PROD, MPI_LAND}},
+      {Op::MIN, {MPI_MIN, MPI_MIN, MPI_OP_NULL, MPI_LAND}},
+      {Op::MAX, {MPI_MAX, MPI_MAX, MPI_OP_NULL, MPI_LOR}},
+      {Op::BAND, {MPI_BAND, MPI_OP_NULL, MPI_OP_NULL, MPI_LAND}},
+      {Op::BOR, {MPI_BOR, MPI_OP_NULL, MPI_OP_NULL, MPI_LOR}},
+      {Op::BXOR, {MPI_BXOR, MPI_OP_NULL, MPI_OP_NULL, MPI_LXOR}},
+  };
+  const auto found = table.find(op);
+  return found == table.end() ? MPI_OP_NULL : found->second[kind];
 }
 
 struct Builtin {
@@ -50,51 +35,30 @@ struct Builtin {
   Kind kind;
 };
 
-// MPI_DATATYPE_NULL where MPI does not know the type.
-Builtin builtin_type(at::ScalarType type) {
-  switch (type) {
-    case at::kByte:
-      return {MPI_UINT8_T, Kind::integer};
-    case at::kChar:
-      return {MPI_INT8_T, Kind::integer};
-    case at::kShort:
-      return {MPI_INT16_T, Kind::integer};
-    case at::kInt:
-      return {MPI_INT32_T, Kind::integer};
-    case at::kLong:
-      return {MPI_INT64_T, Kind::integer};
+const std::map<at::ScalarType, Builtin>& builtin_types() {
+  static const std::map<at::ScalarType, Builtin> table = {
+      {at::kByte, {MPI_UINT8_T, integer}},
+      {at::kChar, {MPI_INT8_T, integer}},
+      {at::kShort, {MPI_INT16_T, integer}},
+      {at::kInt, {MPI_INT32_T, integer}},
+      {at::kLong, {MPI_INT64_T, integer}},
 #if TORCH_MPI_TORCH_IS_AT_LEAST(2, 3)
-    case at::kUInt16:
-      return {MPI_UINT16_T, Kind::integer};
-    case at::kUInt32:
-      return {MPI_UINT32_T, Kind::integer};
-    case at::kUInt64:
-      return {MPI_UINT64_T, Kind::integer};
+      {at::kUInt16, {MPI_UINT16_T, integer}},
+      {at::kUInt32, {MPI_UINT32_T, integer}},
+      {at::kUInt64, {MPI_UINT64_T, integer}},
 #endif
-    case at::kFloat:
-      return {MPI_FLOAT, Kind::floating};
-    case at::kDouble:
-      return {MPI_DOUBLE, Kind::floating};
-    case at::kComplexFloat:
-      return {MPI_C_FLOAT_COMPLEX, Kind::complex};
-    case at::kComplexDouble:
-      return {MPI_C_DOUBLE_COMPLEX, Kind::complex};
-    case at::kBool:
-      return {MPI_C_BOOL, Kind::boolean};
-    default:
-      return {MPI_DATATYPE_NULL, Kind::integer};
-  }
+      {at::kFloat, {MPI_FLOAT, floating}},
+      {at::kDouble, {MPI_DOUBLE, floating}},
+      {at::kComplexFloat, {MPI_C_FLOAT_COMPLEX, complex}},
+      {at::kComplexDouble, {MPI_C_DOUBLE_COMPLEX, complex}},
+      {at::kBool, {MPI_C_BOOL, boolean}},
+  };
+  return table;
 }
 
 // For types MPI does not know: operations of our own, which compute in float.
 template <class T>
-struct Wide {
-  using type = float;
-};
-template <>
-struct Wide<c10::complex<c10::Half>> {
-  using type = c10::complex<float>;
-};
+constexpr bool is_complex = std::is_same_v<T, c10::complex<c10::Half>>;
 
 struct Minimum {  // NaN wins, as in torch.minimum
   float operator()(float a, float b) const {
@@ -109,7 +73,7 @@ struct Maximum {
 
 template <class T, class Function>
 void combine(void* in, void* inout, int* count, MPI_Datatype*) {
-  using W = typename Wide<T>::type;
+  using W = std::conditional_t<is_complex<T>, c10::complex<float>, float>;
   const T* from = static_cast<const T*>(in);
   T* into = static_cast<T*>(inout);
   for (int i = 0; i < *count; ++i)
@@ -119,12 +83,11 @@ void combine(void* in, void* inout, int* count, MPI_Datatype*) {
 // Null where the operation has no meaning for the type.
 template <class T>
 MPI_User_function* function_of(Op op) {
-  constexpr bool is_complex = !std::is_same_v<typename Wide<T>::type, float>;
   if (op == Op::SUM)
     return combine<T, std::plus<>>;
   if (op == Op::PRODUCT)
     return combine<T, std::multiplies<>>;
-  if constexpr (!is_complex) {
+  if constexpr (!is_complex<T>) {
     if (op == Op::MIN)
       return combine<T, Minimum>;
     if (op == Op::MAX)
@@ -134,32 +97,49 @@ MPI_User_function* function_of(Op op) {
 }
 
 MPI_User_function* custom_function(at::ScalarType type, Op op) {
-  switch (type) {
-    case at::kHalf:
-      return function_of<c10::Half>(op);
-    case at::kBFloat16:
-      return function_of<c10::BFloat16>(op);
-    case at::ScalarType::Float8_e4m3fn:
-      return function_of<c10::Float8_e4m3fn>(op);
-    case at::ScalarType::Float8_e5m2:
-      return function_of<c10::Float8_e5m2>(op);
+  static const std::map<at::ScalarType, MPI_User_function* (*)(Op)> table = {
+      {at::kHalf, function_of<c10::Half>},
+      {at::kBFloat16, function_of<c10::BFloat16>},
+      {at::ScalarType::Float8_e4m3fn, function_of<c10::Float8_e4m3fn>},
+      {at::ScalarType::Float8_e5m2, function_of<c10::Float8_e5m2>},
 #if TORCH_MPI_TORCH_IS_AT_LEAST(2, 2)
-    case at::ScalarType::Float8_e4m3fnuz:
-      return function_of<c10::Float8_e4m3fnuz>(op);
-    case at::ScalarType::Float8_e5m2fnuz:
-      return function_of<c10::Float8_e5m2fnuz>(op);
+      {at::ScalarType::Float8_e4m3fnuz, function_of<c10::Float8_e4m3fnuz>},
+      {at::ScalarType::Float8_e5m2fnuz, function_of<c10::Float8_e5m2fnuz>},
 #endif
-    case at::kComplexHalf:
-      return function_of<c10::complex<c10::Half>>(op);
-    default:
-      return nullptr;
-  }
+      {at::kComplexHalf, function_of<c10::complex<c10::Half>>},
+  };
+  const auto found = table.find(type);
+  return found == table.end() ? nullptr : found->second(op);
 }
 
 std::map<std::pair<at::ScalarType, Op>, Reduction> custom_reductions;
 
-Reduction custom_reduction(at::ScalarType type, MPI_User_function* function) {
-  Reduction made{MPI_DATATYPE_NULL, MPI_OP_NULL};
+}  // namespace
+
+const char* name_of(Op op) {
+  static const char* names[] = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM", "UNUSED"};
+  return names[static_cast<int>(op)];
+}
+
+Reduction reduction_for(at::ScalarType type, Op asked) {
+  const auto check_meaning = [&](bool has_one) {
+    TORCH_CHECK(has_one, "torch_mpi: ReduceOp.", name_of(asked), " has no meaning for ", type, " tensors");
+  };
+  check_meaning(asked != Op::AVG || type != at::kBool);
+  // Two are sums; the backend scales before or after.
+  const Op op = asked == Op::AVG || asked == Op::PREMUL_SUM ? Op::SUM : asked;
+  const auto builtin = builtin_types().find(type);
+  if (builtin != builtin_types().end()) {
+    const MPI_Op found_op = builtin_op(builtin->second.kind, op);
+    check_meaning(found_op != MPI_OP_NULL);
+    return {builtin->second.type, found_op};
+  }
+  MPI_User_function* function = custom_function(type, op);
+  check_meaning(function != nullptr);
+  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+  auto& made = custom_reductions[std::make_pair(type, op)];
+  if (made.op != MPI_OP_NULL)
+    return made;
   const int bytes = static_cast<int>(c10::elementSize(type));
   check_mpi(MPI_Type_contiguous(bytes, MPI_BYTE, &made.type), "MPI_Type_contiguous");
   check_mpi(MPI_Type_commit(&made.type), "MPI_Type_commit");
@@ -167,66 +147,33 @@ Reduction custom_reduction(at::ScalarType type, MPI_User_function* function) {
   return made;
 }
 
-}  // namespace
-
-Reduction reduction_for(at::ScalarType type, Op asked) {
-  const auto check_meaning = [&](bool has_one) {
-    TORCH_CHECK(has_one, "torch_mpi: ReduceOp.", name_of(asked), " has no meaning for ", type, " tensors");
-  };
-  check_meaning(asked != Op::AVG || type != at::kBool);
-  const Op op = base_of(asked);
-  const Builtin builtin = builtin_type(type);
-  if (builtin.type != MPI_DATATYPE_NULL) {
-    const MPI_Op found = builtin_op(builtin.kind, op);
-    check_meaning(found != MPI_OP_NULL);
-    return {builtin.type, found};
-  }
-  MPI_User_function* function = custom_function(type, op);
-  check_meaning(function != nullptr);
-  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  const auto key = std::make_pair(type, op);
-  const auto found = custom_reductions.find(key);
-  if (found != custom_reductions.end())
-    return found->second;
-  return custom_reductions[key] = custom_reduction(type, function);
-}
-
 #if defined(OPEN_MPI)
 namespace {
 
-// Open MPI's non-blocking all_reduce in place sends all of it up a tree and down again, whatever its size. From 4.1 on a
-// control variable of MPI's tool interface makes it a ring, which moves two parts in `ranks` of it instead.
-class AllReduceVariable {
- public:
-  AllReduceVariable() {
-    int level = 0, index = 0, count = 0, value = kTree;
-    usable_ = MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS &&
-        MPI_T_cvar_get_index("coll_libnbc_iallreduce_algorithm", &index) == MPI_SUCCESS &&
-        MPI_T_cvar_handle_alloc(index, nullptr, &handle_, &count) == MPI_SUCCESS &&
-        MPI_T_cvar_read(handle_, &value) == MPI_SUCCESS && value == kTree;  // else the user has chosen
-  }
-  void set(int value) {
-    if (usable_ && value != value_)
-      usable_ = MPI_T_cvar_write(handle_, &value) == MPI_SUCCESS;
-    value_ = value;
-  }
-
-  static constexpr int kTree = 0, kRing = 1;
-
- private:
-  MPI_T_cvar_handle handle_ = nullptr;
-  bool usable_ = false;
-  int value_ = kTree;
-};
-
+constexpr int kTree = 0, kRing = 1;
 // Of what is sent at once in a ring; below, a tree's fewer steps are faster.
 constexpr int64_t kRingPart = 2048;
+
+// Open MPI's non-blocking all_reduce in place sends all of it up a tree and down again, whatever its size. From 4.1 on a
+// control variable of MPI's tool interface makes it a ring, which moves two parts in `ranks` of it instead.
+MPI_T_cvar_handle all_reduce_variable() {
+  int level = 0, index = 0, count = 0, value = kTree;
+  MPI_T_cvar_handle handle = nullptr;
+  const bool usable = MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS &&
+      MPI_T_cvar_get_index("coll_libnbc_iallreduce_algorithm", &index) == MPI_SUCCESS &&
+      MPI_T_cvar_handle_alloc(index, nullptr, &handle, &count) == MPI_SUCCESS &&
+      MPI_T_cvar_read(handle, &value) == MPI_SUCCESS && value == kTree;  // else the user has chosen
+  return usable ? handle : nullptr;
+}
 
 }  // namespace
 
 void choose_all_reduce(int64_t bytes, int ranks) {
-  static AllReduceVariable variable;
-  variable.set(bytes >= kRingPart * ranks ? AllReduceVariable::kRing : AllReduceVariable::kTree);
+  static const MPI_T_cvar_handle variable = all_reduce_variable();
+  static int chosen = kTree;
+  const int wanted = bytes >= kRingPart * ranks ? kRing : kTree;
+  if (variable && wanted != chosen && MPI_T_cvar_write(variable, &wanted) == MPI_SUCCESS)
+    chosen = wanted;
 }
 #else
 void choose_all_reduce(int64_t, int) {}

@@ -8,9 +8,11 @@
 namespace torch_mpi {
 
 struct Reduction {
-  MPI_Datatype type;
-  MPI_Op op;
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+  MPI_Op op = MPI_OP_NULL;
 };
+
+const char* name_of(c10d::ReduceOp::RedOpType op);
 
 // Throws for a combination that has no meaning (the bitwise AND of floats, the maximum of complex numbers).
 Reduction reduction_for(at::ScalarType type, c10d::ReduceOp::RedOpType op);

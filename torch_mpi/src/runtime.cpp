@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace torch_mpi {
@@ -24,19 +25,6 @@ constexpr auto kLongestDoze = std::chrono::milliseconds(8);
 constexpr size_t kRetired = 64;
 // Before one is freed, we probe so often for a message that was never received; each probe makes MPI progress.
 constexpr int kLastLooks = 10;
-
-// MPI may write to them as long as the process lives.
-void release(Comparisons& comparisons) {
-  for (auto& comparison : comparisons)
-    comparison.release();
-}
-
-bool all_done(Comparisons& comparisons) {
-  for (auto& comparison : comparisons)
-    if (!comparison->done())
-      return false;
-  return true;
-}
 
 }  // namespace
 
@@ -95,7 +83,7 @@ void Runtime::start(Milliseconds timeout) {
   int found = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &highest_tag, &found);
   if (found)
-    notice_tag = *highest_tag;
+    highest_tag_ = *highest_tag;
   const char* compare = std::getenv("TORCH_MPI_COMPARE");
   compares = !compare || std::string(compare) != "0";
   started_ = true;
@@ -129,7 +117,6 @@ void Runtime::poll(MPIWork& work) {
     std::lock_guard<std::mutex> lock(mutex);
     if (work.state_.load(std::memory_order_relaxed) != MPIWork::pending || !work.advance())
       return;
-    work.state_.store(MPIWork::completing, std::memory_order_release);
     held = remove(work);
   }
   work.end(nullptr);
@@ -193,10 +180,8 @@ bool Runtime::test_all() {
     const auto start = Clock::now();
     for (size_t i = pending_.size(); i-- > 0;) {
       MPIWork& work = *pending_[i];
-      if (!work.advance())
-        continue;
-      work.state_.store(MPIWork::completing, std::memory_order_release);
-      complete.push_back(remove(work));
+      if (work.advance())
+        complete.push_back(remove(work));
     }
     moved = !complete.empty() || Clock::now() - start > kMuchMoved;
   }
@@ -222,43 +207,20 @@ Communicator::Communicator(MPI_Comm comm) : handle(comm) {
   check_mpi(MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(handle, &rank), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(handle, &size), "MPI_Comm_size");
-  Runtime::get().communicators.insert(this);
-}
-
-Communicator::~Communicator() {
-  auto& runtime = Runtime::get();
-  if (!runtime.usable()) {
-    release(comparisons_);
-    return;
-  }
-  std::lock_guard<std::mutex> lock(runtime.mutex);
-  runtime.communicators.erase(this);
-  say_goodbye();
-  // A failed one has requests that will never be complete: MPI keeps it.
-  if (failed() || leftovers_)
-    release(comparisons_);
-  else
-    runtime.retire(handle, std::move(comparisons_));
-}
-
-std::unique_ptr<Communicator> Communicator::twin() {
-  auto made = std::unique_ptr<Communicator>(new Communicator(handle, rank, size));
-  made->comparisons_.swap(comparisons_);
-  return made;
 }
 
 void Communicator::say_goodbye() {
   if (failed() || size == 1 || !Runtime::get().compares)
     return;
   auto goodbye = std::make_unique<Comparison>(Call{}, Call{});
-  goodbye->post(handle, rank, size, Runtime::get().call_tag());
-  keep(std::move(goodbye));
+  goodbye->post(handle, rank, size, Runtime::get().tag(Runtime::call));
+  comparisons.push_back(std::move(goodbye));
 }
 
 void Communicator::compare_earlier() {
-  while (!comparisons_.empty() && comparisons_.front()->done()) {
-    const auto earliest = std::move(comparisons_.front());
-    comparisons_.pop_front();
+  while (!comparisons.empty() && comparisons.front()->done()) {
+    const auto earliest = std::move(comparisons.front());
+    comparisons.pop_front();
     if (!earliest->agrees())
       C10_THROW_ERROR(DistBackendError, c10::str("in an earlier call ", earliest->disagreement(rank, size)));
   }
@@ -276,29 +238,49 @@ int Communicator::world_rank(int of) const {
   return found;
 }
 
-static void free_unless_left_over(MPI_Comm oldest) {
+static void free_unless_left_over(Communicator* oldest) {
   int found = 0;
+  MPI_Comm comm = oldest->handle;
   for (int turn = 0; !found && turn < kLastLooks; ++turn)
-    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, oldest, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+    if (MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &found, MPI_STATUS_IGNORE) != MPI_SUCCESS)
       return;
   if (!found)
-    MPI_Comm_free(&oldest);
+    MPI_Comm_free(&comm);
+  delete oldest;
 }
 
-// A later communicator may get the number of one that was freed, and with it the messages that nobody received: from a
-// rank whose operation failed while the others destroyed the group. They may also still be on their way, so that
-// communicators are freed late, those with such a message (a failure sends a notice) never, and none before the left
-// neighbour said goodbye.
-void Runtime::retire(MPI_Comm comm, Comparisons comparisons) {
-  retired_.emplace_back(comm, std::move(comparisons));
+// Nobody uses it any more, until the end of Python, which destroys groups that still are to say goodbye. A later
+// communicator may get the number of one that was freed, and with it the messages that nobody received: from a rank whose
+// operation failed while the others destroyed the group. They may also still be on their way, so that communicators are
+// freed late, those with such a message (a failure sends a notice) never, and none before the left neighbour said goodbye.
+void Runtime::retire(Communicator* communicator) {
+  if (!usable())
+    return;
+  std::lock_guard<std::mutex> lock(mutex);
+  communicators_.erase(communicator);
+  communicator->say_goodbye();
+  // A failed one has requests that will never be complete: MPI keeps it.
+  if (communicator->failed() || communicator->leftovers)
+    return;
+  retired_.push_back(communicator);
   for (size_t surplus = retired_.size(); surplus > kRetired; --surplus) {
-    auto oldest = std::move(retired_.front());
+    auto* oldest = retired_.front();
     retired_.pop_front();
-    if (all_done(oldest.second))
-      free_unless_left_over(oldest.first);
+    const auto done = [](const auto& comparison) { return comparison->done(); };
+    if (std::all_of(oldest->comparisons.begin(), oldest->comparisons.end(), done))
+      free_unless_left_over(oldest);
     else
-      retired_.push_back(std::move(oldest));
+      retired_.push_back(oldest);
   }
+}
+
+std::shared_ptr<Communicator> Runtime::create(const std::vector<int>& world_ranks, Milliseconds timeout) {
+  const MPI_Comm made = world_ranks.empty() ? duplicate_world(timeout) : create_group(world_ranks, timeout);
+  const auto retired = [](Communicator* communicator) { Runtime::get().retire(communicator); };
+  const std::shared_ptr<Communicator> communicator(new Communicator(made), retired);
+  std::lock_guard<std::mutex> lock(mutex);
+  communicators_.insert(communicator.get());
+  return communicator;
 }
 
 void ControlMessages::send(int rank, int64_t value) const {
@@ -369,7 +351,7 @@ namespace {
 void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds timeout) {
   enum : int64_t { here, asked, gone, begin, off };
   constexpr auto kAnswer = std::chrono::seconds(10);
-  const ControlMessages control(control_, static_cast<int>(round % notice_tag), round);
+  const ControlMessages control(control_, static_cast<int>(round % tag(notice)), round);
   const auto deadline = Clock::now() + timeout;
   const int first = ranks.front();
   bool all = false;
@@ -409,7 +391,7 @@ void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds t
     ranks_missing();
 }
 
-MPI_Comm Runtime::create(const std::vector<int>& world_ranks, Milliseconds timeout) {
+MPI_Comm Runtime::create_group(const std::vector<int>& world_ranks, Milliseconds timeout) {
   uint64_t round = 0;
   {
     std::lock_guard<std::mutex> lock(mutex);

@@ -61,15 +61,14 @@ using WorkPointer = c10::intrusive_ptr<MPIWork>;
 class Communicator {
  public:
   explicit Communicator(MPI_Comm comm);
-  // The end of Python destroys the other one.
-  std::unique_ptr<Communicator> twin();
-  ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   const MPI_Comm handle;
   int rank = 0;
   int size = 1;
+  // Calls that are over, but not their comparison; in their order, under the lock.
+  std::deque<std::unique_ptr<Comparison>> comparisons;
+  // Some ranks may never receive what was sent to them here.
+  std::atomic<bool> leftovers{false};
 
   bool failed() const {
     return failed_.load(std::memory_order_acquire);
@@ -82,28 +81,15 @@ class Communicator {
   void look_for_notice();
   // Under the lock. What became of those that nobody waited for: throws where the ranks disagree.
   void compare_earlier();
-  // A call is over, but not its comparison.
-  void keep(std::unique_ptr<Comparison> comparison) {
-    comparisons_.push_back(std::move(comparison));
-  }
-  // This rank makes no more calls here.
+  // Under the lock. This rank makes no more calls here.
   void say_goodbye();
   // The process of MPI_COMM_WORLD that is this rank of the group.
   int world_rank(int of) const;
 
-  // Some ranks may never receive what was sent to them here.
-  void expect_leftovers() {
-    leftovers_.store(true, std::memory_order_relaxed);
-  }
-
  private:
   void mark_failed(const std::string& reason);
-  Communicator(MPI_Comm comm, int rank, int size) : handle(comm), rank(rank), size(size) {}
 
   std::atomic<bool> failed_{false};
-  std::atomic<bool> leftovers_{false};
-  friend class Runtime;
-  Comparisons comparisons_;
   std::mutex reason_mutex_;
   std::string reason_;
 };
@@ -128,10 +114,11 @@ class MPIWork : public c10d::Work {
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  // To be used while the operation is put together.
-  MPI_Request* add_request() {
+  // Under the lock: has MPI begin a part of the operation. `function` takes these, the communicator and a request.
+  template <class Function, class... Arguments>
+  void begin(const char* name, Function function, Arguments... arguments) {
     requests_.push_back(MPI_REQUEST_NULL);
-    return &requests_.back();
+    check_mpi(function(arguments..., communicator_->handle, &requests_.back()), name);
   }
   void keep(at::Tensor tensor) {
     kept_.push_back(std::move(tensor));
@@ -141,7 +128,7 @@ class MPIWork : public c10d::Work {
   }
   // Under the lock, before anything else is posted: has the ranks compare their calls. It is over before the left
   // neighbour was heard unless this rank needs something of all.
-  void compare(const Call& mine, const Call& expected, bool needs_all);
+  void compare(Call mine, Call expected, bool needs_all);
   // Of a message.
   void set_peer(int rank) {
     peer_ = rank;
@@ -149,10 +136,6 @@ class MPIWork : public c10d::Work {
   // Runs when all requests are complete, before the work is: copies results to where they belong.
   void then(std::function<void()> finish) {
     finish_.push_back(std::move(finish));
-  }
-  // Runs once when all requests are complete, under the lock, and posts further ones.
-  void second_stage(std::function<void()> post) {
-    second_stage_ = std::move(post);
   }
   // A send or receive, and no collective.
   bool is_message() const {
@@ -164,13 +147,12 @@ class MPIWork : public c10d::Work {
 
  private:
   friend class Runtime;
-  struct Waiter;
   enum State { pending, completing, complete };
 
   bool done() const {
     return state_.load(std::memory_order_acquire) == complete;
   }
-  // Under the runtime's lock. True when there is nothing more to wait for.
+  // Under the runtime's lock. True when there is nothing more to wait for: it is completing.
   bool advance();
   bool test_requests();
   bool test_own_requests();
@@ -195,14 +177,12 @@ class MPIWork : public c10d::Work {
   std::string disagreement_;
   int peer_ = -1;
   std::vector<std::function<void()>> finish_;
-  std::function<void()> second_stage_;
   Clock::time_point deadline_;
   Milliseconds timeout_;
   bool cancelled_ = false;
   bool future_ended_ = false;  // under mutex_
   int source_ = -1;
   int mpi_error_ = MPI_SUCCESS;
-  std::exception_ptr stage_error_;
   size_t position_ = 0;  // in Runtime::pending_
   std::atomic<bool> waited_for_{false};
   std::atomic<State> state_{pending};
@@ -236,7 +216,6 @@ class Runtime {
         add(work, asynchronous);
         return;
       }
-      work->state_.store(MPIWork::completing, std::memory_order_release);
     } catch (...) {
       posting_failed(work);
       throw;
@@ -264,19 +243,14 @@ class Runtime {
     }
   }
   // Its requests may still write into its memory: neither is ever released.
-  void abandon(const WorkPointer& work);
-  // Nobody uses this communicator any more; under the lock.
-  void retire(MPI_Comm comm, Comparisons comparisons);
-  // Those that are in use, from stop() on copies of them that nobody destroys; under the lock.
-  std::set<Communicator*> communicators;
+  void abandon(WorkPointer work);
   // Has this process of MPI_COMM_WORLD come to its end? The first call asks it, which answers when it has.
   bool has_ended(int world_rank);
   // Makes the progress thread look now.
   void wake();
 
-  MPI_Comm duplicate_world(Milliseconds timeout);
-  // Creates a communicator of these ranks; called by its members only.
-  MPI_Comm create(const std::vector<int>& world_ranks, Milliseconds timeout);
+  // Creates a communicator of these ranks, which alone call it; of all when there are none.
+  std::shared_ptr<Communicator> create(const std::vector<int>& world_ranks, Milliseconds timeout);
 
   // Set once, before or by start().
   std::function<void()> signal_check;
@@ -285,23 +259,14 @@ class Runtime {
   int world_size = 1;
   // Do the ranks compare their calls?
   bool compares = true;
-  // The highest tags are reserved: for failure notices, monitoredBarrier, all_gather and comparing calls.
-  int notice_tag = 32767;
-  int barrier_tag() const {
-    return notice_tag - 1;
-  }
-  int gather_tag() const {
-    return notice_tag - 2;
-  }
-  int call_tag() const {
-    return notice_tag - 3;
-  }
-  int highest_user_tag() const {
-    return notice_tag - 4;
+  // The highest tags are reserved.
+  enum Reserved { notice, barrier, gathered, call, reserved };
+  int tag(Reserved use) const {
+    return highest_tag_ - use;
   }
 
  private:
-  friend struct MPIWork::Waiter;
+  friend class MPIWork;
   Runtime() = default;
   bool all_waited_for() const {
     return waited_for_.load(std::memory_order_relaxed) >= count_.load(std::memory_order_relaxed);
@@ -311,28 +276,31 @@ class Runtime {
   bool test_all();
   void give_up_late_ones();
   void nudge_mpi();
-  void hear_of_ends();
-  void answer_askers();
-  void keep_communicators();
-  void say_goodbyes();
-  void cancel_comparisons();
+  void retire(Communicator* communicator);
+  void take_messages();
+  void let_go_of_messages();
   bool doze(Milliseconds time);
   bool drain();
   void end_process(int status);
   bool others_end(int status);
   void posting_failed(const WorkPointer& work);
+  MPI_Comm duplicate_world(Milliseconds timeout);
+  MPI_Comm create_group(const std::vector<int>& world_ranks, Milliseconds timeout);
   void agree(const std::vector<int>& ranks, int64_t round, Milliseconds timeout);
 
   std::vector<WorkPointer> pending_;
   // Read without the lock: how many those are, and how many of them somebody waits for, and so tests.
   std::atomic<size_t> count_{0};
   std::atomic<size_t> waited_for_{0};
-  std::vector<WorkPointer> abandoned_;
-  std::deque<std::pair<MPI_Comm, Comparisons>> retired_;
-  // Processes that were asked whether they have ended, that have, since when, and that want to know it of this one.
-  std::set<int> asked_;
-  std::map<int, Clock::time_point> ended_;
-  std::vector<int> askers_;
+  bool abandoned_ = false;
+  // Those in use, and those that are freed later; under the lock.
+  std::set<Communicator*> communicators_;
+  std::deque<Communicator*> retired_;
+  struct Question {
+    MPI_Request request = MPI_REQUEST_NULL;
+    Clock::time_point answered = Clock::time_point::max();
+  };
+  std::map<int, Question> questions_;  // to these processes: have they ended?
   std::map<std::vector<int>, unsigned> created_;  // how many groups of these ranks there were
   MPI_Comm control_ = MPI_COMM_NULL;  // of all processes, for the members of a new group and for the end
   std::thread thread_;
@@ -345,6 +313,7 @@ class Runtime {
   bool initialised_here_ = false;
   bool clean_ = true;
   int thread_level_ = MPI_THREAD_SINGLE;
+  int highest_tag_ = 32767;
   bool forked_ = false;
 };
 

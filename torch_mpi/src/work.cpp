@@ -1,5 +1,6 @@
 #include "runtime.h"
 
+#include <c10/util/ScopeExit.h>
 #include <sched.h>
 #include <sys/resource.h>
 
@@ -73,13 +74,14 @@ MPIWork::MPIWork(
       deadline_(Clock::now() + timeout),
       timeout_(timeout) {}
 
-void MPIWork::compare(const Call& mine, const Call& expected, bool needs_all) {
+void MPIWork::compare(Call mine, Call expected, bool needs_all) {
   if (communicator_->size == 1 || !Runtime::get().compares)
     return;
   communicator_->compare_earlier();
   needs_all_ = needs_all;
+  mine.what = expected.what = static_cast<int32_t>(opType_);
   comparison_ = std::make_unique<Comparison>(mine, expected);
-  comparison_->post(communicator_->handle, communicator_->rank, communicator_->size, Runtime::get().call_tag());
+  comparison_->post(communicator_->handle, communicator_->rank, communicator_->size, Runtime::get().tag(Runtime::call));
 }
 
 // Has the left neighbour been heard? Where the ranks disagree this sets disagreement_.
@@ -107,7 +109,7 @@ bool MPIWork::test_requests() {
   if (comparison_->done() && heard)
     comparison_.reset();
   else
-    communicator_->keep(std::move(comparison_));
+    communicator_->comparisons.push_back(std::move(comparison_));
   return true;
 }
 
@@ -135,15 +137,8 @@ bool MPIWork::test_own_requests() {
 bool MPIWork::advance() {
   if (!test_requests())
     return false;
-  if (mpi_error_ != MPI_SUCCESS || !disagreement_.empty() || !second_stage_)
-    return true;
-  try {
-    std::exchange(second_stage_, nullptr)();
-  } catch (...) {
-    stage_error_ = std::current_exception();
-    return true;
-  }
-  return test_requests();
+  state_.store(completing, std::memory_order_release);
+  return true;
 }
 
 std::string MPIWork::description() const {
@@ -159,8 +154,6 @@ void MPIWork::end(std::exception_ptr error) {
     Runtime::get().abandon(WorkPointer::reclaim_copy(this));
     error = error_of("torch_mpi: " + reason);
   }
-  if (!error)
-    error = stage_error_;
   const bool mpi_is_done = complete_requests_ == requests_.size();
   try {
     if (!error) {
@@ -222,27 +215,18 @@ void MPIWork::synchronize() {
   wait(kNoTimeout);
 }
 
-// While somebody waits for an operation the progress thread has nothing to do for it.
-struct MPIWork::Waiter {
-  explicit Waiter(MPIWork& work) : work_(work), first_(!work.waited_for_.exchange(true)) {
-    if (first_)
-      Runtime::get().waited_for_.fetch_add(1, std::memory_order_relaxed);
-  }
-  ~Waiter() {
-    if (!first_)
-      return;
-    Runtime::get().waited_for_.fetch_sub(1, std::memory_order_relaxed);
-    work_.waited_for_.store(false);
-  }
-  MPIWork& work_;
-  const bool first_;
-};
-
 bool MPIWork::wait(Milliseconds asked) {
   auto& runtime = Runtime::get();
   if (!done()) {
     runtime.check_usable();
-    const Waiter waiter(*this);
+    // While somebody waits for an operation the progress thread has nothing to do for it.
+    const bool first = !waited_for_.exchange(true);
+    runtime.waited_for_.fetch_add(first, std::memory_order_relaxed);
+    const auto leave = c10::make_scope_exit([&] {
+      runtime.waited_for_.fetch_sub(first, std::memory_order_relaxed);
+      if (first)
+        waited_for_.store(false);
+    });
     const bool sooner = asked > kNoTimeout && Clock::now() + asked < deadline_;
     const auto limit = sooner ? Clock::now() + asked : deadline_;
     auto before = Clock::now(), progress = before, notice = before;
