@@ -14,6 +14,10 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from torch_mpi_build import pytorch, release
 
+# What distutils calls its compilers and linkers → what they need besides.
+OPTIONS = {"compiler_so": ["-fPIC"], "compiler_so_cxx": ["-fPIC"], "compiler_cxx": [],
+           "linker_so": ["-shared"], "linker_so_cxx": ["-shared"]}
+
 
 def mpi_compiler():
     """Return the MPI's C++ compiler wrapper, its path and the options that it was given."""
@@ -64,13 +68,8 @@ class BuildExtension(build_ext):
             if value is not None:
                 ext.define_macros.append(("PYBIND11_" + name, '"%s"' % value))
         # the setuptools that Python 3.11 puts into a venv does not know the names in _cxx
-        for name in self.compiler.executables:
-            if name in ("compiler_so", "compiler_so_cxx"):
-                self.compiler.set_executable(name, compiler + ["-fPIC"])
-            if name in ("linker_so", "linker_so_cxx"):
-                self.compiler.set_executable(name, compiler + ["-shared"])
-            if name == "compiler_cxx":
-                self.compiler.set_executable(name, compiler)
+        for name in set(self.compiler.executables).intersection(OPTIONS):
+            self.compiler.set_executable(name, compiler + OPTIONS[name])
         super().build_extension(ext)
 
 

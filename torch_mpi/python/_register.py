@@ -10,7 +10,7 @@ import sys
 import warnings
 
 from ._process import MPIUnavailable, load, start, state
-from ._rendezvous import register_rendezvous
+from ._rendezvous import meet, rendezvous
 
 # mpirun, srun and their like set at least one of these in each process that uses MPI.
 STARTED_BY_MPI = {"PMI_RANK", "PMI_FD", "PMI_JOBID", "PMI_CONTROL_PORT", "PMIX_RANK", "OMPI_COMM_WORLD_RANK",
@@ -44,7 +44,7 @@ def register():
     compiled.set_platform("hip" if torch.version.hip else "cuda" if torch.version.cuda else "other")
     extend_monitored_barrier()
     extend_groups()
-    register_rendezvous()
+    dist.register_rendezvous_handler("mpi", rendezvous)
     c10d._MPI_AVAILABLE = True  # what init_process_group looks at
     dist.is_mpi_available = is_mpi_available
     c10d.ProcessGroupMPI = ProcessGroupMPI
@@ -81,30 +81,31 @@ def extend_monitored_barrier():
 
 
 def extend_groups():
-    """Make groups of "mpi" and of other backends work beside each other, by the one function that makes all of them.
+    """Make groups of "mpi" and of other backends work beside each other, by the function that makes all but the default.
 
     All processes call it, members or not. Beside a default group of MPI other backends need a store, which torch leaves
-    out there; beside another default group, MPI must be started.
+    out there; most programs make no such group, and open no port. Beside another default group, MPI must be started.
     """
     import torch.distributed as dist
-
-    # not at the top: it imports torch, which imports torch_mpi at its end
-    from ._meeting import MeetingStore
     c10d = dist.distributed_c10d
-    original = c10d._new_process_group_helper
+    original = c10d._new_group_with_tag
 
     @functools.wraps(original)
-    def new_group(size, rank, ranks, backend, store, *others, **options):
-        of_mpi = "mpi" in str(backend).lower()
-        if not ranks and str(backend).lower() == "mpi":
-            store = MeetingStore()
-        elif ranks and of_mpi and not state["started"]:
-            meet_and_start(store, options.get("timeout"))
-        elif ranks and not of_mpi and dist.get_backend() == dist.Backend.MPI:
-            store = MeetingStore.of_default_group(arguments_of("_new_group_with_tag"))
-        return original(size, rank, ranks, backend, store, *others, **options)
+    def new_group(ranks=None, timeout=None, backend=None, *others, **options):
+        default = c10d._get_default_group()
+        default_backend, store = c10d._world.pg_map[default]
+        wanted = str(backend or default_backend).lower()
+        if default_backend == "mpi" and wanted != "mpi" and not isinstance(store, dist.TCPStore):
+            if options.get("use_local_synchronization"):
+                raise MPIUnavailable(
+                    "torch_mpi: the first group of another backend beside a default group of mpi takes all ranks: make "
+                    "one without use_local_synchronization before, for example new_group(backend=\"gloo\")")
+            c10d._world.pg_map[default] = default_backend, meet(timeout or c10d.default_pg_timeout)[0]
+        elif "mpi" in wanted and not state["started"]:
+            meet_and_start(store, timeout)
+        return original(ranks, timeout, backend, *others, **options)
 
-    c10d._new_process_group_helper = new_group
+    c10d._new_group_with_tag = new_group
 
 
 def meet_and_start(store, timeout):

@@ -13,52 +13,42 @@ from ._process import start
 MAX_TEXT = 256
 
 
-def register_rendezvous():
-    """Register the scheme with torch.distributed."""
-    from torch.distributed.rendezvous import register_rendezvous_handler
-    register_rendezvous_handler("mpi", rendezvous)
-
-
 def rendezvous(url, timeout=None, **_):
     """Yield a store, the rank and the number of ranks, as torch expects from a scheme."""
     start()
     from . import _c
     rank = _c.world_rank()
-    size = _c.world_size()
-    timeout = timeout or datetime.timedelta(minutes=30)
-    backend = _c.create([], timeout)
-    hosts = all_gather_text(backend, socket.gethostname())
+    store, hosts = meet(timeout or datetime.timedelta(minutes=30))
     here = hosts[rank]
     numbers = {
         "RANK": rank,
-        "WORLD_SIZE": size,
+        "WORLD_SIZE": len(hosts),
         "LOCAL_RANK": hosts[:rank].count(here),
         "LOCAL_WORLD_SIZE": hosts.count(here),
     }
     for name, number in numbers.items():
         os.environ[name] = str(number)
-    yield meet(backend, hosts, timeout), rank, size
+    yield store, rank, len(hosts)
     raise RuntimeError("torch_mpi: mpi:// cannot be used for a second rendezvous")
 
 
-def meet(backend, hosts, timeout):
-    """Return the store of all ranks, which listens on the first of these hosts."""
-    import torch.distributed as dist
-    host = hosts[0] if len(set(hosts)) > 1 else "localhost"
-    if backend.rank() == 0:
-        allow_files(len(hosts))
-        store = dist.TCPStore(host, 0, len(hosts), is_master=True, timeout=timeout, wait_for_workers=False)
-        all_gather_text(backend, str(store.port))
-        return store
-    port = all_gather_text(backend, "")[0]
-    return dist.TCPStore(host, int(port), len(hosts), is_master=False, timeout=timeout)
+def meet(timeout):
+    """Return a new store of all ranks, which listens on the first one's host, and the host of each rank; all call it."""
+    from torch.distributed import TCPStore
 
-
-def tcp_store(timeout):
-    """Return a new store of all ranks; all call it."""
     from . import _c
     backend = _c.create([], timeout)
-    return meet(backend, all_gather_text(backend, socket.gethostname()), timeout)
+    rank, size = backend.rank(), backend.size()
+    here, port = socket.gethostname(), 0
+    if rank == 0:
+        allow_files(size)
+        store = TCPStore("localhost", 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        port = store.port
+    hosts, ports = zip(*[text.split() for text in all_gather_text(backend, "%s %d" % (here, port))])
+    if rank != 0:
+        host = "localhost" if here == hosts[0] else hosts[0]
+        store = TCPStore(host, int(ports[0]), size, is_master=False, timeout=timeout)
+    return store, hosts
 
 
 def allow_files(ranks):

@@ -27,10 +27,9 @@ std::string Call::text() const {
   return words;
 }
 
-void Comparison::post(MPI_Comm comm, int rank, int size, int tag) {
-  const int left = (rank + size - 1) % size, right = (rank + 1) % size;
-  check_mpi(MPI_Irecv(&theirs_, sizeof(Call), MPI_BYTE, left, tag, comm, &receive_), "MPI_Irecv");
-  check_mpi(MPI_Isend(&mine_, sizeof(Call), MPI_BYTE, right, tag, comm, &send_), "MPI_Isend");
+void Comparison::post(MPI_Comm comm, int tag) {
+  check_mpi(MPI_Irecv(&theirs_, sizeof(Call), MPI_BYTE, left(), tag, comm, &receive_), "MPI_Irecv");
+  check_mpi(MPI_Isend(&mine_, sizeof(Call), MPI_BYTE, (rank_ + 1) % size_, tag, comm, &send_), "MPI_Isend");
 }
 
 bool Comparison::heard() {
@@ -47,11 +46,11 @@ bool Comparison::done() {
   return heard() && send_ == MPI_REQUEST_NULL;
 }
 
-std::string Comparison::disagreement(int rank, int size) const {
+std::string Comparison::disagreement() const {
   const auto theirs = theirs_.text(), mine = expected_.text();
   return c10::str(
-      theirs_.what == Call::kGoodbye ? "" : "the ranks disagree: ", "rank ", (rank + size - 1) % size, " ", theirs,
-      ", rank ", rank, " ", theirs == mine ? "the same with tensors of other lengths" : mine);
+      theirs_.what == Call::kGoodbye ? "" : "the ranks disagree: ", "rank ", left(), " ", theirs,
+      ", rank ", rank_, " ", theirs == mine ? "the same with tensors of other lengths" : mine);
 }
 
 void Comparison::cancel() {

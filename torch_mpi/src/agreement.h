@@ -33,8 +33,12 @@ struct Call {
 // The two messages of one call. MPI writes to it until done(). All of its functions are called under the lock.
 class Comparison {
  public:
-  Comparison(const Call& mine, const Call& expected) : mine_(mine), expected_(expected) {}
-  void post(MPI_Comm comm, int rank, int size, int tag);
+  Comparison(const Call& mine, const Call& expected, int rank, int size)
+      : mine_(mine), expected_(expected), rank_(rank), size_(size) {}
+  void post(MPI_Comm comm, int tag);
+  int left() const {
+    return (rank_ + size_ - 1) % size_;
+  }
   // Has the left neighbour's message come?
   bool heard();
   bool done();
@@ -42,12 +46,13 @@ class Comparison {
   bool agrees() const {
     return theirs_ == expected_;
   }
-  std::string disagreement(int rank, int size) const;
+  std::string disagreement() const;
   // At the end, when nothing can come any more.
   void cancel();
 
  private:
   const Call mine_, expected_;  // expected of the left neighbour
+  const int rank_, size_;
   Call theirs_;
   MPI_Request receive_ = MPI_REQUEST_NULL, send_ = MPI_REQUEST_NULL;
 };

@@ -16,6 +16,8 @@ constexpr auto kOutputRead = std::chrono::seconds(1);
 constexpr auto kOthersEnd = std::chrono::seconds(10);
 // Who waits for a message so long asks whether its sender has ended; so long we wait for what may explain an error.
 constexpr auto kPatience = std::chrono::milliseconds(500);
+// In a collective so long: the neighbour that has not called it is named, as it may never.
+constexpr auto kLate = std::chrono::seconds(60);
 constexpr size_t kNoticeLength = 512;
 
 void end_all(int rank, const std::string& why, int status = 1) {
@@ -99,17 +101,17 @@ void Communicator::fail(const std::string& reason) {
 void Communicator::look_for_notice() {
   if (failed())
     return;
-  std::vector<char> text(kNoticeLength + 1, '\0');
+  char text[kNoticeLength + 1] = {};
   const int tag = Runtime::get().tag(Runtime::notice);
   int found = 0;
+  MPI_Status status;
   {
     std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-    MPI_Status status;
     if (MPI_Iprobe(MPI_ANY_SOURCE, tag, handle, &found, &status) != MPI_SUCCESS || !found)
       return;
-    MPI_Recv(text.data(), kNoticeLength, MPI_CHAR, status.MPI_SOURCE, tag, handle, MPI_STATUS_IGNORE);
+    MPI_Recv(text, kNoticeLength, MPI_CHAR, status.MPI_SOURCE, tag, handle, MPI_STATUS_IGNORE);
   }
-  mark_failed(text.data());
+  mark_failed(text);
 }
 
 // ---------------------------------------------------------------------------------- an operation that is given up
@@ -153,16 +155,30 @@ void MPIWork::give_up(const std::string& reason) {
   end(error_of("torch_mpi: " + message));
 }
 
-// What it sent is on its way for a moment at most.
-void MPIWork::give_up_if_peer_ended(Clock::time_point now) {
-  if (peer_ < 0 || now < deadline_ - timeout_ + kPatience)
+void MPIWork::name_late_neighbour(Clock::time_point now) {
+  if (neighbour_named_ || now < deadline_ - timeout_ + kLate)
     return;
-  const int process = communicator_->world_rank(peer_);
-  if (Runtime::get().has_ended(process))
+  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+  neighbour_named_ = true;
+  if (state_.load() == pending && !compared())
+    std::fprintf(
+        stderr, "torch_mpi: rank %d has waited for %lld s in %s; rank %d of its group has not called it yet\n", rank_,
+        static_cast<long long>(kLate.count()), description().c_str(), comparison_->left());
+}
+
+// Its group has failed, maybe on another rank, or whoever sends or receives the other half has ended.
+void MPIWork::give_up_if_lost(Clock::time_point now) {
+  name_late_neighbour(now);
+  communicator_->look_for_notice();
+  if (communicator_->failed())
+    give_up("the process group failed: " + communicator_->reason());
+  else if (
+      peer_ >= 0 && now >= deadline_ - timeout_ + kPatience &&
+      Runtime::get().has_ended(communicator_->world_rank(peer_)))
     give_up(c10::str("rank ", peer_, " has ended"));
 }
 
-// Asks it by a message that it takes at its end only.
+// Asks it by a message that it takes at its end only. What it sent before is on its way for a moment at most.
 bool Runtime::has_ended(int process) {
   std::lock_guard<std::mutex> lock(mutex);
   const auto [found, first] = questions_.try_emplace(process);
@@ -188,7 +204,6 @@ void Runtime::abandon(WorkPointer work) {
   work.release();
 }
 
-// Also those of a group of which another rank sent notice of a failure.
 void Runtime::give_up_late_ones() {
   std::vector<WorkPointer> works;
   {
@@ -196,18 +211,10 @@ void Runtime::give_up_late_ones() {
     works = pending_;
   }
   const auto now = Clock::now();
-  Communicator* last = nullptr;
   for (auto& work : works) {
-    auto& communicator = *work->communicator_;
-    if (&communicator != last)
-      communicator.look_for_notice();
-    last = &communicator;
-    if (communicator.failed())
-      work->give_up("the process group failed: " + communicator.reason());
-    else if (now >= work->deadline_)
+    work->give_up_if_lost(now);
+    if (now >= work->deadline_)
       work->give_up(c10::str("Timed out after ", in_seconds(work->timeout_)));
-    else
-      work->give_up_if_peer_ended(now);
   }
 }
 

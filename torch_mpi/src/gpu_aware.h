@@ -42,28 +42,21 @@ static inline int gpu_aware_library_is(const char* name) {
   return MPI_Get_library_version(version, &length) == MPI_SUCCESS && strstr(version, name) != NULL;
 }
 
-static inline int gpu_aware_open_mpi(enum gpu_platform platform) {
+static inline int gpu_aware_query(enum gpu_platform platform) {
+  int supported = 0;
 #if defined(OPEN_MPI) && defined(MPIX_CUDA_AWARE_SUPPORT)
   if (platform == GPU_PLATFORM_CUDA)
-    return MPIX_Query_cuda_support();
+    supported = MPIX_Query_cuda_support();
+#elif defined(MPIX_GPU_SUPPORT_CUDA)
+  if (platform == GPU_PLATFORM_CUDA)
+    MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &supported);
 #endif
 #if defined(OPEN_MPI) && defined(MPIX_ROCM_AWARE_SUPPORT)
   if (platform == GPU_PLATFORM_HIP)
-    return MPIX_Query_rocm_support();
-#endif
-  (void)platform;
-  return 0;
-}
-
-static inline int gpu_aware_mpich(enum gpu_platform platform) {
-  int supported = 0;
-#if defined(MPIX_GPU_SUPPORT_CUDA)
-  if (platform == GPU_PLATFORM_CUDA && MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &supported) == MPI_SUCCESS)
-    return supported;
-#endif
-#if defined(MPIX_GPU_SUPPORT_HIP)
-  if (platform == GPU_PLATFORM_HIP && MPIX_GPU_query_support(MPIX_GPU_SUPPORT_HIP, &supported) == MPI_SUCCESS)
-    return supported;
+    supported = MPIX_Query_rocm_support();
+#elif defined(MPIX_GPU_SUPPORT_HIP)
+  if (platform == GPU_PLATFORM_HIP)
+    MPIX_GPU_query_support(MPIX_GPU_SUPPORT_HIP, &supported);
 #endif
   (void)platform;
   return supported;
@@ -74,13 +67,11 @@ static inline int gpu_aware(enum gpu_platform platform) {
     return gpu_aware_variable_is_one("TORCH_MPI_GPU_AWARE");
   if (!gpu_aware_mpi_running())
     return 0;
-#if defined(OPEN_MPI)
-  return gpu_aware_open_mpi(platform);
-#else
+#if !defined(OPEN_MPI)
   if (gpu_aware_library_is("CRAY MPICH"))
     return gpu_aware_variable_is_one("MPICH_GPU_SUPPORT_ENABLED");
-  return gpu_aware_mpich(platform);
 #endif
+  return gpu_aware_query(platform);
 }
 
 #endif

@@ -212,8 +212,8 @@ Communicator::Communicator(MPI_Comm comm) : handle(comm) {
 void Communicator::say_goodbye() {
   if (failed() || size == 1 || !Runtime::get().compares)
     return;
-  auto goodbye = std::make_unique<Comparison>(Call{}, Call{});
-  goodbye->post(handle, rank, size, Runtime::get().tag(Runtime::call));
+  auto goodbye = std::make_unique<Comparison>(Call{}, Call{}, rank, size);
+  goodbye->post(handle, Runtime::get().tag(Runtime::call));
   comparisons.push_back(std::move(goodbye));
 }
 
@@ -222,7 +222,7 @@ void Communicator::compare_earlier() {
     const auto earliest = std::move(comparisons.front());
     comparisons.pop_front();
     if (!earliest->agrees())
-      C10_THROW_ERROR(DistBackendError, c10::str("in an earlier call ", earliest->disagreement(rank, size)));
+      C10_THROW_ERROR(DistBackendError, c10::str("in an earlier call ", earliest->disagreement()));
   }
 }
 
@@ -297,43 +297,18 @@ void ControlMessages::send(int rank, int64_t value) const {
     MPI_Request_free(&request);
 }
 
-std::map<int, int64_t> ControlMessages::receive(const std::vector<int>& ranks, Clock::time_point deadline) const {
-  struct Receive {
-    int64_t message[2];
-    MPI_Request request = MPI_REQUEST_NULL;
-
-    ~Receive() {
-      std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-      if (request == MPI_REQUEST_NULL)
-        return;
-      MPI_Cancel(&request);
-      MPI_Wait(&request, MPI_STATUS_IGNORE);
-    }
-  };
-  auto& runtime = Runtime::get();
-  std::vector<Receive> receives(ranks.size());
+std::map<int, int64_t> ControlMessages::receive(size_t ranks, Clock::time_point deadline) const {
   std::map<int, int64_t> values;
-  const auto post = [&](size_t i) {
-    check_mpi(
-        MPI_Irecv(receives[i].message, 2, MPI_INT64_T, ranks[i], tag_, comm_, &receives[i].request), "MPI_Irecv");
-  };
-  {
-    std::lock_guard<std::mutex> lock(runtime.mutex);
-    for (size_t i = 0; i < ranks.size(); ++i)
-      post(i);
-  }
-  runtime.test_until(deadline, [&] {
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      int complete = 0;
-      if (receives[i].request == MPI_REQUEST_NULL)
-        continue;
-      check_mpi(MPI_Test(&receives[i].request, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-      if (complete && receives[i].message[0] == round_)
-        values[ranks[i]] = receives[i].message[1];
-      else if (complete)
-        post(i);
+  Runtime::get().test_until(deadline, [&] {
+    int64_t message[2];
+    int found = 0;
+    MPI_Status status;
+    while (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &found, &status) == MPI_SUCCESS && found) {
+      check_mpi(MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
+      if (message[0] == round_)
+        values[status.MPI_SOURCE] = message[1];
     }
-    return values.size() == ranks.size();
+    return values.size() == ranks;
   });
   return values;
 }
@@ -359,7 +334,7 @@ void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds t
     const std::vector<int> others(ranks.begin() + 1, ranks.end());
     const auto all_here = [&](Clock::time_point until) {
       size_t count = 0;
-      for (const auto& [rank, value] : control.receive(others, until))
+      for (const auto& [rank, value] : control.receive(others.size(), until))
         count += value == here;
       return count == others.size();
     };
@@ -374,7 +349,7 @@ void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds t
     send_all(all ? begin : off);
   } else {
     const auto answer = [&](Clock::time_point until) {
-      const auto values = control.receive({first}, until);
+      const auto values = control.receive(1, until);
       return values.empty() ? gone : values.begin()->second;
     };
     control.send(first, here);

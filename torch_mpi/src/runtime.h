@@ -44,8 +44,8 @@ class ControlMessages {
  public:
   ControlMessages(MPI_Comm comm, int tag, int64_t round) : comm_(comm), tag_(tag), round_(round) {}
   void send(int rank, int64_t value) const;
-  // Rank → value, without the ranks that sent nothing in time.
-  std::map<int, int64_t> receive(const std::vector<int>& ranks, Clock::time_point deadline) const;
+  // Rank → its last value, from so many ranks or from those that sent one in time.
+  std::map<int, int64_t> receive(size_t ranks, Clock::time_point deadline) const;
 
  private:
   MPI_Comm comm_;
@@ -159,7 +159,8 @@ class MPIWork : public c10d::Work {
   // Without any lock: finishes and notifies everyone who waits.
   void end(std::exception_ptr error);
   void give_up(const std::string& reason);
-  void give_up_if_peer_ended(Clock::time_point now);
+  void give_up_if_lost(Clock::time_point now);
+  void name_late_neighbour(Clock::time_point now);
   bool compared();
   void await_neighbour();
   bool cancel_receive();
@@ -174,6 +175,7 @@ class MPIWork : public c10d::Work {
   size_t complete_requests_ = 0;
   std::unique_ptr<Comparison> comparison_;
   bool needs_all_ = true;
+  std::atomic<bool> neighbour_named_{false};
   std::string disagreement_;
   int peer_ = -1;
   std::vector<std::function<void()>> finish_;

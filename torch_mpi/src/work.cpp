@@ -80,8 +80,8 @@ void MPIWork::compare(Call mine, Call expected, bool needs_all) {
   communicator_->compare_earlier();
   needs_all_ = needs_all;
   mine.what = expected.what = static_cast<int32_t>(opType_);
-  comparison_ = std::make_unique<Comparison>(mine, expected);
-  comparison_->post(communicator_->handle, communicator_->rank, communicator_->size, Runtime::get().tag(Runtime::call));
+  comparison_ = std::make_unique<Comparison>(mine, expected, communicator_->rank, communicator_->size);
+  comparison_->post(communicator_->handle, Runtime::get().tag(Runtime::call));
 }
 
 // Has the left neighbour been heard? Where the ranks disagree this sets disagreement_.
@@ -91,7 +91,7 @@ bool MPIWork::compared() {
   if (!comparison_->heard())
     return false;
   if (!comparison_->agrees())
-    disagreement_ = comparison_->disagreement(communicator_->rank, communicator_->size);
+    disagreement_ = comparison_->disagreement();
   return true;
 }
 
@@ -247,10 +247,7 @@ bool MPIWork::wait(Milliseconds asked) {
       if (now - notice >= kNoticeInterval) {
         notice = now;
         runtime.check_signals();
-        communicator_->look_for_notice();
-        if (communicator_->failed())
-          give_up("the process group failed: " + communicator_->reason());
-        give_up_if_peer_ended(now);
+        give_up_if_lost(now);
       }
       if (now >= limit)
         give_up(c10::str("Timed out after ", in_seconds(sooner ? asked : timeout_)));

@@ -108,6 +108,14 @@ def test_messages_arrive_though_the_sender_makes_no_further_call(installed, tmp_
     contains(output, [("delivered", 2)])
 
 
+@pytest.mark.nightly
+def test_endless_loop(installed):
+    """A rank that never comes is named while the others wait, by the one beside it alone."""
+    output = installed.run(3, "faults.py", "endless")
+    assert output.count("rank 2 has waited for 60 s in all_reduce; rank 1 of its group has not called it yet") == 1
+    assert output.count("has not called it yet") == 1, output
+
+
 def test_ends_though_mpi_does_not(installed, preload, tmp_path):
     """MPICH 4.0 hangs in MPI_Finalize over TCP, once in twenty times; here always."""
     output = installed.run(2, "faults.py", "handled", status=None, timeout=120, LD_PRELOAD=preload, MPI_DOES="linger",

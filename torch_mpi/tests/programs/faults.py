@@ -81,6 +81,16 @@ def absent():
     sys.stdout.flush()
 
 
+def endless():
+    """Rank 1 computes on and on while the others wait in a collective: it is named before the timeout."""
+    rank, _ = start(300)
+    end = time.monotonic() + 65
+    while rank == 1 and time.monotonic() < end:
+        pass
+    dist.all_reduce(torch.ones(5))
+    dist.destroy_process_group()
+
+
 def notice():
     """Ranks whose own timeout is long end together with the one that times out first."""
     rank, size = start(100)
