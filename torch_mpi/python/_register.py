@@ -81,7 +81,7 @@ def extend_monitored_barrier():
 
 
 def extend_groups():
-    """Make groups of "mpi" and of other backends work beside each other, by the function that makes all but the default.
+    """Make groups of "mpi" and of other backends work beside each other, by the function that makes all but the first.
 
     All processes call it, members or not. Beside a default group of MPI other backends need a store, which torch leaves
     out there; most programs make no such group, and open no port. Beside another default group, MPI must be started.

@@ -33,7 +33,7 @@ def rendezvous(url, timeout=None, **_):
 
 
 def meet(timeout):
-    """Return a new store of all ranks, which listens on the first one's host, and the host of each rank; all call it."""
+    """Return a new store of all ranks, which listens where the first one runs, and the host of each; all call it."""
     from torch.distributed import TCPStore
 
     from . import _c

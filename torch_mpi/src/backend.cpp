@@ -180,20 +180,6 @@ c10::intrusive_ptr<MPIBackend> MPIBackend::create(const std::vector<int>& ranks,
   return c10::make_intrusive<MPIBackend>(runtime.create(ranks, timeout), timeout);
 }
 
-void MPIBackend::setTimeout(Milliseconds timeout) {
-  timeout_ = timeout;
-}
-
-uint64_t MPIBackend::getSequenceNumberForGroup() {
-  return sequence_.load();
-}
-
-void MPIBackend::abort() {
-  communicator_->fail("the process group was aborted");
-}
-
-void MPIBackend::shutdown() {}
-
 void MPIBackend::check_rank(int64_t rank, const char* what) const {
   TORCH_CHECK(rank >= 0 && rank < size_, "torch_mpi: ", what, ": there is no rank ", rank, " in this group of ", size_);
 }
@@ -351,8 +337,7 @@ WorkHandle MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allredu
   return post_all(work, options, call_of(tensors, options.reduceOp), posts);
 }
 
-// The ranks first learn how many elements each has, and wait for that; then they gather indices and values, and each adds
-// them up.
+// The ranks first wait until they know how many elements each has; then they gather indices and values, and each adds up.
 WorkHandle MPIBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   at::Tensor tensor = only(tensors, "all_reduce of a sparse tensor");
   TORCH_CHECK(tensor.layout() == at::kSparse, "torch_mpi: all_reduce takes dense and sparse COO tensors only");
@@ -626,7 +611,7 @@ void MPIBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait
   Runtime::get().check_usable();
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
   const auto deadline = Clock::now() + timeout;
-  const ControlMessages control(communicator_->handle, Runtime::get().tag(Runtime::barrier), ++monitored_barriers_);
+  const ControlMessages control{communicator_->handle, Runtime::get().tag(Runtime::barrier), ++monitored_barriers_};
   const auto receive = [&](size_t ranks) {
     auto values = control.receive(ranks, deadline);
     if (values.size() < ranks)

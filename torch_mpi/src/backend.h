@@ -48,10 +48,16 @@ class MPIBackend : public c10d::Backend {
       at::Tensor&, at::Tensor&, std::vector<int64_t>&, std::vector<int64_t>&, const c10d::AllToAllOptions&) override;
 
   // Not virtual in all versions.
-  void setTimeout(Milliseconds timeout);
-  uint64_t getSequenceNumberForGroup();
-  void abort();
-  void shutdown();
+  void setTimeout(Milliseconds timeout) {
+    timeout_ = timeout;
+  }
+  uint64_t getSequenceNumberForGroup() {
+    return sequence_.load();
+  }
+  void abort() {
+    communicator_->fail("the process group was aborted");
+  }
+  void shutdown() {}
 
  private:
   WorkPointer make(

@@ -194,10 +194,6 @@ bool Runtime::has_ended(int process) {
   return Clock::now() - kPatience > question.answered;
 }
 
-void MPIWork::abort() {
-  give_up("aborted");
-}
-
 void Runtime::abandon(WorkPointer work) {
   std::lock_guard<std::mutex> lock(mutex);
   abandoned_ = true;

@@ -35,10 +35,6 @@ Runtime& Runtime::get() {
   return *runtime;
 }
 
-bool Runtime::usable() const {
-  return started_ && !stopping_ && !forked_;
-}
-
 void Runtime::check_usable() const {
   TORCH_CHECK(usable(), "torch_mpi: MPI cannot be used any more (finalised, or a forked process)");
 }
@@ -249,10 +245,10 @@ static void free_unless_left_over(Communicator* oldest) {
   delete oldest;
 }
 
-// Nobody uses it any more, until the end of Python, which destroys groups that still are to say goodbye. A later
+// Nobody uses it any more. (At its end Python destroys groups that are still to say goodbye: those are kept.) A later
 // communicator may get the number of one that was freed, and with it the messages that nobody received: from a rank whose
-// operation failed while the others destroyed the group. They may also still be on their way, so that communicators are
-// freed late, those with such a message (a failure sends a notice) never, and none before the left neighbour said goodbye.
+// operation failed while the others destroyed the group. They may also still be on their way, so communicators are freed
+// late, those with such a message (a failure sends a notice) never, and none before the left neighbour said goodbye.
 void Runtime::retire(Communicator* communicator) {
   if (!usable())
     return;
@@ -285,11 +281,11 @@ std::shared_ptr<Communicator> Runtime::create(const std::vector<int>& world_rank
 
 void ControlMessages::send(int rank, int64_t value) const {
   // Small enough to leave at once; the memory stays where a rank that is gone never takes it.
-  auto* message = new int64_t[2]{round_, value};
+  auto* message = new int64_t[2]{round, value};
   MPI_Request request = MPI_REQUEST_NULL;
   int complete = 0;
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  check_mpi(MPI_Isend(message, 2, MPI_INT64_T, rank, tag_, comm_, &request), "MPI_Isend");
+  check_mpi(MPI_Isend(message, 2, MPI_INT64_T, rank, tag, comm, &request), "MPI_Isend");
   MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
   if (complete)
     delete[] message;
@@ -303,9 +299,9 @@ std::map<int, int64_t> ControlMessages::receive(size_t ranks, Clock::time_point 
     int64_t message[2];
     int found = 0;
     MPI_Status status;
-    while (MPI_Iprobe(MPI_ANY_SOURCE, tag_, comm_, &found, &status) == MPI_SUCCESS && found) {
-      check_mpi(MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, tag_, comm_, MPI_STATUS_IGNORE), "MPI_Recv");
-      if (message[0] == round_)
+    while (MPI_Iprobe(MPI_ANY_SOURCE, tag, comm, &found, &status) == MPI_SUCCESS && found) {
+      check_mpi(MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, tag, comm, MPI_STATUS_IGNORE), "MPI_Recv");
+      if (message[0] == round)
         values[status.MPI_SOURCE] = message[1];
     }
     return values.size() == ranks;
@@ -326,7 +322,7 @@ namespace {
 void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds timeout) {
   enum : int64_t { here, asked, gone, begin, off };
   constexpr auto kAnswer = std::chrono::seconds(10);
-  const ControlMessages control(control_, static_cast<int>(round % tag(notice)), round);
+  const ControlMessages control{control_, static_cast<int>(round % tag(notice)), round};
   const auto deadline = Clock::now() + timeout;
   const int first = ranks.front();
   bool all = false;

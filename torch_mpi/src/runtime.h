@@ -40,17 +40,14 @@ void rest(Clock::duration without_progress);
 
 // Numbers sent between ranks with a time limit. `round` distinguishes them from those of an earlier exchange, which may
 // have been left over.
-class ControlMessages {
- public:
-  ControlMessages(MPI_Comm comm, int tag, int64_t round) : comm_(comm), tag_(tag), round_(round) {}
+struct ControlMessages {
   void send(int rank, int64_t value) const;
   // Rank → its last value, from so many ranks or from those that sent one in time.
   std::map<int, int64_t> receive(size_t ranks, Clock::time_point deadline) const;
 
- private:
-  MPI_Comm comm_;
-  int tag_;
-  int64_t round_;
+  MPI_Comm comm;
+  int tag;
+  int64_t round;
 };
 
 class MPIWork;
@@ -106,12 +103,22 @@ class MPIWork : public c10d::Work {
       Milliseconds timeout);
 
   bool isCompleted() override;
-  bool isSuccess() const override;
-  int sourceRank() const override;
-  Tensors result() override;
-  void synchronize() override;
   bool wait(Milliseconds timeout = kNoTimeout) override;
-  void abort() override;
+  bool isSuccess() const override {
+    return done() && !exception_;
+  }
+  int sourceRank() const override {
+    return source_;
+  }
+  Tensors result() override {
+    return outputs_;
+  }
+  void synchronize() override {
+    wait(kNoTimeout);
+  }
+  void abort() override {
+    give_up("aborted");
+  }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   // Under the lock: has MPI begin a part of the operation. `function` takes these, the communicator and a request.
@@ -200,7 +207,9 @@ class Runtime {
   // At the end of Python. `failed`: by an exception nobody caught, so the other ranks must not wait.
   void stop(bool failed);
   // MPI is initialised, not finalised, and this is not a forked child.
-  bool usable() const;
+  bool usable() const {
+    return started_ && !stopping_ && !forked_;
+  }
   void check_usable() const;
   // Ctrl-C while this thread waits; throws what Python makes of it.
   void check_signals() const;

@@ -199,22 +199,6 @@ bool MPIWork::isCompleted() {
   return done();
 }
 
-bool MPIWork::isSuccess() const {
-  return done() && !exception_;
-}
-
-int MPIWork::sourceRank() const {
-  return source_;
-}
-
-std::vector<at::Tensor> MPIWork::result() {
-  return outputs_;
-}
-
-void MPIWork::synchronize() {
-  wait(kNoTimeout);
-}
-
 bool MPIWork::wait(Milliseconds asked) {
   auto& runtime = Runtime::get();
   if (!done()) {
