@@ -23,7 +23,7 @@ struct Piece {
   int64_t bytes;
 };
 
-// The memory of these tensors in one piece, which the work keeps: their own where they are adjacent and MPI can reach it,
+// The memory of these tensors in one piece, which the work keeps: their own where they are adjacent and MPI reaches it,
 // else a copy, which is made now (send_buffer), copied to them at the end (receive_buffer), or both (in_place_buffer).
 Piece send_buffer(MPIWork& work, TensorList tensors);
 Piece receive_buffer(MPIWork& work, TensorList tensors);
