@@ -337,7 +337,7 @@ WorkHandle MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allredu
   return post_all(work, options, call_of(tensors, options.reduceOp), posts);
 }
 
-// The ranks first wait until they know how many elements each has; then they gather indices and values, and add them up.
+// The ranks first wait until they know how many elements each has; then they gather indices and values and add them up.
 WorkHandle MPIBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   at::Tensor tensor = only(tensors, "all_reduce of a sparse tensor");
   TORCH_CHECK(tensor.layout() == at::kSparse, "torch_mpi: all_reduce takes dense and sparse COO tensors only");

@@ -61,7 +61,8 @@ PYBIND11_MODULE(_c, module) {
   module.def("library_version", &library_version);
   module.def("gpu_aware", [] { return gpu_aware(Runtime::get().platform) != 0; });
   module.def("set_platform", [](const std::string& name) {
-    Runtime::get().platform = name == "hip" ? GPU_PLATFORM_HIP : name == "cuda" ? GPU_PLATFORM_CUDA : GPU_PLATFORM_OTHER;
+    Runtime::get().platform =
+        name == "hip" ? GPU_PLATFORM_HIP : name == "cuda" ? GPU_PLATFORM_CUDA : GPU_PLATFORM_OTHER;
   });
   module.def(
       "stop", [](bool failed) { Runtime::get().stop(failed); }, py::arg("failed"),

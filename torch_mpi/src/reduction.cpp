@@ -154,8 +154,8 @@ constexpr int kTree = 0, kRing = 1;
 // Of what is sent at once in a ring; below, a tree's fewer steps are faster.
 constexpr int64_t kRingPart = 2048;
 
-// Open MPI's non-blocking all_reduce in place sends all of it up a tree and down again, whatever its size. From 4.1 on a
-// control variable of MPI's tool interface makes it a ring, which moves two parts in `ranks` of it instead.
+// Open MPI's non-blocking all_reduce in place sends all of it up a tree and down again, whatever its size. From 4.1 on
+// a control variable of MPI's tool interface makes it a ring, which moves two parts in `ranks` of it instead.
 MPI_T_cvar_handle all_reduce_variable() {
   int level = 0, index = 0, count = 0, value = kTree;
   MPI_T_cvar_handle handle = nullptr;
