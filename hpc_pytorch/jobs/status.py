@@ -1,5 +1,4 @@
 """``--job-status``: the state of the jobs that were submitted for a prefix, what went wrong, and what to do."""
-import configparser
 import contextlib
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
 
+from hpc_pytorch import HERE, parse
 from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records
 from hpc_pytorch.machine.batch_systems import CANCELLED, DONE, FAILED, RUNNING, UNKNOWN, WAITING
 from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
@@ -19,13 +19,11 @@ from hpc_pytorch.packages import known_errors
 
 # how lines of a log begin that name an error
 ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
-STATES = os.path.join(os.path.dirname(os.path.realpath(__file__)), 'states.cfg')
 
 
 def explanations(kind, words):
     """Return the sections of states.cfg of this kind that match what the batch system says."""
-    parser = configparser.ConfigParser(interpolation=None, delimiters=('=',))
-    parser.read(STATES, encoding='utf-8')
+    parser = parse(os.path.join(HERE, 'jobs', 'states.cfg'))
     found = []
     for section in parser.sections():
         of_kind, _, pattern = section.partition(': ')
@@ -77,8 +75,7 @@ def state_of(record):
 def installed_since(record):
     """True if the module has been written since the job was submitted, by another one or without a job."""
     path = os.path.join(install_path('modules'), 'all', record['module'])
-    found = [one for one in (path, path + '.lua') if os.path.exists(one)]
-    return bool(found) and os.path.getmtime(found[0]) >= record['time']
+    return any(os.path.exists(one) and os.path.getmtime(one) >= record['time'] for one in (path, path + '.lua'))
 
 
 def log_tail(record, lines=400):

@@ -88,8 +88,6 @@ def plain(value):
     return 'OFF' if upper in FALSE or upper.endswith('-NOTFOUND') else value
 
 
-# --- what CMake decided ---------------------------------------------------------------------------------------------
-
 def is_switch(name):
     return name.startswith(('USE_', 'BUILD_'))
 
@@ -147,8 +145,6 @@ def decided(option, cache, summary):
         value = BLAS_NAMES.get(value, value)
     return plain(value)
 
-
-# --- what was asked for, compared with it ---------------------------------------------------------------------------
 
 def compare(options, cache, summary, named=()):
     """

@@ -52,8 +52,6 @@ def resolved(printed, name):
     return re.findall(pattern, printed, re.M)
 
 
-# --- where they search ------------------------------------------------------------------------------------------------
-
 def search_path(library):
     """Return the directories in RUNPATH and RPATH of a library."""
     printed = run(['readelf', '-d', library], os.path.dirname(library)).stdout
@@ -72,8 +70,6 @@ def compare_search_paths(paths, build_directory):
                                               path, [library], reason))
     return differences
 
-
-# --- OpenMP -----------------------------------------------------------------------------------------------------------
 
 def runtimes(printed):
     """Return the OpenMP runtimes that ldd shows: {path: compiler that it belongs to}."""

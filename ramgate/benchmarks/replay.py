@@ -26,8 +26,8 @@ sys.path.insert(0, os.path.dirname(HERE))
 
 from memory_cgroup import MemoryCgroup  # noqa: E402
 from ramgate import build, estimates  # noqa: E402
-from ramgate.__main__ import amount, count  # noqa: E402
-from ramgate.limits import Cgroup, Limits, Problem  # noqa: E402
+from ramgate.__main__ import count  # noqa: E402
+from ramgate.limits import Cgroup, Limits, Problem, size  # noqa: E402
 from traces import as_profile, bound, read_traces, wanted  # noqa: E402
 
 # what flash-attention takes a heavy job to need, in MB
@@ -277,7 +277,7 @@ def main():
                         help='CSV file: user_s, sys_s, peak_mb, file, perhaps curve; of it, every K-th job')
     parser.add_argument('--cores', type=count, required=True, metavar='N', help='cores of the machine that is studied')
     memory = parser.add_mutually_exclusive_group(required=True)
-    memory.add_argument('--memory', type=amount, metavar='SIZE', help='memory of the machine that is studied')
+    memory.add_argument('--memory', type=size, metavar='SIZE', help='memory of the machine that is studied')
     memory.add_argument('--share', type=count, metavar='PERCENT',
                         help='its memory, as a share of what N jobs would like')
     parser.add_argument('--policy', nargs='+', choices=sorted(POLICIES), default=['ramgate', 'ramgate+profile'])

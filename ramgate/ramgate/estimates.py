@@ -1,6 +1,6 @@
 """
 What a compilation will need: what earlier builds measured for its file, else for a file of a similar name, else what
-this build or an earlier one has shown of files of the same directory and language, else a first guess.
+this build has shown of files of the same directory and language, else a first guess.
 
 Earlier builds are the profile that this build keeps, profiles of other versions or machines, and the measurements of
 PyTorch in data/. All are corrected by how compilations that have ended differ from them.
@@ -150,12 +150,8 @@ class EarlierBuild:
         self.time = Ratio(TRUST_SECONDS, 1.0)
         # {language: sorted [(key, file)]}: neighbours have the most similar names
         self.sorted = {}
-        self.kinds = {}
         for name, entry in files.items():
-            language = entry['language']
-            self.sorted.setdefault(language, []).append((key_of(name), name))
-            for kind in kinds_of(name, language):
-                self.kinds.setdefault(kind, []).append(entry)
+            self.sorted.setdefault(entry['language'], []).append((key_of(name), name))
         for names in self.sorted.values():
             names.sort()
 
@@ -181,15 +177,6 @@ class EarlierBuild:
         factor = self.memory.factor(language)
         curve = [memory * factor for memory in entry['curve']]
         return Estimate(max(entry['seconds'], 0.01), curve, uncertain * max(curve), self, language)
-
-    def guess(self, kind, language):
-        """(MB, seconds) of a kind of files; None if too few were measured."""
-        entries = self.kinds.get(kind, [])
-        if len(entries) < ENOUGH:
-            return None
-        peak = sum(max(entry['curve']) for entry in entries) / len(entries)
-        seconds = sum(entry['seconds'] for entry in entries) / len(entries)
-        return peak * self.memory.factor(language), seconds * self.time.factor(language)
 
     def compare(self, name, language, seconds, peak):
         entry, _ = self.find(name, language)
@@ -284,10 +271,6 @@ class Knowledge:
             kind = self.kinds[key]
             if kind.count >= ENOUGH:
                 return kind.estimate(kind.peaks / kind.count, kind.seconds / kind.count)
-            for earlier in self.earlier:
-                guess = earlier.guess(key, language)
-                if guess:
-                    return kind.estimate(*guess)
         return self.kinds[language].estimate(*FIRST_GUESS.get(language, OTHER_GUESS))
 
 
