@@ -41,8 +41,6 @@ found, expected = getattr(package, "__version__", ""), "%s"
 if found and expected and re.match("[0-9.]*", found).group() != expected:
     raise SystemExit("the image has version %%s, the easyconfig says %%s; if that is right, set package_version in it"
                      %% (found, expected))"""
-# What an image that has an SBOM calls it.
-IMAGE_SBOM = '/.sbom.json'
 
 
 def place_inside(lock):
@@ -216,16 +214,17 @@ class SingularityContainer(EasyBlock):
     def install_step(self):
         """Install the image, the scripts, the wrappers and the virtual environment."""
         if self.cfg['copy_image'] and not self.dry_run:
-            with as_easybuild_error():
-                images.place_image(self.src[0]['path'], self.path(self.image_name))
+            try:
+                shutil.copyfile(self.src[0]['path'], self.path(self.image_name))
+            except OSError as err:
+                raise EasyBuildError("the image could not be copied: %s. Choose another --prefix, or leave the image "
+                                     "where it is with `copy_image = False`", err)
         self.install_scripts()
         # for the wrappers: where they find the image, how it is started, and what to load when it is not there
         write_file(self.path('share', 'container'), 'SIF%s %s %s\n' % (self.variable, self.verb, self.short_mod_name))
         copy(self.system.for_scripts, self.path('share'))
         if self.venv:
             self.install_venv()
-        if self.runtime and not self.dry_run:
-            self.install_sbom()
 
     def path(self, *parts):
         return os.path.join(self.installdir, *parts)
@@ -245,7 +244,7 @@ class SingularityContainer(EasyBlock):
         for name, program in sorted(programs.items()):
             symlink('../runscripts/' + program, self.path('bin', name), use_abspath_source=False)
 
-    def run_inside(self, *command, **options):
+    def run_inside(self, *command):
         """Run a command in the image, with the directories that belong to this installation."""
         mounts = [path + ':' + place_inside(path) for path in self.venv_locks]
         for outside, inside in (('runscripts', SCRIPTS_INSIDE), (USER_SOFTWARE, '/' + USER_SOFTWARE)):
@@ -253,7 +252,7 @@ class SingularityContainer(EasyBlock):
                 mounts.append(self.path(outside) + ':' + inside)
         # a dry run goes on without
         program = [self.runtime or 'singularity', self.verb, '--bind', ','.join(mounts), self.candidates[0]]
-        return run_shell_cmd(program + list(command), use_bash=False, **options)
+        run_shell_cmd(program + list(command), use_bash=False)
 
     def install_venv(self):
         """Make a virtual environment over the container's Python, in a directory that is bound to the same place."""
@@ -263,12 +262,6 @@ class SingularityContainer(EasyBlock):
         pip = [self.venv + '/bin/python', '-m', 'pip', 'install', '--quiet', '--no-deps', '--require-hashes']
         for path in self.venv_locks:
             self.run_inside(with_environment, *pip, '-r', place_inside(path))
-
-    def install_sbom(self):
-        """Keep the SBOM that the image may have with the provenance."""
-        sbom = self.run_inside('cat', IMAGE_SBOM, fail_on_error=False, hidden=True, split_stderr=True)
-        if not sbom.exit_code:
-            write_file(self.path('easybuild', 'provenance', 'image-sbom.json'), sbom.output)
 
     @property
     def settings(self):

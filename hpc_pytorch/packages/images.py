@@ -38,22 +38,6 @@ def check_image(path):
         raise UsersProblem("the image %s is truncated: %d of %d bytes. Fetch it again." % (path, size, promised))
 
 
-def place_image(source, target):
-    """Make the image appear at `target`, whole or not at all; blocks are shared where the file system can."""
-    partial = target + '.partial'
-    copied = subprocess.run(['cp', '--reflink=auto', '--no-preserve=mode', '--', source, partial],
-                            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, universal_newlines=True,
-                            env=dict(os.environ, LC_ALL='C'))
-    if copied.returncode:
-        if os.path.exists(partial):
-            os.remove(partial)
-        raise UsersProblem("the image %s (%d MiB) could not be copied: %s. If it is full, choose another --prefix, "
-                           "or leave the image where it is with `copy_image = False`"
-                           % (source, os.path.getsize(source) >> 20, copied.stderr.strip()))
-    fsync(partial)
-    os.rename(partial, target)
-
-
 def images_in(store):
     """Return the files in a store and in its directories: {name: path}."""
     found = {}
@@ -76,16 +60,12 @@ def find_image(stores, name):
 def not_found(name, source_paths, stores):
     """Return the message for a missing image: where it was looked for, and which images have a similar name."""
     places = []
-    paths = {}
     for store in stores:
         places.append(store if os.path.isdir(store) else "%s (no such directory)" % store)
-        paths.update(images_in(store))
-    searched = ', '.join(places) or "none is known for this system"
-    nearest = ''
-    for near in difflib.get_close_matches(name, paths, n=1):
-        nearest = " The nearest: %s." % paths[near]
-    return "the image %s is neither in the source path (%s) nor in an image store (%s).%s" % (
-        name, ':'.join(source_paths), searched, nearest)
+    names = [name for store in stores for name in images_in(store)]
+    return "the image %s is neither in the source path (%s) nor in an image store (%s). Similar names: %s." % (
+        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system",
+        ' '.join(difflib.get_close_matches(name, names)) or 'none')
 
 
 def file_of(reference):
