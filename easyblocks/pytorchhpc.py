@@ -56,18 +56,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         # of the easyconfig's, those that no path has yet
         self.missing_patches = []
 
-    def features(self):
-        """Besides what the easyconfig says, what is built in."""
-        features = super().features()
-        if contract.plain(self.custom_opts.get('USE_MPI', '0')) == 'ON':
-            features.append('mpi')
-        if self.cfg['cuda_compute_capabilities']:
-            features.append('gpu')
-        dependencies = [dep['name'] for dep in self.cfg.dependencies()]
-        if 'NCCL' in dependencies:
-            features.append('nccl')
-        return features
-
     @property
     def memory_profile(self):
         return profile_to_keep(self.cfg)
@@ -195,40 +183,20 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         super().build_step()
         if self.wheel:
             self.check_tags(self.wheel)
-            if not self.runs_own_tests():
-                self.keep_for_the_next()
-
-    def runs_own_tests(self):
-        """Find out whether the easyconfig has a command for PyTorch's own tests, which take a day (runtest)."""
-        return isinstance(self.cfg.get('runtest', resolve=False), str)
-
-    def keep_for_the_next(self):
-        """Keep the wheel for the next installation, if it is known what it was built from."""
-        if not self.facts:
-            return
-        more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
-        try:
-            self.wheel = built_wheels.keep(self.wheel, self.built_stores()[0], self.facts, more)
-        except OSError as err:
-            # hours of work are not lost because the source path is read-only
-            print_msg("%s could not be kept in the source path: %s", os.path.basename(self.wheel), err, log=self.log)
 
     def test_step(self):
-        """Run PyTorch's own tests where that is asked for; a wheel that fails is not kept."""
-        if not self.runs_own_tests():
-            return
-        if self.src:
+        """Run PyTorch's own tests where that is asked for (runtest), unless the wheel was built earlier."""
+        if self.src and isinstance(self.cfg.get('runtest', resolve=False), str):
             self.cfg['install_src'] = self.wheel
             super().test_step()
-            self.keep_for_the_next()
-        else:
-            print_msg("PyTorch's own tests are not run: the wheel was built earlier", log=self.log)
 
     def own_files(self):
         return [self.wheel]
 
     def install_step(self):
-        """Install the wheel, and leave it beside for other environments."""
+        """Keep the wheel for the next installation, install it, and leave it beside for other environments."""
+        if self.src and self.facts:
+            self.keep_for_the_next()
         super().install_step()
         if self.dry_run:
             return
@@ -239,22 +207,19 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         if os.path.exists(note):
             copy_file(note, directory)
 
+    def keep_for_the_next(self):
+        """Keep the wheel with what it was built from; what fails PyTorch's own tests does not get here."""
+        more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
+        try:
+            self.wheel = built_wheels.keep(self.wheel, self.built_stores()[0], self.facts, more)
+        except OSError as err:
+            # hours of work are not lost because the source path is read-only
+            print_msg("%s could not be kept in the source path: %s", os.path.basename(self.wheel), err, log=self.log)
+
     def make_module_extra(self, *args, **kwargs):
         """Besides the environment, name where the wheel is."""
         text = super().make_module_extra(*args, **kwargs)
         return text + self.module_generator.set_environment('PYTORCH_WHEELS', self.path('wheels'))
-
-    def sanity_check_step(self, *args, **kwargs):
-        """Let two processes add up a tensor with each backend that can do so without a GPU."""
-        asked = self.own_options() if self.dry_run else self.asked_of_wheel()
-        checks = ['import']
-        if contract.plain(asked.get('USE_GLOO', '1')) == 'ON':
-            checks.append('gloo')
-        if contract.plain(asked.get('USE_MPI', '0')) == 'ON':
-            checks.append('mpi')
-        if 'pytorch-check' in self.cfg['scripts']:
-            kwargs['custom_commands'] = ['pytorch-check ' + check for check in checks]
-        super().sanity_check_step(*args, **kwargs)
 
     def sanity_check_load_module(self, *args, **kwargs):
         """With the module loaded, ask the installed PyTorch what it has: the wheel may have been built elsewhere."""

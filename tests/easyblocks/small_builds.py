@@ -27,6 +27,7 @@ builddependencies = [('cmake/3.21.3', EXTERNAL_MODULE)]
 dependencies = [('PrgEnv-gnu', EXTERNAL_MODULE), ('cray-python', EXTERNAL_MODULE), ('mkl/2023.0.0', EXTERNAL_MODULE)]
 custom_opts = {options}
 python_versions = ['3.9', '3.11']
+features = ['mpi']
 lock_files = ['small.lock']
 build_lock_files = ['small-build.lock']
 sanity_check_commands = []
