@@ -12,8 +12,6 @@ Its steps are those of LockedEnvironment (hpc_pytorch/packages/locked_environmen
 for which --inject-checksums writes checksums that are published nowhere. So can sources of packages that pip cannot
 fetch without PyTorch; they are built here.
 """
-import zipfile
-
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 
@@ -40,32 +38,11 @@ class LockedWheels(LockedEnvironment):
                 wheels.append(parse_wheel(name))
             elif not name.endswith('.tar.gz'):
                 raise EasyBuildError("expected wheels, or packages' sources (.tar.gz), in `sources`, found %s", name)
-        rocm = self.version_of_module('ROCm')
+        rocm = self.versions().get('rocm')
         for package in wheels + self.locked('lock_files'):
             problem = why_not_rocm(package.version, rocm)
             if problem and package.name == 'torch':
                 raise EasyBuildError("%s", problem)
-
-    def version_of_module(self, name):
-        """Return the version of the system's module for a software; None without such a dependency."""
-        for dep in self.cfg.dependencies():
-            if not dep['external_module']:
-                continue
-            metadata = dep.get('external_module_metadata') or {}
-            versions = dict(zip(metadata.get('name', []), metadata.get('version', [])))
-            # of a version of the module that is not in the system's external_modules.cfg its name is all that is known
-            module, _, version = dep['full_mod_name'].partition('/')
-            if name in versions or module.lower() == name.lower() and version:
-                return versions.get(name, version)
-        return None
-
-    def checksum_step(self):
-        """Not every wheel has a checksum: check, too, that none is truncated."""
-        super().checksum_step()
-        for path in self.own_files():
-            if path.endswith('.whl') and not self.dry_run and not zipfile.is_zipfile(path):
-                raise EasyBuildError("%s is not a complete wheel: it was truncated, or is another kind of file. Remove "
-                                     "it, and run the same command again to fetch it.", path)
 
     def extract_step(self):
         """Wheels are not unpacked beforehand."""

@@ -43,12 +43,8 @@ def read_lock(path):
 
 
 def sha256_of(path):
-    with open(path, 'rb') as handle:
-        return sha256_of_stream(handle)
-
-
-def sha256_of_stream(stream):
     digest = hashlib.sha256()
-    for block in iter(lambda: stream.read(1 << 20), b''):
-        digest.update(block)
+    with open(path, 'rb') as stream:
+        for block in iter(lambda: stream.read(1 << 20), b''):
+            digest.update(block)
     return digest.hexdigest()

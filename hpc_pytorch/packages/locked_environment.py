@@ -19,7 +19,6 @@ from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_f
 from easybuild.tools.modules import get_software_root
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES, current
@@ -83,14 +82,10 @@ class LockedEnvironment(EasyBlock):
         # man looks beside the programs on $PATH, too; a $MANPATH of ours alone would hide the system's pages
         self.module_load_environment.remove('MANPATH')
         help_text = usage.of_environment(self.cfg, self.system)
-        if self.features():
+        if self.cfg['features']:
             advice = self.settings(self.system.advice)
             help_text += '\n' + explain(self.settings(), advice)
         self.cfg['usage'] = help_text.strip('\n')
-
-    def features(self):
-        """Return the words that decide which settings of the system apply."""
-        return list(self.cfg['features'])
 
     def compilers(self):
         """Variables that name the compilers for packages that are built here."""
@@ -116,7 +111,6 @@ class LockedEnvironment(EasyBlock):
             restore_env(environment)
 
     def find_python_and_mpi(self):
-        """Find Python and MPI, and install what building needs where that is allowed."""
         if self.python:
             return
         self.python = self.find_python()
@@ -126,8 +120,6 @@ class LockedEnvironment(EasyBlock):
         if mpicc and mpicxx:
             self.mpi_compilers = mpicc, mpicxx
             mpi = mpicc
-        if self.cfg['build_from_source']:
-            self.install_build_tools_of_system()
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)
 
     def find_python(self):
@@ -141,19 +133,6 @@ class LockedEnvironment(EasyBlock):
         own = OWN_PYTHON if '3.12' in versions else ''
         raise EasyBuildError("%s %s needs Python %s; found: %s. Load the module of one of them, or install one.%s",
                              self.name, self.version, ' or '.join(versions), found, own)
-
-    def install_build_tools_of_system(self):
-        """Install a C++ compiler and Python.h where they are missing and that is allowed."""
-        missing = []
-        if not shutil.which(self.system.compilers['cxx'] or 'c++') and not shutil.which('c++'):
-            missing.append('g++')
-        if not self.python.headers:
-            missing.append('python%s-dev' % self.python.version)
-        if missing:
-            what = "Building %s needs a C++ compiler and the Python.h of %s: "
-            packages = ', '.join(self.cfg['build_from_source'])
-            with as_easybuild_error(what % (packages, self.python.path)):
-                distribution_packages.install(missing)
 
     def cuda_architectures(self):
         """Return the GPUs to compile for: the user's word, else the easyconfig's."""
@@ -194,7 +173,7 @@ class LockedEnvironment(EasyBlock):
     def wants_gpus(self):
         """True if PyTorch must have code for the GPUs of this system."""
         node = self.system.node
-        return bool(node['gpus'] or node['gpu_architecture']) and gpu_code.CPU not in self.features()
+        return bool(node['gpus'] or node['gpu_architecture']) and gpu_code.CPU not in self.cfg['features']
 
     def check_gpus_of_locks(self):
         """Refuse wheels for processors alone where there are GPUs, before they are fetched."""
@@ -291,11 +270,12 @@ class LockedEnvironment(EasyBlock):
             if missing:
                 files.download_wheels(missing, self.cfg['extra_index_urls'])
         urls = self.cfg['package_urls']
-        missing = [entry for entry in sources if not files.has_source(entry)]
-        from_index = [entry for entry in missing if entry.name not in urls]
-        for entry in missing:
+        from_index = []
+        for entry in files.missing_sources(sources):
             if entry.name in urls:
                 files.download_release(entry, urls[entry.name])
+            else:
+                from_index.append(entry)
         if from_index:
             files.download_sources(from_index, tools)
         self.wheels = files.directory
@@ -411,7 +391,7 @@ class LockedEnvironment(EasyBlock):
             self.install_named_file(name, 'bin', 0o755)
         for name in self.cfg['example_files']:
             self.install_named_file(name, 'examples', 0o644)
-        if self.features():
+        if self.cfg['features']:
             copy(self.system.for_scripts, self.path('share'))
         self.write_constraints()
 
@@ -448,8 +428,8 @@ class LockedEnvironment(EasyBlock):
                 paths += site_packages_of(root)
         return paths
 
-    def settings(self, variables=None):
-        """Return the settings of the system that apply, or what applies of these."""
+    def versions(self):
+        """Return the versions of dependencies, by the name of the software or of the system's module."""
         versions = {}
         for dep in self.cfg.dependencies():
             name, _, version = dep['full_mod_name'].partition('/')
@@ -457,7 +437,11 @@ class LockedEnvironment(EasyBlock):
                 versions[dep['name']] = dep['version']
             elif version:
                 versions[name] = version
-        return self.system.settings_for(self.features(), versions, variables)
+        return versions
+
+    def settings(self, variables=None):
+        """Return the settings of the system that apply, or what applies of these."""
+        return self.system.settings_for(self.cfg['features'], self.versions(), variables)
 
     def make_module_extra(self, *args, **kwargs):
         """
@@ -469,7 +453,7 @@ class LockedEnvironment(EasyBlock):
         path = os.pathsep.join([self.site_packages()] + self.packages_below())
         text += override(module, self.name, 'PYTHONPATH', path)
         text += override(module, self.name, 'PYTHONNOUSERSITE', '1')
-        if self.features():
+        if self.cfg['features']:
             for setting in self.settings():
                 text += set_by_default(module, setting)
             for name, value in told_by(self.system):

@@ -6,6 +6,7 @@ pip downloads them, so that the mirrors, proxies and caches that the user config
 import os
 import shlex
 import tempfile
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -56,29 +57,24 @@ class PackageFiles:
         for store in self.stores:
             for path in sorted(map(str, Path(store).glob('*.*'))):
                 entry = expected.get(name_and_version(path))
-                if entry and os.path.isfile(path) and os.access(path, os.R_OK):
-                    self.link_file(path, entry)
-
-    def link_file(self, path, entry):
-        """Link a file that is the locked one."""
-        problem = not_the_locked_one(path, entry)
-        if problem:
-            print_msg("%s is not used: %s. One of the two is damaged or of another version", path, problem,
-                      log=self.log)
-        else:
-            self.link_to(path)
+                if not entry or not os.path.isfile(path) or not os.access(path, os.R_OK):
+                    continue
+                problem = not_the_locked_one(path, entry)
+                if not problem:
+                    self.link_to(path)
+                else:
+                    print_msg("%s is not used: %s. One of the two is damaged or of another version", path, problem,
+                              log=self.log)
 
     def link_to(self, path):
         link = os.path.join(self.directory, os.path.basename(path))
         if not os.path.exists(link):
             os.symlink(path, link)
 
-    def has_source(self, entry):
-        """True if the source of an entry is linked; indexes write names in two ways."""
-        for name in (entry.name, entry.name.replace('-', '_')):
-            if os.path.exists('%s/%s-%s.tar.gz' % (self.directory, name, entry.version)):
-                return True
-        return False
+    def missing_sources(self, entries):
+        """Return the entries whose source is not linked."""
+        here = [name_and_version(name) for name in os.listdir(self.directory) if not name.endswith('.whl')]
+        return [entry for entry in entries if (entry.name, entry.version) not in here]
 
     def missing_wheels(self, entries):
         """Return the entries to download; only pip knows which of them their markers admit."""
@@ -88,64 +84,59 @@ class PackageFiles:
         here = {name_and_version(name) for name in linked if not why_not(name, self.python)}
         return [entry for entry in entries if (entry.name, entry.version) not in here] or entries
 
-    def writable_store(self, entry):
-        """Return the first store that can be written to, for this entry and others."""
+    @contextmanager
+    def part_of_store(self, entry):
+        """Yield a directory for this entry and others, and the first store that can be written to, which keeps them."""
         for store in self.stores:
-            try:
+            with suppress(EasyBuildError):
                 mkdir(store, parents=True)
-            except EasyBuildError:
-                continue
             if os.access(store, os.W_OK | os.X_OK):
-                return store
-        raise EasyBuildError("%s %s must be fetched, and you cannot write to the source path. Put a directory of yours "
-                             "in front of it: --sourcepath=%s/easybuild/sources:%s",
-                             entry.name, entry.version, writable_place(), shlex.quote(':'.join(source_paths())))
+                break
+        else:
+            raise EasyBuildError("%s %s must be fetched, and you cannot write to the source path. Put a directory of "
+                                 "yours in front of it: --sourcepath=%s/easybuild/sources:%s", entry.name,
+                                 entry.version, writable_place(), shlex.quote(':'.join(source_paths())))
+        with part_directory(store) as part:
+            yield part, store
+            for path in Path(part).glob('*.*'):
+                target = os.path.join(store, path.name)
+                fsync(str(path))
+                # in the place of a damaged one of the same name
+                os.replace(str(path), target)
+                self.link_to(target)
 
     def download_wheels(self, entries, extra_index_urls):
         """Download wheels from the user's indexes; if they do not have them, from these, too."""
-        store = self.writable_store(entries[0])
         extra = ['--extra-index-url=' + url for url in extra_index_urls]
         count = len({entry.name for entry in entries})
-        with part_directory(store) as part:
+        with self.part_of_store(entries[0]) as (part, store):
             with progress("fetching %d packages into %s" % (count, store), self.log):
                 result = self.pip.download(entries, part, '--only-binary', ':all:')
                 if result.exit_code and extra:
                     result = self.pip.download(entries, part, '--only-binary', ':all:', *extra)
-            self.keep(result, part, store)
+            self.check(result, part, store)
 
     def download_sources(self, entries, tools):
         """Download sources; pip insists on asking each for its metadata, for which it needs the build tools."""
-        store = self.writable_store(entries[0])
-        with part_directory(store) as part:
+        with self.part_of_store(entries[0]) as (part, store):
             directory = os.path.join(part, 'tools')
             self.pip.install(tools, self.directory, '--target', directory)
             result = self.pip.download(entries, part, '--no-binary', ':all:', '--no-build-isolation',
                                        environment={'PYTHONPATH': directory})
-            self.keep(result, part, store)
+            self.check(result, part, store)
 
     def download_release(self, entry, url):
         """Download the source of a package from where its authors release it, under the name that pip looks for."""
-        store = self.writable_store(entry)
         name = '%s-%s.tar.gz' % (entry.name, entry.version)
-        with part_directory(store) as part:
+        with self.part_of_store(entry) as (part, store):
             path = os.path.join(part, name)
             if not download_file(name, url, path):
                 raise EasyBuildError("Fetching %s failed. Fetch it by hand, and put it as %s into %s", url, name, store)
             problem = not_the_locked_one(path, entry)
             if problem:
                 raise EasyBuildError("%s: %s. Do not use it until you know which of the two is wrong.", url, problem)
-            self.move(part, store)
 
-    def keep(self, result, part, store):
-        """Keep what pip has downloaded, if it has downloaded all."""
+    def check(self, result, part, store):
+        """Stop if pip has not downloaded all."""
         if result.exit_code:
             raise self.pip.downloading_error(result.output, part, self.directory, store)
-        self.move(part, store)
-
-    def move(self, part, store):
-        """Move files to their store, in the place of damaged ones of the same name, and link them."""
-        for path in Path(part).glob('*.*'):
-            target = os.path.join(store, path.name)
-            fsync(str(path))
-            os.replace(str(path), target)
-            self.link_to(target)

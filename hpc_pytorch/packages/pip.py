@@ -9,7 +9,7 @@ import tempfile
 from contextlib import contextmanager
 
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.filetools import read_file, remove_dir, write_file
+from easybuild.tools.filetools import read_file, remove_dir
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch.machine.collection_files import own_uv
@@ -38,13 +38,10 @@ class IndexNotReached(EasyBuildError):
 @contextmanager
 def lock_file(entries):
     """Write a temporary lock file with just these entries."""
-    directory = tempfile.mkdtemp(prefix='lock-')
-    path = os.path.join(directory, 'lock.txt')
-    write_file(path, '\n'.join(entry.text for entry in entries) + '\n')
-    try:
-        yield path
-    finally:
-        remove_dir(directory)
+    with tempfile.NamedTemporaryFile('w', prefix='lock-', suffix='.txt', encoding='utf-8') as file:
+        file.write('\n'.join(entry.text for entry in entries) + '\n')
+        file.flush()
+        yield file.name
 
 
 class Pip:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tarfile
 
-from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
+from hpc_pytorch import UsersProblem, write_atomically
 from hpc_pytorch.machine.collection_files import named_file, plain_values
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.pip_errors import last_words
@@ -74,33 +74,21 @@ def changes_only_tests(patch):
     return bool(changed) and all(path.startswith(TESTS) for path in changed)
 
 
-def reasons_before(old):
-    """Why patches were left out so far, by their purpose; what was said of the old easyconfig counts first."""
-    path = os.path.join(collection_path('docs'), 'patches.cfg')
-    table, reasons = parse(path) if os.path.exists(path) else {}, {}
-    for section in sorted(table, key=lambda name: name == old):
-        for purpose, patch in by_purpose(table[section]).items():
-            reasons[purpose] = table[section][patch]
-    return reasons
-
-
 def propose(easyconfig, taken, version, directory):
     """Return the patches to take, and a section for docs/patches.cfg with those left out or for people to decide."""
     fetch(easyconfig, directory)
     files = read_distribution(directory)
-    reasons = reasons_before(os.path.basename(easyconfig))
     easyconfigs = nearest(files, version)
     theirs, ours = {}, by_purpose(taken)
     for name in easyconfigs:
         theirs.update(by_purpose(plain_values(files[name])['patches']))
     take = [patch for purpose, patch in theirs.items() if purpose in ours]
-    rest = {purpose: patch for purpose, patch in theirs.items()
-            if purpose not in ours and not changes_only_tests(files[patch])}
+    rest = [patch for purpose, patch in theirs.items()
+            if purpose not in ours and not changes_only_tests(files[patch])]
     lines = ['upstream = %s (%d patches)' % (', '.join(easyconfigs), len(theirs)), 'tried = none yet', 'left out =',
              '    %d change only tests' % (len(theirs) - len(take) - len(rest))]
-    for purpose, patch in rest.items():
-        head = files[patch].strip().split('\n')[0]
-        lines.append('%s = %s' % (patch, reasons.get(purpose, 'TO DECIDE: ' + head)))
+    for patch in rest:
+        lines.append('%s = TO DECIDE: %s' % (patch, files[patch].strip().split('\n')[0]))
     for purpose, patch in ours.items():
         if purpose not in theirs:
             lines.append('%s = TO DECIDE: upstream has none; does %s need it?' % (patch, version))

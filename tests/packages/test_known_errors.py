@@ -19,6 +19,7 @@ MESSAGES = (
     ("fatal error: numpy/arrayobject.h: No such file or directory", "numpy<2"),
     ("AttributeError: module 'pkg_resources' has no attribute 'packaging'", "setuptools<70"),
     ("/bin/sh: 1: CC: not found", "PrgEnv-gnu"),
+    ("src/mpi4py/MPI.c:6:10: fatal error: Python.h: No such file or directory", "python3-dev"),
     ("  File \"third_party/python-peachpy/peachpy/x.py\"\nModuleNotFoundError: No module named 'six'", "add six"),
     ('  add_subdirectory given source\n\n    "/x/third_party/kineto"\n\n  which is not an existing directory.',
      "git submodule update"),
