@@ -217,6 +217,7 @@ class SingularityContainer(EasyBlock):
             try:
                 shutil.copyfile(self.src[0]['path'], self.path(self.image_name))
             except OSError as err:
+                remove_file(self.path(self.image_name))
                 raise EasyBuildError("the image could not be copied: %s. Choose another --prefix, or leave the image "
                                      "where it is with `copy_image = False`", err)
         self.install_scripts()
