@@ -5,7 +5,7 @@ All modules but start.py and stand_ins/ keep to Python 3.6, with which some clus
 from EasyBuild they need the standard library only.
 """
 import configparser
-import ctypes
+import errno
 import glob
 import os
 import re
@@ -59,14 +59,9 @@ def parse(path):
 
 def fsync(path):
     """Flush a file, or the file system that a directory is on, to disk: it survives a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    libc = ctypes.CDLL(None, use_errno=True)
-    flush = libc.syncfs if os.path.isdir(path) else libc.fsync
-    failed = flush(descriptor)
-    os.close(descriptor)
-    if failed:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), path)
+    options = ['-f'] if os.path.isdir(path) else []
+    if os.spawnlp(os.P_WAIT, 'sync', 'sync', *options, path):
+        raise OSError(errno.EIO, "sync failed", path)
 
 
 def write_atomically(path, text):
@@ -96,10 +91,9 @@ def part_directory(place):
     this_host = socket.gethostname()
     for left in glob.glob(glob.escape(place) + '/part-*=*=*'):
         host, pid = re.search(r'part-([^/]*)=([^/=]*)=[^/=]*$', left).groups()
-        if host == this_host:
-            abandoned = not os.path.exists('/proc/' + pid)
-        else:
-            # processes of other hosts are not visible here
+        abandoned = not os.path.exists('/proc/' + pid)
+        if host != this_host:
+            # its processes are not visible here
             abandoned = time.time() - os.path.getmtime(left) > 86400
         if abandoned:
             shutil.rmtree(left, ignore_errors=True)

@@ -1,9 +1,6 @@
 """
 What ``./eb`` runs in the collection's own environment: choose the system, find the modules tool, configure EasyBuild
-through its environment variables, and run it in the same process.
-
-Only what is needed before EasyBuild starts is here. What needs its configuration or a parsed easyconfig is in hooks/,
-where it also works for an ``eb`` that was not started by ``./eb``.
+through its environment variables, and run it in the same process. What can wait for EasyBuild's start is in hooks/.
 """
 import argparse
 import atexit
@@ -86,8 +83,7 @@ def easyconfigs_in(arguments):
 
 def configure_modules_tool(arguments):
     """Tell EasyBuild which modules tool to use, unless the user does."""
-    chosen = any(word.startswith('--modules-tool') for word in arguments)
-    if not chosen and 'EASYBUILD_MODULES_TOOL' not in os.environ:
+    if 'EASYBUILD_MODULES_TOOL' not in os.environ and '--modules-tool' not in ' '.join(arguments):
         tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program
         os.environ.setdefault('EASYBUILD_MODULES_TOOL', tool.name)
@@ -168,9 +164,9 @@ def consent_of_root():
 
 def prepare(arguments):
     """Configure everything; returns which of PROGRAMS runs, None for EasyBuild, and its arguments."""
+    asks_for_help = not arguments or {'--help', '-h'} & set(arguments)
     ours, arguments = own_options(arguments)
-    if ours.program in (None, *WITHOUT_OPTION) and (
-            not sys.argv[1:] or {'--help', '-h'} & set(arguments)):
+    if asks_for_help and ours.program in (None, *WITHOUT_OPTION):
         print(USAGE % ', '.join(systems.names()))
     easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
     system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
@@ -190,10 +186,8 @@ def prepare(arguments):
     configure_modules_tool(arguments)
     configure_hooks(ours.hooks)
     configure_files(system)
-    words = consent_of_root()
-    for argument in arguments:
-        words += INSTEAD.get(argument, [argument])
-    return ours.program, words
+    words = [INSTEAD.get(argument, [argument]) for argument in arguments]
+    return ours.program, sum(words, consent_of_root())
 
 
 def main():

@@ -23,8 +23,11 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
 # what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
 CACHE = CHECKOUT / '.local' / 'test-cache'
-# what is fetched and unpacked, is large and stays the same, for all checkouts
-FETCHED = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache') / 'hpc-pytorch-tests'
+# what is fetched and unpacked, is large and stays the same, for all checkouts; $HOME may be read-only
+USERS_CACHE = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+FETCHED = CACHE / 'fetched'
+if os.access(USERS_CACHE if USERS_CACHE.exists() else USERS_CACHE.parent, os.W_OK):
+    FETCHED = USERS_CACHE / 'hpc-pytorch-tests'
 # EasyBuild keeps its temporary directory when it fails, which tests make it do; the name is short because sockets of
 # MPI lie in there, and anyone may look in, because some tests run as another user
 TEMPORARY = tempfile.mkdtemp(prefix='hpc-')

@@ -3,7 +3,7 @@ import fnmatch
 import os
 import pprint
 
-from hpc_pytorch.machine.systems import launcher_options
+from hpc_pytorch.machine.systems import LAUNCHERS, parse
 
 # ReFrame's name of a batch system (squeue: Slurm without a record of jobs that have ended), and its options
 SCHEDULERS = {
@@ -29,7 +29,7 @@ def access(scheduler, options):
 
 def binding(system):
     """Return options to add to the launcher's own; the check fills in {per_node} and {cores}."""
-    words = launcher_options(system.launcher['command'])
+    words = dict(parse(LAUNCHERS)[system.launcher['command']])
     gpus = system.node['gpus'] or 0
     chosen = words['binding']
     if gpus:

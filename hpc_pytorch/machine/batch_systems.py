@@ -1,8 +1,5 @@
-"""
-Slurm and PBS Pro behind the same methods: command, submit, find, look, cancel.
-
-What is asked for is data (Request); each batch system is a class, and has its words in batch_systems.cfg.
-"""
+"""Slurm and PBS Pro behind the same methods; their words are in batch_systems.cfg, beside this file."""
+import contextlib
 import os
 import re
 import subprocess
@@ -62,12 +59,8 @@ class BatchSystem(object):
 
     def environment(self):
         """Return the user's environment without what would change what the commands do or print."""
-        environment = dict(os.environ)
-        for name in os.environ:
-            if self.cleared.match(name) and name not in self.kept:
-                del environment[name]
-        environment.update(self.added)
-        return environment
+        cleared = [name for name in os.environ if self.cleared.match(name) and name not in self.kept]
+        return {name: value for name, value in dict(os.environ, **self.added).items() if name not in cleared}
 
     def ask(self, command, seconds=PATIENCE):
         """Run one of the batch system's commands; returns its exit status and what it printed."""
@@ -169,33 +162,30 @@ class Slurm(BatchSystem):
         word = facts['JobState']
         # other words mean that it failed
         state = self.states.get(word, FAILED)
-        return Look(state, word, self.about(facts, state))
-
-    @staticmethod
-    def about(facts, state):
-        """Say why a job waits or has failed, and where it ran."""
-        found = []
-        reason = facts.get('Reason')
-        if state in (WAITING, FAILED) and reason not in (facts['JobState'].title(), 'NonZeroExitCode'):
-            found.append(reason)
-        if state != WAITING:
-            found.append(facts.get('NodeList'))
-        restarts = facts.get('Restarts') or '0'
-        if restarts != '0':
-            found.append("requeued %s time(s)" % restarts)
-        return ', '.join(part for part in found if part not in (None, '', 'None', '(null)'))
+        return Look(state, word, about(facts, state))
 
     def accounted(self, job):
         """Ask the accounting database, where there is one."""
         command = ['sacct', '--noheader', '--parsable2', '--allocations', '--format=State', '--jobs=' + job]
-        try:
+        with contextlib.suppress(NoAnswer):
             status, output = self.ask(command)
-        except NoAnswer:
-            return {}
-        word = re.match('[A-Z_]+', output)
-        if status or not word:
-            return {}
-        return {'JobState': word.group()}
+            word = re.match('[A-Z_]+', output)
+            if word and not status:
+                return {'JobState': word.group()}
+        return {}
+
+
+def about(facts, state):
+    """Say why one of Slurm's jobs waits or has failed, and where it ran."""
+    found = []
+    reason = facts.get('Reason')
+    if state in (WAITING, FAILED) and reason not in (facts['JobState'].title(), 'NonZeroExitCode'):
+        found.append(reason)
+    if state != WAITING:
+        found.append(facts.get('NodeList'))
+    if facts.get('Restarts', '0') != '0':
+        found.append("requeued %s time(s)" % facts['Restarts'])
+    return ', '.join(part for part in found if part not in (None, '', 'None', '(null)'))
 
 
 class Pbs(BatchSystem):
@@ -264,21 +254,21 @@ class Pbs(BatchSystem):
         if facts is None:
             return None
         word = facts['job_state']
-        about = facts.get('comment', '')
-        if word == 'H':
-            about = 'Dependency' if 'depend' in facts else 'Hold_Types = ' + facts.get('Hold_Types', 'u')
-        if word == 'R':
-            about = facts.get('exec_host', '').split('/')[0]
-        if word == 'M':
-            about = "moved to another server, and not known here"
+        comment = facts.get('comment', '')
         if word in self.states:
-            return Look(self.states[word], word, about)
+            # more than the comment says of jobs that are held, run or were moved to another server
+            more = {
+                'H': 'Dependency' if 'depend' in facts else 'Hold_Types = ' + facts.get('Hold_Types', 'u'),
+                'R': facts.get('exec_host', '').split('/')[0],
+                'M': "moved to another server, and not known here",
+            }
+            return Look(self.states[word], word, more.get(word, comment))
         exit_status = facts.get('Exit_status')
         # a running job that was deleted has one that says nothing (0 in OpenPBS 23.06)
-        if exit_status is None or exit_status == '0' and 'terminated by' in about:
-            return Look(CANCELLED, word, about)
+        if exit_status is None or exit_status == '0' and 'terminated by' in comment:
+            return Look(CANCELLED, word, comment)
         state = DONE if exit_status == '0' else FAILED
-        return Look(state, 'exit status %s' % exit_status, about)
+        return Look(state, 'exit status %s' % exit_status, comment)
 
 
 SCHEDULERS = {scheduler.kind: scheduler for scheduler in (Slurm(), Pbs())}

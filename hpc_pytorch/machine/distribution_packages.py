@@ -1,8 +1,6 @@
 """
-Packages of the operating system: installs them where that is allowed, else says what to type.
-
-``./eb`` and ``./test`` run this file before their environments exist, so it needs nothing but Python:
-``python3 hpc_pytorch/machine/distribution_packages.py lmod``.
+Packages of the operating system: installs them where that is allowed, else says what to type. ``./test`` runs this
+file before its environment exists: ``python3 hpc_pytorch/machine/distribution_packages.py lmod``.
 """
 import os
 import shutil

@@ -1,8 +1,8 @@
 """
 Packages of the operating system that the first call needs: installs all at once, or says so before anything is fetched.
 
-make-environment runs this file with the name of a lock file and the arguments of ./eb. Prints the path of a wheel of
-pip, with which an environment is made in half of the time that ensurepip takes; nothing where there is none.
+make-environment runs this with a lock file's name and ./eb's arguments. Prints the path of a wheel of pip, if there is
+one: an environment is made with it in half of the time that ensurepip takes.
 """
 import glob
 import importlib.util
@@ -10,8 +10,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import urllib.error
-import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 from hpc_pytorch import UsersProblem, collection_path, say  # noqa: E402
@@ -21,8 +19,6 @@ from hpc_pytorch.machine.modules import COLLECTION, modules_tool  # noqa: E402
 
 OWN_PIP = os.path.join(COLLECTION, '.local', 'pip')
 PYTHON = '%d.%d' % sys.version_info[:2]
-# that of Python-3.12.14-standalone.eb
-OWN_VERSION = '3.12'
 # where distributions keep the wheels that ensurepip installs
 PYTHONS_WHEELS = '/usr/share/python-wheels'
 # what can be had without root where there is apt
@@ -36,8 +32,8 @@ def needed(lock, arguments):
         names.append('python3-venv')
     if lacks_modules_tool(lock, arguments) and own_lmod.codename() not in own_lmod.NEXT_RELEASES:
         names.append('lmod')
-    for values in named_easyconfigs(arguments if lock == 'eb.txt' else ()):
-        names += needed_to_build(values)
+    for name in arguments if lock == 'eb.txt' else ():
+        names += needed_to_build(name)
     return list(dict.fromkeys(names))
 
 
@@ -48,48 +44,22 @@ def lacks_modules_tool(lock, arguments):
     return modules_tool() is None and not any(word.startswith('--modules-tool') for word in arguments)
 
 
-def named_easyconfigs(names):
-    """Yield the parameters of each easyconfig that is named, and that loads none of the system's modules."""
-    for name in names:
-        places = os.path.join(glob.escape(collection_path('easyconfigs')), '?', '*', os.path.basename(name))
-        path = next(filter(os.path.isfile, [name] + glob.glob(places)), None)
-        if name.endswith('.eb') and path:
-            with open(path, encoding='utf-8') as handle:
-                text = handle.read()
-            if 'EXTERNAL_MODULE' not in text:
-                yield plain_values(text)
-
-
-def needed_to_build(values):
-    """List what compiling needs for an easyconfig."""
-    names = []
-    if {'build_from_source', 'collection_packages'} & set(values):
-        if not shutil.which('c++'):
-            names.append('g++')
-        headers = os.path.join(sysconfig.get_path('include'), 'Python.h')
-        if PYTHON in values.get('python_versions', []) and not os.path.exists(headers):
-            names.append('python%s-dev' % PYTHON)
+def needed_to_build(name):
+    """List what compiling needs for an easyconfig, unless it loads the system's modules."""
+    places = os.path.join(glob.escape(collection_path('easyconfigs')), '?', '*', os.path.basename(name))
+    path = next(filter(os.path.isfile, [name] + glob.glob(places)), None)
+    if not name.endswith('.eb') or not path:
+        return []
+    with open(path, encoding='utf-8') as handle:
+        text = handle.read()
+    values = plain_values(text)
+    if 'EXTERNAL_MODULE' in text or not {'build_from_source', 'collection_packages'} & set(values):
+        return []
+    headers = os.path.join(sysconfig.get_path('include'), 'Python.h')
+    names = [] if shutil.which('c++') else ['g++']
+    if PYTHON in values.get('python_versions', []) and not os.path.exists(headers):
+        names.append('python%s-dev' % PYTHON)
     return names
-
-
-def tell_of_python(values):
-    """Say at once that the collection's own Python will be installed, too, and whether it can be fetched."""
-    versions = values.get('python_versions', [])
-    found = [version for version in versions if version == PYTHON or shutil.which('python' + version)]
-    if found or OWN_VERSION not in versions or 'dependencies' in values:
-        return
-    text = "%s needs Python %s; found: %s. The collection's own, Python %s, will be installed, too" % (
-        values['name'], ' or '.join(versions), PYTHON, OWN_VERSION)
-    own = next(named_easyconfigs(['Python-3.12.14-standalone.eb']))
-    try:
-        urllib.request.urlopen(urllib.request.Request(own['source_urls'][0], method='HEAD'), timeout=10)
-    except urllib.error.HTTPError:
-        # a server that lists no directories
-        pass
-    except OSError as error:
-        text += (". It is fetched from %s, which cannot be reached (%s): unless a source path has its file, install "
-                 "another one of those Pythons" % (own['source_urls'][0], getattr(error, 'reason', error)))
-    say(text)
 
 
 def pip_wheels():
@@ -110,8 +80,6 @@ def pip_wheels():
 
 def main(lock, *arguments):
     try:
-        for values in named_easyconfigs(arguments if lock == 'eb.txt' else ()):
-            tell_of_python(values)
         own_lmod.may_install(needed(lock, arguments), UNPACKED)
         importlib.invalidate_caches()
         if lacks_modules_tool(lock, arguments):

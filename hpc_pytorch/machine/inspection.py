@@ -1,6 +1,5 @@
 """
-What ./eb --survey asks the machine that it runs on. Each question returns an answer or raises NotAsked; together they
-take less than a minute and change nothing.
+What ./eb --survey asks the machine: each question returns an answer or raises NotAsked, quickly, and changes nothing.
 """
 import contextlib
 import glob
@@ -84,25 +83,21 @@ def seconds_of(text):
 # -- expectations that are more than one key
 
 def paths_of_jobs(system):
-    directories = [system.node['local_storage'], system.node['temporary_directory']]
-    directories += system.container['bind_paths']
-    return list(filter(None, directories))
+    paths = [system.node['local_storage'], system.node['temporary_directory'], *system.container['bind_paths']]
+    return list(filter(None, paths))
 
 
 def commands_of(system):
     """Return the system's compilers and its launcher."""
-    commands = {system.launcher['command'], *system.compilers.values()}
-    return sorted(filter(None, commands))
+    return sorted(filter(None, {system.launcher['command'], *system.compilers.values()}))
 
 
 def partitions_of(system):
-    names = {system.scheduler['partition'], system.scheduler['build_partition']}
-    return sorted(filter(None, names))
+    return sorted(filter(None, {system.scheduler['partition'], system.scheduler['build_partition']}))
 
 
 def easyconfigs_of(system):
-    top = glob.escape(collection_path('easyconfigs'))
-    paths = glob.glob(top + '/*/*/*.eb')
+    paths = glob.glob(glob.escape(collection_path('easyconfigs')) + '/*/*/*.eb')
     return sorted(path for path in paths if is_for(path, system))
 
 
@@ -132,11 +127,8 @@ class Machine(object):
 
     def output(self, *command):
         """Return what a command prints; it runs once."""
-        if command not in self.outputs:
-            self.outputs[command] = self.asked(command)
-        return self.outputs[command]
-
-    def asked(self, command):
+        if command in self.outputs:
+            return self.outputs[command]
         name = command[0]
         if not self.which(name):
             raise NotAsked("there is no %s" % name)
@@ -145,16 +137,13 @@ class Machine(object):
         except subprocess.TimeoutExpired:
             raise NotAsked("%s has not answered for 20 seconds" % name)
         if done.returncode:
-            last_line = done.stdout.strip().split('\n')[-1]
-            raise NotAsked("%s: %s" % (name, last_line))
+            raise NotAsked("%s: %s" % (name, done.stdout.strip().split('\n')[-1]))
+        self.outputs[command] = done.stdout
         return done.stdout
 
     def path(self, path):
         path = os.path.expandvars(path)
         return os.path.join(self.root, path.lstrip('/'))
-
-    def existing(self, paths):
-        return [path for path in paths if os.path.exists(self.path(path))]
 
     def read(self, path):
         try:
@@ -193,11 +182,11 @@ class Machine(object):
 
     @probe(JOB, paths_of_jobs, all_there)
     def paths_in_jobs(self):
-        return self.existing(paths_of_jobs(self.system))
+        return [path for path in paths_of_jobs(self.system) if os.path.exists(self.path(path))]
 
     @probe(LOGIN, 'container image_search_path', all_there)
     def images(self):
-        return self.existing(self.system.container['image_search_path'])
+        return [path for path in self.system.container['image_search_path'] if os.path.exists(self.path(path))]
 
     @probe(BOTH, commands_of, all_there)
     def commands(self):
@@ -217,14 +206,12 @@ class Machine(object):
             with contextlib.suppress(NotAsked):
                 self.output(*PARTITIONS[kind])
                 return kind
-        return there[0] if there else 'none'
+        return next(iter(there), 'none')
 
     @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
         """Return Slurm's partitions or PBS's queues: {name: {limit, cores, memory, gpus, exclusive}}."""
-        if self.system.scheduler['kind'] == 'pbs':
-            return self.pbs_queues()
-        return self.slurm_partitions()
+        return self.pbs_queues() if self.system.scheduler['kind'] == 'pbs' else self.slurm_partitions()
 
     def pbs_queues(self):
         found = {}
@@ -249,8 +236,7 @@ class Machine(object):
         return found
 
     def partition_fact(self, key):
-        partition = self.system.scheduler['partition']
-        facts = self.partitions().get(partition, {})
+        facts = self.partitions().get(self.system.scheduler['partition'], {})
         if key not in facts:
             raise NotAsked("the batch system does not say")
         return facts[key]
@@ -323,6 +309,4 @@ class Machine(object):
     @probe(JOB, lambda system: ['cxi'] if 'slingshot' in system.words else None, all_there)
     def libfabric(self):
         """List libfabric's providers."""
-        answer = self.output('fi_info', '-l')
-        providers = re.findall(r'^(\S+):$', answer, re.M)
-        return sorted(set(providers))
+        return sorted(set(re.findall(r'^(\S+):$', self.output('fi_info', '-l'), re.M)))

@@ -1,7 +1,4 @@
-"""
-The modules tool of the user's shell, and modules as a user loads them, one after the other, in an environment of their
-own: the process's own stays as it is. Works with Lmod and Environment Modules.
-"""
+"""The modules tool of the user's shell, and modules as a user loads them, in an environment of their own."""
 import os
 import re
 import subprocess

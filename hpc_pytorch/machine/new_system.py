@@ -1,8 +1,6 @@
 """
-Drafts for a machine that has no description: systems/NAME/ and its first easyconfig.
-
-Every value has the command that it comes from beside it; what could not be asked is in a comment. Drafts are for
-reading, and what exists is never overwritten.
+Drafts for a machine that has no description, to be read and corrected: systems/NAME/ and its first easyconfig. Each
+value has the command that it comes from; what could not be asked is in a comment. Nothing is overwritten.
 """
 import contextlib
 import os

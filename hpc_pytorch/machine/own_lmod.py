@@ -1,7 +1,4 @@
-"""
-The modules tool of ./eb: the machine's, else Lmod as the distribution has it or, where that is too old or may not be
-installed, an Lmod unpacked beside the checkout.
-"""
+"""The modules tool of ./eb: the machine's, else the distribution's Lmod or one that is unpacked beside the checkout."""
 import os
 import re
 import shutil
@@ -84,7 +81,8 @@ def relocate(directory):
     """Replace the places for which the packages were made, where their files name them."""
     def own(found):
         # Lua may be the machine's
-        return os.fsencode(OWN_LMOD) + found[0] if os.path.exists(os.fsencode(directory) + found[0]) else found[0]
+        unpacked = os.path.exists(os.fsencode(directory) + found[0])
+        return os.fsencode(OWN_LMOD) + found[0] if unpacked else found[0]
 
     for path in Path(directory).rglob('*'):
         if path.is_file() and not path.is_symlink():
@@ -94,10 +92,7 @@ def relocate(directory):
 
 
 def fetch(names, release, work):
-    """
-    Fetch Debian packages of a release. apt checks their signatures; the machine's package lists and settings stay as
-    they are, and nobody needs to be root.
-    """
+    """Fetch Debian packages of a release, with apt's checks, but neither as root nor into the machine's lists."""
     for directory in ('lists/partial', 'cache/archives/partial', 'packages'):
         (work / directory).mkdir(parents=True)
     (work / 'status').touch()

@@ -1,8 +1,6 @@
 """
-Print the path of the Python that a system's own module has, for login nodes whose python3 is too old.
-
-make-environment runs this file before there is an environment, with the python3 that is too old and the arguments of
-./eb: ``python3 -I hpc_pytorch/machine/python_module.py "Python 3.6.15" PyTorch-1.13.1-ARCHER2.eb``.
+Print the path of the Python that a system's own module has, for login nodes whose python3 is too old; it runs this:
+``python3 -I hpc_pytorch/machine/python_module.py "Python 3.6.15" PyTorch-1.13.1-ARCHER2.eb``.
 """
 import os
 import shutil

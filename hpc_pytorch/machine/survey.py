@@ -22,7 +22,6 @@ SAME, DIFFERS, NOT_ASKED, TOLD = 'same', 'differs', 'not asked', 'told'
 
 
 def ask(probe, machine):
-    """Ask one question and compare."""
     expected = probe.expected(machine.system)
     try:
         if machine.job and probe.where == LOGIN:
@@ -30,17 +29,13 @@ def ask(probe, machine):
         if not machine.job and probe.where == JOB:
             raise NotAsked("only in jobs: --job")
         found = probe.ask(machine)
-        result = compare(probe, found, expected)
+        result = TOLD
+        if expected not in (None, []):
+            result = SAME if probe.same(found, expected) else DIFFERS
     except (NotAsked, OSError, ValueError) as reason:
         # one strange answer does not cost the others
         found, result = str(reason), NOT_ASKED
     return Finding(probe.name, result, in_a_line(found), in_a_line(expected))
-
-
-def compare(probe, found, expected):
-    if expected in (None, []):
-        return TOLD
-    return SAME if probe.same(found, expected) else DIFFERS
 
 
 def in_a_line(answer):

@@ -1,8 +1,5 @@
 """
-Systems as data: what is known about a system lies in ``systems/<name>/system.cfg``; this loads, checks and chooses.
-
-``system_schema.cfg``, beside this file, documents those files: every section and key, its type, and what it means. A
-new system needs a new directory, no Python.
+Load, check and choose systems: ``systems/<name>/system.cfg``, in which system_schema.cfg defines every section and key.
 
     >>> load('archer2').node['cores']
     128
@@ -36,21 +33,15 @@ def size(value):
     return int(number) << 10 * 'BKMGT'.index(unit)
 
 
-def core_lists(value):
-    return [core_list(word) for word in value.split()]
-
-
 def core_list(word):
     """'1-3,7' -> [1, 2, 3, 7]"""
     cores = []
     for part in word.split(','):
-        found = re.match(r'(\d+)(-(\d+))?$', part)
-        if found:
-            first = int(found.group(1))
-            last = int(found.group(3) or first)
-        if not found or last < first:
+        found = re.match(r'(\d+)(?:-(\d+))?$', part)
+        more = range(int(found.group(1)), int(found.group(2) or found.group(1)) + 1) if found else ()
+        if not more:
             raise ValueError("expected cores such as 49-55, and found %r" % part)
-        cores.extend(range(first, last + 1))
+        cores.extend(more)
     return cores
 
 
@@ -72,7 +63,7 @@ CONVERSIONS = {
     'size': size,
     'dated': lambda value: tuple(value.split(' ', 1)),
     'words': str.split,
-    'core_lists': core_lists,
+    'core_lists': lambda value: [core_list(word) for word in value.split()],
     'conditions': conditions,
 }
 LISTS = ('words', 'core_lists', 'conditions')
@@ -177,20 +168,9 @@ class System(object):
         return sum(map(len, self.node['gpu_cores'])) or self.node['cores']
 
     def settings_for(self, features, versions=None, variables=None):
-        """
-        Select the settings, or those of other variables such as `advice`, that hold for these features and versions of
-        software:
-
-            settings_for(['gpu', 'nccl'], {'aws-ofi-nccl': '1.6.0', 'rocm': '7.1.1'})
-        """
-        if variables is None:
-            variables = self.settings
-        return [one for one in variables if holds(one.when, features, versions or {})]
-
-
-def launcher_options(command):
-    """Return the options in launchers.cfg for a command that starts ranks, as a dict."""
-    return dict(parse(LAUNCHERS)[command])
+        """Select the settings, or other variables, that hold for features and {software: version}."""
+        chosen = self.settings if variables is None else variables
+        return [one for one in chosen if holds(one.when, features, versions or {})]
 
 
 def names():
@@ -214,13 +194,12 @@ def load_file(path):
     parser = parse(path)
     sections = {}
     variables = {'setting': [], 'advice': []}
-    named = parser['sources'] if 'sources' in parser else ()
-    schemas = dict(SCHEMA, sources=dict.fromkeys(named, SCHEMA['sources']['NAME']))
+    names_of_sources = parser['sources'] if 'sources' in parser else ()
+    schemas = dict(SCHEMA, sources=dict.fromkeys(names_of_sources, SCHEMA['sources']['NAME']))
     for section in parser.sections():
         variable = VARIABLE_SECTION.match(section)
         if variable:
             values = read_section(path, section, parser[section], VARIABLE_SCHEMA)
-            check_source(path, section, values['source'], named)
             variables[variable.group('kind')].append(Variable(name=variable.group('name'), **values))
         elif section in schemas:
             sections[section] = read_section(path, section, parser[section], schemas[section])
@@ -236,34 +215,18 @@ def load_file(path):
     return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
 
 
-def check_source(path, section, name, named):
-    if name not in named:
-        raise UsersProblem("%s: source = %s in [%s] is not in [sources], which has: %s%s" % (
-            path, name, section, ', '.join(named) or 'none', nearest(name, named)))
-
-
 def check_gpu_cores(path, node):
     lists = node['gpu_cores']
-    if lists and len(lists) != node['gpus']:
-        raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores for %s GPUs" % (
-            path, len(lists), node['gpus']))
     cores = sum(lists, [])
-    twice = len(set(cores)) < len(cores)
-    beyond = max(cores, default=-1) >= (node['cores'] or 0)
-    if twice or beyond:
-        raise UsersProblem("%s: gpu_cores in [node] names a core twice, or one beyond the node's %s cores" % (
-            path, node['cores']))
+    if lists and (len(lists) != node['gpus'] or len(set(cores)) < len(cores) or max(cores) >= (node['cores'] or 0)):
+        raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores for %s GPUs, or names a core twice, or one "
+                           "beyond the node's %s cores" % (path, len(lists), node['gpus'], node['cores']))
 
 
 # -- choosing
 
 def choose(option, environ, host_name, easyconfigs):
-    """
-    Choose the system to install for; returns its name, and the reason as a phrase.
-
-    The user decides (`option`, then $HPC_SYSTEM in `environ`), then the name of this machine, then the names of the
-    easyconfigs on the command line; otherwise it is a workstation.
-    """
+    """Choose the system to install for: by the user, this machine's name or the easyconfigs'; (name, reason)."""
     if option is not None:
         check_name(option, "--system")
         return option, "chosen by --system"

@@ -90,12 +90,10 @@ def why_no_room(directory, size, together):
 
 
 def reserve(directory, size):
-    """
-    Say why so many bytes cannot be had in a directory; None if they can. They are reserved and given back at once,
-    which asks every quota (users', groups', projects'). A file system that cannot do that, or is memory, is trusted.
-    """
+    """Say why so many bytes cannot be reserved, which asks every quota of users, groups and projects; None if so."""
     kind = subprocess.check_output(['stat', '-f', '-c', '%T', directory])
     if kind.strip() in (b'tmpfs', b'ramfs'):
+        # it would be in memory
         return None
     libc = ctypes.CDLL(None, use_errno=True)
     libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

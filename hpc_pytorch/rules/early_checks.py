@@ -28,20 +28,11 @@ ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-
 UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]')
 
 
-def external_modules(ec):
-    """List the system's own modules that an easyconfig depends on, in EasyBuild's order, while it is parsed."""
-    names = []
-    for dep in ec['builddependencies'] + ec['dependencies']:
-        if isinstance(dep, (tuple, list)) and dep[-1] == EXTERNAL_MODULE_MARKER:
-            names.append(dep[0])
-    return names
-
-
 def check_external_modules(ec):
     """Stop when the system's modules cannot be loaded in their order: another machine, or a module was removed."""
-    # a Bundle's copy of its easyconfig has no path
-    names = external_modules(ec) if ec.path else []
-    if not names or any(word.startswith(ONLY_FILES) for word in sys.argv):
+    # in EasyBuild's order; a Bundle's copy of its easyconfig has no path
+    names = [dep[0] for dep in ec['builddependencies'] + ec['dependencies'] if EXTERNAL_MODULE_MARKER in dep]
+    if not names or not ec.path or any(word.startswith(ONLY_FILES) for word in sys.argv):
         return
     tool = modules_tool()
     easyconfig = os.path.basename(ec.path)
@@ -64,7 +55,6 @@ def check_external_modules(ec):
 
 
 def advice(easyconfig, module):
-    """Return what to do about a missing module, here or in a test environment."""
     system = os.environ.get('HPC_PYTORCH_REHEARSAL')
     if system:
         return ("This is the stand-in of %s. If the system has the module, add it to systems/%s/stand_in.cfg: "
@@ -79,22 +69,18 @@ def check_directories():
     easyconfigs = [word for word in sys.argv if word.endswith('.eb')]
     if not easyconfigs:
         return
-    check_directory('install', install_path('software'), '--prefix or --installpath')
-    check_directory('module', install_path('modules'), '--prefix or --installpath')
-    check_directory('build', build_path(), '--buildpath')
+    for kind, path, option in (('install', install_path('software'), '--prefix or --installpath'),
+                               ('module', install_path('modules'), '--prefix or --installpath'),
+                               ('build', build_path(), '--buildpath')):
+        if UNFIT_FOR_PATHS.search(path):
+            raise EasyBuildError("The %s path %s contains a blank, a quote or a similar character, which MPI's "
+                                 "compiler wrappers and module files do not support. Choose another with %s", kind,
+                                 shlex.quote(path), option)
+        place = existing(path)
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with "
+                                 "%s, for example: --prefix=%s/easybuild", kind, path, place, option, writable_place())
     check_install_path(easyconfigs[0])
-
-
-def check_directory(kind, path, option):
-    """Stop when one directory cannot be used."""
-    if UNFIT_FOR_PATHS.search(path):
-        raise EasyBuildError("The %s path %s contains a blank, a quote or a similar character, which MPI's compiler "
-                             "wrappers and module files do not support. Choose another with %s", kind,
-                             shlex.quote(path), option)
-    place = existing(path)
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with %s, "
-                             "for example: --prefix=%s/easybuild", kind, path, place, option, writable_place())
 
 
 def check_install_path(easyconfig):
@@ -111,10 +97,7 @@ def check_install_path(easyconfig):
 
 
 def keep_umask():
-    """
-    Make all of an installation as private as the user's umask says: EasyBuild would open it, and not its module. What
-    root installs is for all: Lmod hides from root a module of root's that others cannot read.
-    """
+    """Make all of an installation as private as the user's umask says; what root installs is for all."""
     mask = os.umask(0o077)
     os.umask(mask if os.geteuid() else mask & 0o022)
     if build_option('umask') is None and os.geteuid() and mask & 0o055:
@@ -153,8 +136,5 @@ def unfit_host(ec, needs):
 def has_built_wheel(ec):
     """True if a wheel was built from this before, so that probably nothing is compiled."""
     name = '%s-%s%s-built' % (ec['name'], ec['version'], ec['versionsuffix'])
-    for path in source_paths():
-        store = os.path.join(path, ec['name'][0].lower(), ec['name'], name)
-        if glob.glob(os.path.join(glob.escape(store), '*', '*.whl')):
-            return True
-    return False
+    stores = [os.path.join(path, ec['name'][0].lower(), ec['name'], name) for path in source_paths()]
+    return any(glob.glob(os.path.join(glob.escape(store), '*', '*.whl')) for store in stores)

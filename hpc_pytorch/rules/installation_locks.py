@@ -1,8 +1,5 @@
 """
-Remove the stale locks of killed installations.
-
-EasyBuild's lock is a directory, which stays when an installation is killed with signal 9. We record the owner beside it
-before taking the lock, so stale locks can be recognised.
+Remove the stale locks of killed installations: EasyBuild's lock is a directory, beside which we record the owner first.
 """
 import contextlib
 import glob

@@ -1,9 +1,4 @@
-"""
-An interrupted eb ends within seconds.
-
-EasyBuild's own handlers of signals wait for the running command without limit, and leave commands behind that ignore
-Ctrl-C.
-"""
+"""End within seconds: EasyBuild's own handlers of signals wait for the running command, which may ignore Ctrl-C."""
 import contextlib
 import os
 import signal

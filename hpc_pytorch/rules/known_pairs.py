@@ -30,21 +30,15 @@ def versions_of(ec):
             name, version = dep['name'], dep['version']
         if version:
             found[name.lower()] = version
-    for entry in locked(ec):
-        rocm = re.search(r'rocm([\d.]+)', entry.version)
-        if entry.name.startswith('nvidia-nccl-'):
-            found['nccl'] = entry.version
-        if entry.name == 'torch' and rocm:
-            found['rocm'] = rocm.group(1)
+    # the easyblock reports missing lock files
+    for path in filter(None, [named_file(ec.path, name) for name in ec.get('lock_files') or ()]):
+        for entry in read_lock(path):
+            rocm = re.search(r'rocm([\d.]+)', entry.version)
+            if entry.name.startswith('nvidia-nccl-'):
+                found['nccl'] = entry.version
+            if entry.name == 'torch' and rocm:
+                found['rocm'] = rocm.group(1)
     return found
-
-
-def locked(ec):
-    """Yield what the lock files of an easyconfig have; a missing one is reported by the easyblock."""
-    for name in ec.get('lock_files') or ():
-        path = named_file(ec.path, name)
-        if path:
-            yield from read_lock(path)
 
 
 def check(ecs):

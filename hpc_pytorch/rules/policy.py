@@ -1,12 +1,6 @@
 """
-What a site decides about problems that are found before an installation: refuse, warn or allow.
-
-$HPC_SITE_CONFIG names the site's file:
-
-    [policy]
-    login_node = warn
-
-What a site adds to installations is in its EasyBuild hooks; see hooks/site-example.py.
+What a site decides about problems that are found before an installation: refuse, warn or allow. $HPC_SITE_CONFIG names
+its file, which has lines such as ``login_node = warn`` below ``[policy]``.
 """
 import os
 

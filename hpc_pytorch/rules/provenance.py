@@ -1,11 +1,6 @@
 """
-Record where an installation comes from, in its own ``easybuild/provenance`` directory, and enough to make it again.
-
-The easyconfig lies there with every file that it names (lock files, patches, scripts), so that
-
-    ./eb .../easybuild/provenance/NAME.eb --system SYSTEM --robot --prefix=ELSEWHERE
-
-installs the same. ``provenance.json`` says on what, with what and by whom.
+Record where an installation comes from, in its own ``easybuild/provenance``: the easyconfig with every file that it
+names, which install the same again, and ``provenance.json``: on what, with what and by whom.
 """
 import email.parser
 import getpass

@@ -1,9 +1,6 @@
 """
 Keep what any easyblock compiles within the memory: ``ramgate = True`` in an easyconfig, or a site's hook that calls
-``watch``.
-
-From configuring on, ramgate's stand-ins for compilers come first in $PATH, as with EasyBuild's own --use-ccache, and
-ask a ramgate that runs beside the installation and ends with it, whatever ends EasyBuild.
+``watch``. Links to compilers come first in $PATH, and ask a ramgate that ends with the installation.
 """
 import os
 import subprocess

@@ -64,12 +64,8 @@ fi
 
 def descriptions(system='*'):
     """Find the descriptions of a system as it is and as it was, or of all systems: {name: path}, today's first."""
-    found = {}
-    paths = SYSTEMS.glob(system + '/stand_in*.cfg')
-    for path in sorted(paths, key=lambda path: (path.parent, path.stem)):
-        year = path.stem[len('stand_in'):]
-        found[path.parent.name + year] = path
-    return found
+    paths = sorted(SYSTEMS.glob(system + '/stand_in*.cfg'), key=lambda path: (path.parent, path.stem))
+    return {path.parent.name + path.stem[len('stand_in'):]: path for path in paths}
 
 
 def read_sections(path):
@@ -134,8 +130,7 @@ def choose(system, easyconfigs):
 
     def matches(name):
         there = ' '.join(read_description(name)[1]) + ' '
-        found = [module for module in wanted if re.search(r'(^| )%s[/ ]' % re.escape(module), there)]
-        return len(found)
+        return sum(bool(re.search(r'(^| )%s[/ ]' % re.escape(module), there)) for module in wanted)
     return max(descriptions(system), key=matches, default=system)
 
 
@@ -149,8 +144,7 @@ def fingerprint(part):
     if 'pypi' in part:
         files.append(part['pypi'])
     for name in files:
-        content = (HERE / name).read_bytes()
-        digest.update(content)
+        digest.update((HERE / name).read_bytes())
     return digest.hexdigest()
 
 
@@ -214,7 +208,6 @@ def run(command, temporary):
 
 
 def remove(path):
-    """Remove what is there, if anything is."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif path.is_symlink() or path.exists():
@@ -254,9 +247,7 @@ def python_version(prefix):
 def module_files(target, parts, modules):
     """Write the module files: {path: text}."""
     texts = {}
-    opened = set()
-    for module in modules.values():
-        opened.update(openers(module))
+    opened = {opener for module in modules.values() for opener in openers(module)}
     for name, module in modules.items():
         part = module.get('part', '')
         opens = target / 'opened' / name if name in opened else None

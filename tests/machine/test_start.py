@@ -1,5 +1,6 @@
 """./eb as a user meets it: what it chooses, what it says, and what it says when it cannot."""
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -120,6 +121,20 @@ def test_read_only_prefix(tmp_path, read_only):
     other = {'HOME': str(read_only), 'SCRATCH': str(tmp_path)}
     output = EB(read_only / 'prefix')(WORKSTATION, '--robot', status=None, env=other)
     assert '--prefix=$SCRATCH/' in output.stdout
+
+
+@pytest.mark.slow
+def test_read_only_home(eb, tmp_path, read_only):
+    """The environment of ./eb is made, and a prefix elsewhere is all that an easyconfig needs."""
+    home = {'HOME': str(read_only), 'XDG_CACHE_HOME': ''}
+    # EasyBuild is built of its source, which pip would cache
+    lock = tmp_path / 'lock'
+    lock.write_text(re.search(r'easybuild-easyblocks==.*\n.*--hash.*\n', (ENVIRONMENTS / 'eb.txt').read_text()).group())
+    done = subprocess.run([ENVIRONMENTS / 'make-environment', tmp_path / 'venv', lock], stdin=subprocess.DEVNULL,
+                          env=dict(clean_environment(), **home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True)
+    assert done.returncode == 0, done.stdout
+    assert 'DRY RUN' in eb(WORKSTATION, '-x', env=home).stdout
 
 
 def test_nothing_stays_in_tmp(eb, tmp_path):

@@ -16,8 +16,10 @@ HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 PROJECT = HERE.parent
 TORCH = os.environ.get("TEST_TORCH", "2.13.0")
-# Venvs, builds and the compiler's results, kept between runs and for all checkouts.
+# Venvs, builds and the compiler's results, kept between runs and for all checkouts; $HOME may be read-only.
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_mpi-tests"
+if not os.access(CACHE.parent if CACHE.parent.exists() else CACHE.parent.parent, os.W_OK):
+    CACHE = PROJECT.parent / ".local" / "torch_mpi-tests"
 
 TRAINERS = ["accelerate==1.15.0", "transformers==5.23.0"]
 
