@@ -50,7 +50,7 @@ def locked_program(name, lock):
     top = os.path.dirname(os.path.dirname(here))
     place = top if os.access(top, os.W_OK) else os.path.expanduser('~/.cache/hpc-pytorch')
     environment = os.path.join(place, '.venv-' + lock)
-    # an installed collection has no directory of its own to make environments in
+    # an installed collection makes no environments
     if os.path.exists(os.path.join(top, 'eb')):
         if subprocess.run([make, environment, os.path.join(here, lock + '.txt')]).returncode:
             raise UsersProblem("%s could not be installed; see above" % name)

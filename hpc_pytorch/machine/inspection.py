@@ -1,6 +1,4 @@
-"""
-What ./eb --survey asks the machine: each question returns an answer or raises NotAsked, quickly, and changes nothing.
-"""
+"""What ./eb --survey asks the machine: each question returns an answer or raises NotAsked, and changes nothing."""
 import contextlib
 import glob
 import operator

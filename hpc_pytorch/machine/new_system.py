@@ -157,10 +157,7 @@ def leads_to_mpi(shell, name):
 
 
 def modules_of(machine):
-    """
-    Choose the newest module of each kind that can be loaded, one MPI at most: [(module, software, part)], and what was
-    left out, and why.
-    """
+    """Choose the newest module of each kind that loads, one MPI: [(module, software, part)], and why not others."""
     chosen, left_out = [], []
     try:
         shell = machine.modules_shell()

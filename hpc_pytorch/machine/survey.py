@@ -84,10 +84,7 @@ def about_metadata(shell, name, metadata):
 
 
 def about_easyconfigs(machine):
-    """
-    Report on all easyconfigs; what holds for several is one finding with all of their names. Those that are for an
-    earlier state of the system are no reason for a failing exit status.
-    """
+    """Report once what holds for several easyconfigs; those for an earlier state of the system cannot differ."""
     files = {}
     easystack = Path(machine.system.directory, 'easystack.yaml')
     today = easystack.read_text() if easystack.exists() else None

@@ -1,7 +1,4 @@
-"""
-How versions are compared, conditions on them, and which versions are known to go together or to fail:
-pairs.cfg, beside this file.
-"""
+"""Compare versions, evaluate conditions on them, and find those that are known to fail together: pairs.cfg."""
 import operator
 import os
 import re

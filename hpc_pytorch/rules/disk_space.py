@@ -23,7 +23,7 @@ FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there
 
 
 def existing(path):
-    """Return the path, or the nearest directory above it that exists."""
+    """Find the nearest directory that exists."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return path

@@ -1,6 +1,4 @@
-"""
-Remove the stale locks of killed installations: EasyBuild's lock is a directory, beside which we record the owner first.
-"""
+"""Remove stale locks of killed installations: beside EasyBuild's lock, a directory, we record its owner first."""
 import contextlib
 import glob
 import os

@@ -1,6 +1,4 @@
-"""
-What installing something needs: cores, memory, time, room on disks. For jobs, and for refusing what cannot succeed.
-"""
+"""What installing something needs: cores, memory, time, room on disks. For jobs, and to refuse what cannot succeed."""
 import json
 import math
 import os

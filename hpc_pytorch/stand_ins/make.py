@@ -1,11 +1,7 @@
 #!/usr/bin/env python3
 """
-Make the stand-in of a system: a tree of modules with the system's names and versions, made of real parts from Debian
-and PyPI. README.rst, beside this program, explains its files.
-
-    hpc_pytorch/stand_ins/make.py archer2 [--into DIR]
-
-prints the directory to `module use`. `make.py frontier-2024` makes the stand-in of Frontier as it was in 2024.
+Make the stand-in of a system, or of its state in a year (frontier-2024): a tree of modules with its names and versions,
+made of real parts from Debian and PyPI. README.rst explains its files. Prints the directory to `module use`.
 """
 import argparse
 import configparser
