@@ -45,8 +45,8 @@ def test_they_build(site):
 def test_the_theme_prints_no_error():
     """Furo puts a red box around a list of contents without this class."""
     for path in documents():
-        contents = re.findall(r'\.\. contents::\n((?:   .*\n)*)', path.read_text())
-        assert all('this-will-duplicate-information-and-it-is-still-useful-here' in options for options in contents), path
+        lists = re.findall(r'\.\. contents::\n((?:   .*\n)*)', path.read_text())
+        assert all('this-will-duplicate-information-and-it-is-still-useful-here' in options for options in lists), path
 
 
 @pytest.mark.parametrize('path', [path for path in tracked() if path.suffix == '.rst' and DOCS not in path.parents],
