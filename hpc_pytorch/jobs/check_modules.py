@@ -194,21 +194,15 @@ def parse(words):
                         " those of --update, hpc_pytorch/reframe/references/SYSTEM.json")
     parser.add_argument('--update', action='store_true', help="write references from the checks that pass")
     parser.add_argument('--report', metavar='FILE', help="default: check-SYSTEM-DATE.json")
+    own = {'dest': 'easybuilds', 'default': [], 'help': argparse.SUPPRESS}
     for option in EASYBUILDS:
-        parser.add_argument(option, dest=option, help=argparse.SUPPRESS)
-    parser.add_argument(ROOT, dest=ROOT, action='store_true', help=argparse.SUPPRESS)
+        parser.add_argument(option, action='append', type=(option + '={}').format, **own)
+    parser.add_argument(ROOT, action='append_const', const=ROOT, **own)
     given, others = parser.parse_known_args(words)
-    easybuilds = []
-    for option in EASYBUILDS:
-        value = getattr(given, option)
-        if value:
-            easybuilds.append('%s=%s' % (option, value))
-    if getattr(given, ROOT):
-        easybuilds.append(ROOT)
     # modules may stand behind ReFrame's options, and argparse takes ReFrame's options with blanks in them for modules
     others = (given.check or []) + others
     given.check = [word for word in others if word.partition('/')[0] in CHECKED]
-    return given, easybuilds, [word for word in others if word not in given.check]
+    return given, given.easybuilds, [word for word in others if word not in given.check]
 
 
 def act(given, reframes):

@@ -73,22 +73,15 @@ def snapshots(directory):
 
 
 def newest_snapshot(directory):
-    """Return the newest snapshot that can be read; None without any."""
-    for path in snapshots(directory):
+    """Return the newest snapshot that can be read, which the first rank looks for; None without any."""
+    found = [None]
+    for path in snapshots(directory) if dist.get_rank() == 0 else []:
         try:
             torch.load(path, map_location='cpu', weights_only=True)
-            return path
+            found = [path]
+            break
         except Exception as problem:
             print("%s is damaged, using the one before it: %s" % (path, problem), file=sys.stderr, flush=True)
-    return None
-
-
-def agree_on_snapshot(directory):
-    """Agree on one snapshot for all ranks: the one that the first rank finds."""
-    found = [None]
-    if dist.get_rank() == 0:
-        os.makedirs(directory, exist_ok=True)
-        found = [newest_snapshot(directory)]
     dist.broadcast_object_list(found, src=0)
     return found[0]
 
@@ -133,7 +126,8 @@ def train(options, device):
     sampler = DistributedSampler(data, seed=options.seed)
     loader = DataLoader(data, options.batch_size, sampler=sampler, pin_memory=device.type == 'cuda')
     done, steps = 0, options.epochs * len(loader)
-    path = agree_on_snapshot(options.snapshots)
+    os.makedirs(options.snapshots, exist_ok=True)
+    path = newest_snapshot(options.snapshots)
     if path:
         state = torch.load(path, map_location=device, weights_only=True)
         model.module.load_state_dict(state['model'])
@@ -141,9 +135,8 @@ def train(options, device):
         done = state['steps']
         if first:
             print("resuming after step %d, from %s" % (done, path), flush=True)
-            before = state['ranks']
-            if before != size:
-                print("there were %d ranks, now there are %d: the steps differ" % (before, size), flush=True)
+            if state['ranks'] != size:
+                print("there were %d ranks, now there are %d: the steps differ" % (state['ranks'], size), flush=True)
     prepare(model, loader, device)
     optimizer.zero_grad()
     for epoch in range(done // len(loader), options.epochs):
