@@ -28,7 +28,7 @@ from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import contract, gpu_aware_mpi, installed, interrupted_builds
+from hpc_pytorch.source import contract, gpu_aware_mpi, installed, interrupted_builds, libraries
 from hpc_pytorch.source.wheel_build import WheelBuild, commit_of, find_program
 
 
@@ -238,7 +238,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             options = ', '.join(nub(item.option for item in differences))
             raise UsersProblem("the installed PyTorch differs from what was requested (%s):\n%s" % (
                 options, contract.table(differences)))
-        mpi = [path for path in nub(installed.resolved(ldd, 'libmpi')) if path != 'not found']
+        mpi = [path for path in nub(libraries.resolved(ldd, 'libmpi')) if path != 'not found']
         print_msg("PyTorch has the requested options; MPI: %s", ', '.join(mpi) or 'none', log=self.log)
 
     def asked_of_wheel(self):

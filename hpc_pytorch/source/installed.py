@@ -13,7 +13,6 @@ from hpc_pytorch.packages.known_errors import excerpt
 from hpc_pytorch.source import libraries
 from hpc_pytorch.source.build_options import compiler_family
 from hpc_pytorch.source.contract import Difference, architectures_of_flags, compare, plain
-from hpc_pytorch.source.libraries import resolved, run
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
 SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
@@ -39,7 +38,7 @@ ANOTHER_WHEEL = "it was built without, or this is another wheel than the one bui
 
 def ask(python):
     """Ask this Python's torch about itself: show, directory, backends."""
-    probe = run([python, '-c', PROBE], os.path.dirname(python))
+    probe = libraries.run([python, '-c', PROBE], os.path.dirname(python))
     if probe.returncode:
         raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
     return json.loads(probe.stdout.splitlines()[-1])
@@ -76,7 +75,7 @@ def compare_backend(backend, backends, ldd):
     if not backends.get(backend.name):
         return [Difference(backend.option, 'ON', 'no %s backend in torch.distributed' % backend.name,
                            ['torch.distributed.is_%s_available()' % backend.name], ANOTHER_WHEEL)]
-    if backend.library and set(resolved(ldd, backend.library)) <= {'not found'}:
+    if backend.library and set(libraries.resolved(ldd, backend.library)) <= {'not found'}:
         return [Difference(backend.option, 'ON', 'a %s backend without its library' % backend.name, ['ldd'],
                            "the module does not load the MPI that it was built with")]
     return []

@@ -114,8 +114,12 @@ class WheelBuild(LockedEnvironment):
     def check_before_fetching(self):
         """Refuse an nvcc that does not know the GPUs: the build would end much later."""
         super().check_before_fetching()
-        if self.cuda_architectures():
-            self.check_nvcc()
+        wanted = self.cuda_architectures()
+        listing = ask(self.nvcc(), '--list-gpu-arch').output if wanted else ''
+        unknown = build_options.unknown_architectures(wanted, listing)
+        if unknown:
+            raise EasyBuildError("%s cannot compile for %s. It knows: %s", self.nvcc(), ', '.join(unknown),
+                                 ' '.join(listing.split()))
 
     @staticmethod
     def first_line(compiler):
@@ -129,14 +133,6 @@ class WheelBuild(LockedEnvironment):
             raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
                                  "toolkit on $PATH", ', '.join(self.cuda_architectures()))
         return found
-
-    def check_nvcc(self):
-        nvcc = self.nvcc()
-        listing = ask(nvcc, '--list-gpu-arch').output
-        unknown = build_options.unknown_architectures(self.cuda_architectures(), listing)
-        if unknown:
-            raise EasyBuildError("%s cannot compile for %s. It knows: %s", nvcc, ', '.join(unknown),
-                                 ' '.join(listing.split()))
 
     def prepare_step(self, *args, **kwargs):
         """Use the system's compilers under their own names: EasyBuild's RPATH wrappers would hide them."""
@@ -182,7 +178,10 @@ class WheelBuild(LockedEnvironment):
         """Tell the build what is asked for, run CMake, and compare what it decided."""
         own = self.own_options()
         if not self.dry_run:
-            self.check_options()
+            unknown = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
+            if unknown:
+                raise EasyBuildError("custom_opts has options that %s %s does not know: %s",
+                                     self.name, self.version, '; '.join(unknown))
             if self.cfg['gpu_aware_mpi']:
                 self.make_gpu_aware()
         for name, value in build_options.dependency_options(get_software_root).items():
@@ -203,13 +202,6 @@ class WheelBuild(LockedEnvironment):
         """Let the compiler search CUDA's stubs by itself: what it does, CMake does not write into RUNPATH."""
         paths = stubs_of(self.nvcc()) + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
         env.setvar('LIBRARY_PATH', os.pathsep.join(filter(None, paths)))
-
-    def check_options(self):
-        """Refuse options that the tree does not know."""
-        problems = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
-        if problems:
-            raise EasyBuildError("custom_opts has options that %s %s does not know: %s",
-                                 self.name, self.version, '; '.join(problems))
 
     def make_gpu_aware(self):
         """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""

@@ -25,7 +25,7 @@ def count(text):
     return int(text)
 
 
-def arguments():
+def main():
     parser = argparse.ArgumentParser(prog='ramgate run', usage='ramgate run [options] -- COMMAND ...')
     parser.format_help = lambda: HELP
     parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
@@ -35,11 +35,7 @@ def arguments():
     parser.add_argument('--like', action='append', default=[])
     parser.add_argument('--report')
     parser.add_argument('command', nargs=argparse.REMAINDER)
-    return parser
-
-
-def main():
-    options = arguments().parse_args(sys.argv[2:] if sys.argv[1:2] == ['run'] else sys.argv[1:])
+    options = parser.parse_args(sys.argv[2:] if sys.argv[1:2] == ['run'] else sys.argv[1:])
     if options.command[:1] == ['--']:
         options.command = options.command[1:]
     try:

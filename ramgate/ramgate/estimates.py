@@ -67,15 +67,9 @@ class Estimate(namedtuple('Estimate', 'seconds curve uncertainty earlier languag
         return max(self.curve)
 
     @property
-    def known(self):
-        return self.earlier is not None
-
-    @property
     def slowness(self):
         """Return how much longer compilations take now than when they were measured."""
-        if self.known:
-            return self.earlier.time.factor(self.language)
-        return 1.0
+        return self.earlier.time.factor(self.language) if self.earlier else 1.0
 
 
 class Kind:

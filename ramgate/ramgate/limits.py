@@ -157,12 +157,6 @@ def pbs_grant(environ):
     return size(found['mem']) // int(found.get('nodect', 1))
 
 
-def address_space():
-    """Bytes that ulimit -v allows; None if it does not limit."""
-    soft = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
 def host():
     """Return the memory of the host, less what stays free for everybody else."""
     memory = numbers('/proc/meminfo')
@@ -177,8 +171,8 @@ class Limits:
         grants = (('--memory', memory),
                   ('the Slurm job', slurm_grant(environ)),
                   ('the PBS job', pbs_grant(environ)),
-                  ('the address space limit (ulimit -v)', address_space()))
-        self.grants = [(name, limit) for name, limit in grants if limit]
+                  ('the address space limit (ulimit -v)', resource.getrlimit(resource.RLIMIT_AS)[0]))
+        self.grants = [(name, limit) for name, limit in grants if limit and limit != resource.RLIM_INFINITY]
 
     def constraints(self, own):
         """Return all that hold now; `own`: bytes that the build's compilations occupy."""

@@ -330,7 +330,7 @@ class Schedule:
         age = compilation.age(now)
         seconds = estimate.seconds * slow
         at = min(curves.span(age / slow), len(curve) - 1)
-        if estimate.known:
+        if estimate.earlier:
             true_at = self.true_span(compilation, at)
             if true_at < at:
                 at = true_at
@@ -367,7 +367,7 @@ class Schedule:
     def uncertainty(compilation, now):
         """MB that a running compilation may still take beyond its forecast: less the further it has come."""
         estimate = compilation.estimate
-        if not estimate.known:
+        if not estimate.earlier:
             return max(0.0, estimate.uncertainty - SEEN * compilation.memory / MB)
         at = min(curves.span(compilation.age(now) / estimate.slowness), len(estimate.curve) - 1)
         return estimate.uncertainty * max(estimate.curve[at:]) / estimate.peak

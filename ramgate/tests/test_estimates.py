@@ -25,10 +25,10 @@ def test_knowledge_goes_from_files_to_kinds(tmp_path):
         end(knowledge, 'd/file%d.o' % number, 'CXX', 5.0, 100)
     knowledge.save(str(tmp_path / 'profile'))
     again = Knowledge(str(tmp_path / 'profile'))
-    assert again.estimate('d/file3.o', 'CXX').known
+    assert again.estimate('d/file3.o', 'CXX').earlier
     assert again.estimate('d/file3.o', 'CXX').peak == 100
     # of the same kind as what this build has shown, and not known before
-    assert not knowledge.estimate('d/new.o', 'CXX').known and not again.estimate('d/new.o', 'CXX').known
+    assert not knowledge.estimate('d/new.o', 'CXX').earlier and not again.estimate('d/new.o', 'CXX').earlier
     assert knowledge.estimate('d/new.o', 'CXX').peak < 130 < first.peak == again.estimate('d/new.o', 'CXX').peak
 
 
@@ -56,11 +56,11 @@ def test_what_is_shipped_is_found_below_any_directory():
     knowledge = Knowledge(others=[SHIPPED])
     name = 'caffe2/CMakeFiles/torch_cpu.dir/__/torch/csrc/jit/runtime/static/generated_ops.cpp.o'
     same = knowledge.estimate('/tmp/pip-x1y2/build/' + name, 'CXX')
-    assert same.known and same.peak > 1000
+    assert same.earlier and same.peak > 1000
     # the same kernel for another instruction set
     known, other = [knowledge.estimate('build/%sSumKernel.cpp.%s.cpp.o' % (KERNELS, capability), 'CXX')
                     for capability in ('AVX2', 'SVE256')]
-    assert other.known and other.peak == pytest.approx(known.peak, rel=0.5) and other.uncertainty > known.uncertainty
+    assert other.earlier and other.peak == pytest.approx(known.peak, rel=0.5) and other.uncertainty > known.uncertainty
     bwd = knowledge.estimate('aten/src/ATen/native/transformers/cuda/flash_attn/kernels/'
                              'flash_bwd_hdim96_fp16_causal_sm80.cu.o', 'CUDA')
     assert bwd.peak > 5000 > knowledge.estimate('flash_attn/kernels/flash_fwd_hdim64_fp16_sm80.cu.o', 'CUDA').peak

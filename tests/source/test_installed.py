@@ -1,5 +1,5 @@
 """What the installed PyTorch tells of itself, compared with what was asked for."""
-from hpc_pytorch.source import installed
+from hpc_pytorch.source import installed, libraries
 
 # shortened from what official wheels and a build with MPI print
 SHOW = """PyTorch built with:
@@ -28,7 +28,7 @@ def test_all_there():
     """Nothing differs; what the installed PyTorch does not tell is no difference."""
     assert not differences()
     assert not differences(show='PyTorch built with:\n  - GCC 11.2\n')
-    assert installed.resolved(LDD, 'libmpi') == ['/opt/cray/pe/lib64/libmpi_gnu_91.so.12']
+    assert libraries.resolved(LDD, 'libmpi') == ['/opt/cray/pe/lib64/libmpi_gnu_91.so.12']
 
 
 def test_settings():
