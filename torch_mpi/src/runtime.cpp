@@ -247,7 +247,7 @@ static void free_unless_left_over(Communicator* oldest) {
 
 // Nobody uses it any more. (At its end Python destroys groups that are still to say goodbye: those are kept.) A later
 // communicator may get the number of one that was freed, and with it messages that nobody received: from a rank whose
-// operation failed while the others destroyed the group. They may also be on their way still. So communicators are freed
+// operation failed while the others destroyed the group. They may be on their way still, so communicators are freed
 // late, those with such a message (a failure sends a notice) never, and none before the left neighbour said goodbye.
 void Runtime::retire(Communicator* communicator) {
   if (!usable())
