@@ -52,13 +52,6 @@ def check_unused(name, files):
                                  name, record['job'], record['module'])
 
 
-def links_to(path):
-    """Return the links in directories of module classes."""
-    name = os.path.relpath(path, os.path.join(install_path('modules'), 'all'))
-    found = glob.glob(os.path.join(glob.escape(install_path('modules')), '*', glob.escape(name)))
-    return [link for link in found if os.path.islink(link)]
-
-
 def build_directories(name):
     """Return the directories that an interrupted build of it left."""
     software, version = name.split('/', 1)
@@ -86,13 +79,16 @@ def uninstall(name):
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
     lock = det_lock_path(software.replace('/', '_'))
     remove_stale_lock(lock)
-    modules = links_to(module) + [module]
+    # those in directories of module classes are links
+    relative = os.path.relpath(module, os.path.join(install_path('modules'), 'all'))
+    places = glob.glob(os.path.join(glob.escape(install_path('modules')), '*', glob.escape(relative)))
+    modules = list(filter(os.path.islink, places)) + [module]
     for path in modules:
         os.remove(path)
-    places = [software] + build_directories(name)
-    for path in places:
+    directories = [software] + build_directories(name)
+    for path in directories:
         shutil.rmtree(path, ignore_errors=not os.path.exists(path))
-    for path in modules + places:
+    for path in modules + directories:
         # unless another version is in it
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(path))

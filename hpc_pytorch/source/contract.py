@@ -205,10 +205,8 @@ def inside(path, directory):
 def compare_compilers(options, cache):
     differences = []
     for option, variable in COMPILERS:
-        if option not in options:
-            continue
-        asked, found = options[option], cache.get(variable, '')
-        if os.path.basename(found) != os.path.basename(asked):
+        asked, found = options.get(option), cache.get(variable, '')
+        if asked and os.path.basename(found) != os.path.basename(asked):
             differences.append(Difference(option, asked, found or 'nothing', [], OTHER_COMPILER))
     return differences
 

@@ -22,9 +22,8 @@ def find(builddir):
             note = json.load(file)
     except (OSError, ValueError):
         return None
-    if not isinstance(note, dict) or not {'source', 'cmake_output'} <= set(note):
-        return None
-    return note if isinstance(note.get('facts'), dict) else None
+    whole = isinstance(note, dict) and {'source', 'cmake_output'} <= set(note) and isinstance(note.get('facts'), dict)
+    return note if whole else None
 
 
 def differences(facts, others):

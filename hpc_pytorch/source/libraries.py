@@ -52,18 +52,13 @@ def resolved(printed, name):
     return re.findall(pattern, printed, re.M)
 
 
-def search_path(library):
-    """Return the directories in RUNPATH and RPATH of a library."""
-    printed = run(['readelf', '-d', library], os.path.dirname(library)).stdout
-    values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', printed)
-    return [path for value in values for path in value.split(':') if path]
-
-
 def compare_search_paths(paths, build_directory):
-    """Return the directories that no installed library may search, and these do."""
+    """Return the directories that no installed library may search, and these do by RUNPATH or RPATH."""
     differences = []
     for library in paths:
-        for path in search_path(library):
+        printed = run(['readelf', '-d', library], os.path.dirname(library)).stdout
+        values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', printed)
+        for path in filter(None, ':'.join(values).split(':')):
             reason = STUBS if 'stubs' in path.split(os.sep) else BUILD_DIRECTORY
             if reason == STUBS or inside(path, build_directory):
                 differences.append(Difference('RUNPATH', "nothing of CUDA's stubs or the build directory",
