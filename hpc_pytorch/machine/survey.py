@@ -16,9 +16,9 @@ from hpc_pytorch.machine import batch_systems, new_system, systems
 from hpc_pytorch.machine.modules import first_that_fails
 from hpc_pytorch.machine.inspection import JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of, external_modules
 
-# result is one of the words below; TOLD: systems/ has nothing to compare with
+# result is one of the words below; NOTED: systems/ has nothing to compare with
 Finding = namedtuple('Finding', 'name result found expected')
-SAME, DIFFERS, NOT_ASKED, TOLD = 'same', 'differs', 'not asked', 'told'
+SAME, DIFFERS, NOT_ASKED, NOTED = 'same', 'differs', 'not asked', 'noted'
 
 
 def ask(probe, machine):
@@ -29,7 +29,7 @@ def ask(probe, machine):
         if not machine.job and probe.where == JOB:
             raise NotAsked("only in jobs: --job")
         found = probe.ask(machine)
-        result = TOLD
+        result = NOTED
         if expected not in (None, []):
             result = SAME if probe.same(found, expected) else DIFFERS
     except (NotAsked, OSError, ValueError) as reason:
@@ -91,7 +91,7 @@ def about_easyconfigs(machine):
     for path in easyconfigs_of(machine.system):
         findings = list(about_modules(machine, path))
         if today and os.path.basename(path) not in today:
-            findings = [finding._replace(result=TOLD) if finding.result == DIFFERS else finding for finding in findings]
+            findings = [one._replace(result=NOTED) if one.result == DIFFERS else one for one in findings]
         for finding in findings:
             files.setdefault(finding, []).append(os.path.basename(path))
     for finding, names in files.items():
@@ -112,7 +112,7 @@ def without_names(text, environ):
 
 def table(findings):
     """Write the findings for people; those that differ come last, where they are seen."""
-    order = [NOT_ASKED, TOLD, SAME, DIFFERS]
+    order = [NOT_ASKED, NOTED, SAME, DIFFERS]
     text = ''
     for finding in sorted(findings, key=lambda finding: order.index(finding.result)):
         found = finding.found

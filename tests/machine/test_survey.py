@@ -230,7 +230,7 @@ def test_queues_of_pbs(place, monkeypatch):
 
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='architecture')[1]
-    findings.append(survey.Finding('x', survey.TOLD, '/home/me/a somebody', ''))
+    findings.append(survey.Finding('x', survey.NOTED, '/home/me/a somebody', ''))
     text = survey.without_names(survey.table(findings), place.environ)
     assert '/home/me' not in text and 'somebody' not in text and '$HOME/a $USER' in text
 
@@ -318,7 +318,7 @@ def test_draft_has_the_cores_of_gpus(place):
 
 
 def test_broken_module(place, monkeypatch):
-    """One that is there and fails: in its own words. In an easyconfig of an earlier state it is only told."""
+    """One that is there and fails: in its own words. In an easyconfig of an earlier state it is only noted."""
     place.write('opened/cuda/12.2.1', '#%Module1.0\nerror "the licence server of cuda is gone"\n')
     name = 'modules of Test-1.0-Surveyed.eb'
     differ, findings = place.survey(False, monkeypatch, name)

@@ -41,7 +41,7 @@ def surveyed(system, path, *words, **environ):
 def findings(path):
     """What a survey has written: {name: (result, what was found)}."""
     return {name: (result, found) for result, name, found in re.findall(
-        r'^(same|differs|not asked|told) +(\S.*?)  +(.*)$', path.read_text(), re.M)}
+        r'^(same|differs|not asked|noted) +(\S.*?)  +(.*)$', path.read_text(), re.M)}
 
 
 def seen_by_job(path, kind):
