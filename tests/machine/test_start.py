@@ -41,11 +41,11 @@ def test_order_of_choice(eb, arguments, env, reason):
     (['PyTorch-2.13.0-workstaton.eb'], ['files not found', 'PyTorch-2.13.0-workstaton.eb', 'easyconfigs']),
     (['PyTorch-2.13.0-workstation', '--robot'], ['files not found', 'PyTorch-2.13.0-workstation']),
 ])
-def test_bad_input(eb, arguments, words):
+def test_bad_input(tmp_path, arguments, words):
     """One clear line and an exit status."""
     # the prefix and source path that the fixture appends would be taken for the missing name
-    done = subprocess.run([str(CHECKOUT / 'eb'), *arguments], env=clean_environment(), stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run([str(CHECKOUT / 'eb'), *arguments], env=dict(clean_environment(), HOME=str(tmp_path)),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode
     error = next(line for line in done.stdout.splitlines() if line.startswith('ERROR: '))
     for word in words:
@@ -114,7 +114,7 @@ def read_only(tmp_path):
 
 def test_read_only_prefix(tmp_path, read_only):
     """Said at once, with what to type, and nothing left behind."""
-    output = EB(read_only / 'prefix')(WORKSTATION, '--robot', status=None)
+    output = EB(read_only / 'prefix')(WORKSTATION, '--robot', status=None, env={'HOME': str(tmp_path)})
     assert output.returncode != 0
     assert 'cannot be written to' in output.stdout
     assert '--prefix=$HOME/' in output.stdout
