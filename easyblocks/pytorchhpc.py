@@ -71,7 +71,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
         if self.wheel:
             print_msg("using the wheel that was built earlier: %s", self.wheel, log=self.log)
-            self.check_tags(self.wheel)
         else:
             super().check_before_fetching()
 
@@ -178,11 +177,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def build_step(self):
         """Build the wheel, unless one that was built earlier is installed."""
-        if self.wheel:
-            return
-        super().build_step()
-        if self.wheel:
-            self.check_tags(self.wheel)
+        if not self.wheel:
+            super().build_step()
 
     def test_step(self):
         """Run PyTorch's own tests where that is asked for (runtest), unless the wheel was built earlier."""

@@ -17,7 +17,7 @@ from easybuild.tools.build_log import EasyBuildError
 
 from hpc_pytorch.packages.gpu_code import why_not_rocm
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
-from hpc_pytorch.packages.wheel_tags import parse_wheel
+from hpc_pytorch.packages.wheel_tags import parse_wheel, why_not
 
 
 class LockedWheels(LockedEnvironment):
@@ -30,17 +30,16 @@ class LockedWheels(LockedEnvironment):
 
     def check_before_fetching(self):
         """Refuse wheels that do not fit this Python or processor, and a PyTorch for another ROCm than the module's."""
-        wheels = []
+        packages = self.locked('lock_files')
         for source in self.cfg['sources']:
             name = source if isinstance(source, str) else source['filename']
-            if name.endswith('.whl'):
-                self.check_tags(name)
-                wheels.append(parse_wheel(name))
-            elif not name.endswith('.tar.gz'):
-                raise EasyBuildError("expected wheels, or packages' sources (.tar.gz), in `sources`, found %s", name)
-        rocm = self.versions().get('rocm')
-        for package in wheels + self.locked('lock_files'):
-            problem = why_not_rocm(package.version, rocm)
+            if not name.endswith('.tar.gz'):
+                problem = why_not(name, self.python)
+                if problem:
+                    raise EasyBuildError("%s", problem)
+                packages.append(parse_wheel(name))
+        for package in packages:
+            problem = why_not_rocm(package.version, self.versions().get('rocm'))
             if problem and package.name == 'torch':
                 raise EasyBuildError("%s", problem)
 

@@ -8,6 +8,7 @@ Needed because: EasyBuild has nothing that makes a module of an image, so sites 
 Differs from upstream in: upstream has nothing like it.
 Remove when: EasyBuild can do this itself.
 """
+import difflib
 import os
 import re
 import shlex
@@ -146,9 +147,13 @@ class SingularityContainer(EasyBlock):
         raise EasyBuildError(self.nowhere())
 
     def nowhere(self):
-        """Return the message for an image that was not found."""
-        problem = images.not_found(self.image_name, source_paths(), self.image_stores)
-        return "%s Set $%s to where it is, or copy it to the source path." % (problem, STORE_VARIABLE)
+        """Return the message for an image that was not found: where it was looked for, and similar names."""
+        stores = [store if os.path.isdir(store) else store + " (no such directory)" for store in self.image_stores]
+        names = [name for store in self.image_stores for name in images.images_in(store)]
+        return ("the image %s is neither in the source path (%s) nor in an image store (%s). Similar names: %s. Set "
+                "$%s to where it is, or copy it to the source path." % (
+                    self.image_name, ':'.join(source_paths()), ', '.join(stores) or "none is known for this system",
+                    ' '.join(difflib.get_close_matches(self.image_name, names)) or 'none', STORE_VARIABLE))
 
     def pull_image(self):
         """Fetch an image from a registry, to where EasyBuild keeps sources."""

@@ -1,5 +1,4 @@
 """Container images as files: whether they are whole, where they are kept, and how they come from a registry."""
-import difflib
 import os
 import re
 import shlex
@@ -55,17 +54,6 @@ def find_image(stores, name):
         if found:
             return found
     return None
-
-
-def not_found(name, source_paths, stores):
-    """Return the message for a missing image: where it was looked for, and which images have a similar name."""
-    places = []
-    for store in stores:
-        places.append(store if os.path.isdir(store) else "%s (no such directory)" % store)
-    names = [name for store in stores for name in images_in(store)]
-    return "the image %s is neither in the source path (%s) nor in an image store (%s). Similar names: %s." % (
-        name, ':'.join(source_paths), ', '.join(places) or "none is known for this system",
-        ' '.join(difflib.get_close_matches(name, names)) or 'none')
 
 
 def file_of(reference):

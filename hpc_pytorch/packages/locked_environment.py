@@ -30,7 +30,7 @@ from hpc_pytorch.packages.pip import IndexNotReached, Pip
 from hpc_pytorch.packages.pip_errors import last_words
 from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.packages.progress import progress
-from hpc_pytorch.packages.wheel_tags import ask_python, find_python, pythons, why_not
+from hpc_pytorch.packages.wheel_tags import ask_python, find_python, pythons
 
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
@@ -204,12 +204,6 @@ class LockedEnvironment(EasyBlock):
     def other_sources_to_fetch(self):
         """Return the entries of sources that are fetched, and not installed."""
         return []
-
-    def check_tags(self, wheel):
-        """Stop if a wheel does not fit the Python that it is going to be installed for."""
-        problem = why_not(wheel, self.python)
-        if problem:
-            raise EasyBuildError("%s", problem)
 
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""

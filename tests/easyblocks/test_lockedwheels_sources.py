@@ -98,7 +98,7 @@ def test_cut_short(toy):
 def test_no_wheel(toy):
     """A source of another kind was once left out without a word."""
     toy.wheel = toy.wheel.rename(toy.wheel.with_name('toy-1.0.zip'))
-    toy.refused("expected wheels, or packages' sources (.tar.gz), in `sources`, found toy-1.0.zip")
+    toy.refused('toy-1.0.zip is not named as a wheel is')
 
 
 def test_not_there(toy):
