@@ -138,10 +138,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def find_interrupted(self):
         """Return the note of an interrupted build that can be continued; print why it cannot."""
-        if self.wheel or not self.facts:
-            return None
         note = interrupted_builds.find(self.builddir)
-        if not note:
+        if self.wheel or not self.facts or not note:
             return None
         different = interrupted_builds.differences(self.facts, note['facts'])
         if not os.path.isdir(note['source']):

@@ -48,15 +48,10 @@ def excerpt(text):
     """Return the part of a log to show: from the first line that says what went wrong, else its end."""
     lines = TRACEBACK.sub('', text).strip().splitlines()
     lines = [line for line in lines if not PROGRESS.match(line)] or lines
-    begin = max(len(lines) - EXCERPT_LINES, 0)
-    for number, line in enumerate(lines[:begin]):
-        if BEGINNINGS.match(line):
-            begin = number
-            break
-    shown = []
-    for line in lines[begin:begin + EXCERPT_LINES]:
-        shown.append(line if len(line) <= EXCERPT_WIDTH else line[:EXCERPT_WIDTH] + ' ...')
-    return '\n'.join(shown)
+    tail = max(len(lines) - EXCERPT_LINES, 0)
+    begin = next((number for number in range(tail) if BEGINNINGS.match(lines[number])), tail)
+    shown = lines[begin:begin + EXCERPT_LINES]
+    return '\n'.join(line[:EXCERPT_WIDTH] + ' ...' * (len(line) > EXCERPT_WIDTH) for line in shown)
 
 
 def why_not_built(output):
