@@ -59,18 +59,18 @@ def unpack_own_lmod():
     own = codename()
     packages = {own: list(missing(REQUIREMENTS))}
     packages.setdefault(NEXT_RELEASES.get(own, own), []).append('lmod')
-    unpack(packages, OWN_LMOD, relocate)
+    unpack(packages, OWN_LMOD)
 
 
-def unpack(packages, place, finish=lambda directory: None):
-    """Unpack Debian packages, {release: names}, to a directory beside the checkout."""
+def unpack(packages, place):
+    """Unpack Debian packages, {release: names}, to a directory beside the checkout; relocate Lmod."""
     os.makedirs(os.path.dirname(place), exist_ok=True)
     partial = '%s.%d' % (place, os.getpid())
     for release, names in packages.items():
         with tempfile.TemporaryDirectory() as work:
             for package in fetch(names, release, Path(work)) if names else []:
                 subprocess.run(['dpkg', '-x', str(package), partial], check=True)
-    finish(partial)
+    relocate(partial)
     if os.path.exists(place):
         shutil.rmtree(partial)
     else:

@@ -54,10 +54,6 @@ def collection_version():
     return VERSION if ' ' in described else described
 
 
-def hashes(paths):
-    return {os.path.basename(path): sha256_of(path) for path in paths}
-
-
 def packages(directory):
     """Return {name: version} of the Python packages in an installation."""
     found = {}
@@ -76,7 +72,6 @@ def facts(easyblock, files):
         if command:
             version = first_line([command, '--version'])
             compilers[key] = '%s: %s' % (command, version)
-    sources = [source['path'] for source in easyblock.src]
     return {
         'name': ec['name'],
         'version': ec['version'],
@@ -84,8 +79,8 @@ def facts(easyblock, files):
         'module': ec.full_mod_name,
         'system': system.name,
         'easyconfig': os.path.basename(ec.path),
-        'files': hashes(files),
-        'sources': hashes(sources),
+        'files': {os.path.basename(path): sha256_of(path) for path in files},
+        'sources': {os.path.basename(source['path']): sha256_of(source['path']) for source in easyblock.src},
         'packages': packages(easyblock.installdir),
         'modules': easyblock.modules_tool.loaded_modules(),
         'compilers': compilers,

@@ -136,9 +136,7 @@ def fingerprint(part):
     """Hash what a part depends on: its description and the files that it names."""
     description = ['%s=%s\n' % (key, part.get(key)) for key in MADE_FROM]
     digest = hashlib.sha256(''.join(description).encode())
-    files = [source for _, source in pairs(part.get('scripts'))]
-    if 'pypi' in part:
-        files.append(part['pypi'])
+    files = [source for _, source in pairs(part.get('scripts'))] + part.get('pypi', '').split()
     for name in files:
         digest.update((HERE / name).read_bytes())
     return digest.hexdigest()
