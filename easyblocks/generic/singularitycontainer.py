@@ -137,7 +137,7 @@ class SingularityContainer(EasyBlock):
             return super().obtain_file(filename, **kwargs)
         searching = dict(kwargs, no_download=True, warning_only=True)
         local = super().obtain_file(self.image_name, **searching)
-        found = local or images.find_image(self.image_stores, self.image_name)
+        found = local or images.images_in(self.image_stores).get(self.image_name)
         if found:
             return found
         if filename.startswith('docker://'):
@@ -149,7 +149,7 @@ class SingularityContainer(EasyBlock):
     def nowhere(self):
         """Return the message for an image that was not found: where it was looked for, and similar names."""
         stores = [store if os.path.isdir(store) else store + " (no such directory)" for store in self.image_stores]
-        names = [name for store in self.image_stores for name in images.images_in(store)]
+        names = images.images_in(self.image_stores)
         return ("the image %s is neither in the source path (%s) nor in an image store (%s). Similar names: %s. Set "
                 "$%s to where it is, or copy it to the source path." % (
                     self.image_name, ':'.join(source_paths()), ', '.join(stores) or "none is known for this system",
@@ -176,7 +176,7 @@ class SingularityContainer(EasyBlock):
             own = super().obtain_file(self.image_name, no_download=True, warning_only=True)
         paths = [own]
         for store in self.image_stores:
-            found = images.find_image([store], self.image_name)
+            found = images.images_in([store]).get(self.image_name)
             paths.append(found or os.path.join(store, self.image_name))
         return nub(filter(None, paths))
 
@@ -201,7 +201,7 @@ class SingularityContainer(EasyBlock):
         if self.image_source.startswith('docker://') or self.cfg['source_urls']:
             return
         below = [os.path.join(path, self.name[0].lower()) for path in source_paths()]
-        if not images.find_image(source_paths() + below + self.image_stores, self.image_name):
+        if self.image_name not in images.images_in(source_paths() + below + self.image_stores):
             dry_run.stop(self, self.nowhere())
 
     def configure_step(self):

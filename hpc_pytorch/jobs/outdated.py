@@ -57,11 +57,10 @@ def about_images(path, values, stores):
     """Report a later image of the same kind in the site's directories."""
     kind = re.search(r"'([a-z-]+)[^':/]*\.sif'", read(path))
     ours = DATE.search(values.get('local_tag', ''))
-    for store in stores if kind and ours else ():
-        for name, place in images_in(store).items():
-            date = DATE.search(name)
-            if date and name.startswith(kind.group(1)) and date.group() > ours.group():
-                yield "%s: there is %s: ./eb --new-version VERSION %s" % (values['name'], place, os.path.basename(path))
+    for name, place in images_in(stores).items() if kind and ours else ():
+        date = DATE.search(name)
+        if date and name.startswith(kind.group(1)) and date.group() > ours.group():
+            yield "%s: there is %s: ./eb --new-version VERSION %s" % (values['name'], place, os.path.basename(path))
 
 
 def about_installed(path, values, modules):

@@ -37,23 +37,14 @@ def check_image(path):
         raise UsersProblem("the image %s is truncated: %d of %d bytes. Fetch it again." % (path, size, promised))
 
 
-def images_in(store):
-    """Return the files in a store and in its directories: {name: path}."""
+def images_in(stores):
+    """Return the files in these directories and in theirs, the first of a name: {name: path}."""
     found = {}
-    for pattern in ('*', '*/*'):
-        for path in sorted(Path(store).glob(pattern)):
+    for store in stores:
+        for path in sorted(Path(store).glob('*')) + sorted(Path(store).glob('*/*')):
             if os.path.isfile(str(path)):
                 found.setdefault(path.name, str(path))
     return found
-
-
-def find_image(stores, name):
-    """Return the path of an image in the first store that has it; or None."""
-    for store in stores:
-        found = images_in(store).get(name)
-        if found:
-            return found
-    return None
 
 
 def file_of(reference):
