@@ -9,52 +9,6 @@ import shlex
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-OUT_OF_TIME = "it ran out of time: ask for more (--time), or save and go on (--requeue)"
-LOST_NODE = "it lost a node: submit it again"
-OUT_OF_MEMORY = "it used more memory than it had"
-# By the kind of batch system. PBS keeps the output until a job has ended, and lets only operators run a job again, so
-# that it becomes another one.
-BATCH_SYSTEMS = {
-    'slurm': {
-        # lasts as long and ends as the job does
-        'submit': ['sbatch', '--parsable', '--wait'],
-        'cancel': ['scancel'],
-        'head': '#SBATCH ',
-        'output option': '--output={name}-%j.out',
-        'output': '',
-        'job': '$SLURM_JOB_ID',
-        'turn': '.${SLURM_RESTART_COUNT:-0}',
-        'count': 'SLURM_RESTART_COUNT',
-        'again': 'scontrol requeue "$SLURM_JOB_ID"',
-        # what it says of a job that has ended, and what that means
-        'ask': ['scontrol', '--oneliner', 'show', 'job'],
-        'ends': (
-            (r'JobState=(TIMEOUT|DEADLINE)', OUT_OF_TIME),
-            (r'JobState=(CANCELLED|PREEMPTED)', "it was cancelled"),
-            (r'JobState=(NODE_FAIL|BOOT_FAIL)', LOST_NODE),
-            (r'JobState=OUT_OF_MEMORY', OUT_OF_MEMORY),
-        ),
-    },
-    'pbs': {
-        'submit': ['qsub', '-W', 'block=true'],
-        'cancel': ['qdel'],
-        'head': '#PBS ',
-        'output option': '-o {name}.pbs',
-        'output': 'exec >"$PBS_O_WORKDIR/{name}-${{PBS_JOBID%%.*}}.out" 2>&1',
-        'job': '${PBS_JOBID%%.*}',
-        'turn': '',
-        'count': 'HPC_JOB_RESTARTS',
-        'again': 'next=$(qsub -v HPC_JOB_RESTARTS="$((HPC_JOB_RESTARTS + 1))" "$0") &&\n'
-                 '        echo "pytorch-run: the program continues in job $next"',
-        'ask': ['qstat', '-x', '-f'],
-        'ends': (
-            (r'Exit_status = -29|walltime \d+ exceeded limit', OUT_OF_TIME),
-            (r'Exit_status = (-3|-4)\b|node fail', LOST_NODE),
-            (r'Exit_status = -27|mem \d+\w* exceeded limit', OUT_OF_MEMORY),
-            (r'Exit_status = (271|265|143|137)\b', "it was deleted, or reached its time limit"),
-        ),
-    },
-}
 CLEAN_ENVIRONMENT = [
     "# the job starts with a clean environment; what srun starts gets the job's",
     'unset SLURM_EXPORT_ENV',
@@ -96,7 +50,7 @@ def say(text):
 
 
 def read_share(name):
-    """Sections of a file that came with the module: system.cfg, checked when it was installed, or launchers.cfg."""
+    """Sections of a file that came with the module, as system.cfg, which was checked when it was installed."""
     path = os.path.join(HERE, name)
     parser = configparser.ConfigParser(
         delimiters=('=',),
@@ -146,9 +100,10 @@ class Script:
         self.program = program
         # what comes before the command that starts the ranks
         self.preparation = OUTPUTS
-        if self.kind not in BATCH_SYSTEMS:
+        self.batch_systems = read_share('batch_systems.cfg')
+        if self.kind not in self.batch_systems:
             raise Problem("there is no batch system here; on one machine: " + alone)
-        self.words = BATCH_SYSTEMS[self.kind]
+        self.words = self.batch_systems[self.kind]
         # batch systems take no blanks or quotes in names, and no empty one
         self.name = re.sub(r'[^\w.+-]+', '_', name).lstrip('.') or 'job'
         account_variable = self.scheduler.get('account_variable', '')
@@ -309,7 +264,7 @@ class Script:
             lines.append(END)
         if self.options.requeue or followed:
             lines.append('exit "$status"')
-        options = [self.words['head'] + line for line in head]
+        options = ['%s %s' % (self.words['head'], line) for line in head]
         return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
 
     def write(self):

@@ -38,7 +38,7 @@ class Job:
     def submit(self):
         """Submit the script; what waits for the job's end goes on in the background."""
         self.path = self.script.write()
-        command = self.words['submit'] + [self.path]
+        command = self.words['submit'].split() + [self.path]
         try:
             # Ctrl-C is for us alone
             self.waiting = subprocess.Popen(
@@ -96,9 +96,8 @@ class Job:
                 time.sleep(0.5)
             except KeyboardInterrupt:
                 if not self.cancel():
-                    cancel = ' '.join(self.words['cancel'] + [self.number])
-                    say("job %s continues; its output: tail -f %s; to cancel it: %s" % (
-                        self.number, self.output, cancel))
+                    say("job %s continues; its output: tail -f %s; to cancel it: %s %s" % (
+                        self.number, self.output, self.words['cancel'], self.number))
                     # it only waits for the job, and would keep our output open
                     self.waiting.kill()
                     return 130
@@ -113,12 +112,12 @@ class Job:
             return False
         if answer.strip().lower() not in ('y', 'yes'):
             return False
-        cancelled = subprocess.run(self.words['cancel'] + [self.number])
+        cancelled = subprocess.run([self.words['cancel'], self.number])
         return cancelled.returncode == 0
 
     def how_it_ended(self):
         """Return what the batch system says of a job that ended before its program did."""
-        command = self.words['ask'] + [self.number]
+        command = self.words['ask'].split() + [self.number]
         answer = ENDING
         for _ in range(LATE):
             if ENDING not in answer:
@@ -126,8 +125,11 @@ class Job:
             time.sleep(1)
             asked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
             answer = asked.stdout
-        known = [text for pattern, text in self.words['ends'] if re.search(pattern, answer)]
-        return known[0] if known else "%s may tell why" % ' '.join(command)
+        for section, row in self.script.batch_systems.items():
+            kind, _, pattern = section.partition(' ended: ')
+            if kind == self.script.kind and pattern and re.search(pattern, answer):
+                return row['cause']
+        return "%s may tell why" % ' '.join(command)
 
     def explain(self, status):
         """Lines that say how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
