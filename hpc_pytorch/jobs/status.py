@@ -28,8 +28,7 @@ def explanations(kind, words):
     for section in parser.sections():
         of_kind, _, pattern = section.partition(': ')
         if of_kind == kind and re.search(pattern, words):
-            texts = parser[section].items()
-            found.append({key: ' '.join(text.split()) for key, text in texts})
+            found.append({key: ' '.join(text.split()) for key, text in parser[section].items()})
     return found
 
 

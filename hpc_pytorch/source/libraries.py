@@ -27,10 +27,8 @@ def run(command, directory):
 
 def find(directory):
     """Return all shared libraries below a directory."""
-    below = os.path.join(glob.escape(directory), '**')
-    found = glob.glob(os.path.join(below, '*.so'), recursive=True)
-    found += glob.glob(os.path.join(below, '*.so.*'), recursive=True)
-    return sorted(filter(os.path.isfile, found))
+    found = glob.glob(os.path.join(glob.escape(directory), '**', '*.so*'), recursive=True)
+    return sorted(path for path in found if re.search(r'\.so(\.[^/]*)?$', path) and os.path.isfile(path))
 
 
 def unpack(wheel, directory):
