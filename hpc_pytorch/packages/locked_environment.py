@@ -19,6 +19,7 @@ from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_f
 from easybuild.tools.modules import get_software_root
 
 from hpc_pytorch import collection_path
+from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
 from hpc_pytorch.machine.systems import FEATURES, current
@@ -120,6 +121,8 @@ class LockedEnvironment(EasyBlock):
         if mpicc and mpicxx:
             self.mpi_compilers = mpicc, mpicxx
             mpi = mpicc
+        if self.cfg['build_from_source']:
+            self.install_build_tools_of_system()
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)
 
     def find_python(self):
@@ -133,6 +136,19 @@ class LockedEnvironment(EasyBlock):
         own = OWN_PYTHON if '3.12' in versions else ''
         raise EasyBuildError("%s %s needs Python %s; found: %s. Load the module of one of them, or install one.%s",
                              self.name, self.version, ' or '.join(versions), found, own)
+
+    def install_build_tools_of_system(self):
+        """Install a C++ compiler and Python.h where they are missing and that is allowed."""
+        missing = []
+        if not shutil.which(self.system.compilers['cxx'] or 'c++') and not shutil.which('c++'):
+            missing.append('g++')
+        if not self.python.headers:
+            missing.append('python%s-dev' % self.python.version)
+        if missing:
+            what = "Building %s needs a C++ compiler and the Python.h of %s: "
+            packages = ', '.join(self.cfg['build_from_source'])
+            with as_easybuild_error(what % (packages, self.python.path)):
+                distribution_packages.install(missing)
 
     def cuda_architectures(self):
         """Return the GPUs to compile for: the user's word, else the easyconfig's."""

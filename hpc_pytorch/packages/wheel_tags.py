@@ -11,13 +11,14 @@ from hpc_pytorch.packages.lock_files import normal_name
 
 Wheel = namedtuple('Wheel', 'name version python abi platform')
 # A Python that wheels are installed for.
-Python = namedtuple('Python', 'path version implementation machine glibc')
+Python = namedtuple('Python', 'path version implementation machine glibc headers')
 
 ASK_PYTHON = """
-import json, platform, sys
+import json, os, platform, sys, sysconfig
 print(json.dumps(dict(
     path=sys.executable, version='%d.%d' % sys.version_info[:2], implementation=sys.implementation.name,
-    machine=platform.machine(), glibc=platform.libc_ver()[1])))
+    machine=platform.machine(), glibc=platform.libc_ver()[1],
+    headers=os.path.isfile(os.path.join(sysconfig.get_paths()['include'], 'Python.h')))))
 """
 
 
