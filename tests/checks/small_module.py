@@ -36,7 +36,7 @@ class Module:
         """Install it."""
         self.root.parent.mkdir(parents=True)
         subprocess.run(['cp', '-al', Path(kept_venv()).parent.parent, self.root], check=True)
-        for name in ('pytorch-bandwidth', 'pytorch-check', 'pytorch-srun', 'pytorch-stage', 'get-master'):
+        for name in ('pytorch-bandwidth', 'pytorch-check', 'pytorch-srun', 'get-master'):
             shutil.copy(SCRIPTS / name, self.root / 'bin')
         (self.eb.modules / 'PyTorch').mkdir(parents=True)
         (self.eb.modules / (NAME + '.lua')).write_text(MODULE_FILE % self.root)
@@ -45,7 +45,6 @@ class Module:
         file = self.eb.modules / (NAME + '.lua')
         self.note('module.json', {str(file): sha256(file)})
         self.promise('')
-        # where the nodes' own disks are, for pytorch-stage
         (self.root / 'share').mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / 'systems/archer2/system.cfg', self.root / 'share')
         return self
