@@ -27,14 +27,6 @@ def read_tail(path, size=TAIL):
         return handle.read().decode(errors='replace')
 
 
-def name_ranks(ranks):
-    ranks = sorted(ranks)
-    few = ', '.join(map(str, ranks[:8]))
-    if len(ranks) <= 8:
-        return few
-    return '%s and %d more' % (few, len(ranks) - 8)
-
-
 def find_reasons(texts, rank):
     """Known reasons in the first text that has any, or its last exception."""
     for text in texts:
@@ -68,8 +60,9 @@ def why(output, texts):
         yield "rank %s on %s ended first, with status %s" % (rank, host, code)
         left = [found for found in ended if found[2] in WELL and found[3] < time]
         if left:
-            yield "%s had left well before that (such as rank %s on %s, with status %s): was it waited for?" % (
-                "rank " + name_ranks(int(found[0]) for found in left), *left[0][:3])
+            few = ', '.join(found[0] for found in left[:8])
+            yield "rank %s had left well before that (such as rank %s on %s, with status %s): was it waited for?" % (
+                few, *left[0][:3])
         own = os.path.join(directory, 'rank-%s.out' % rank)
         if own in files:
             texts = [read_tail(own)] + texts
