@@ -2,7 +2,8 @@
 A PBS that runs already, in the place of the stand-in: OpenPBS is in no registry, so tests do not start one.
 
 HPC_PBS_PREFIX=/opt/pbs ./test tests/jobs/test_pbs_jobs.py -k chain, in a job's reach of its server; it needs a queue
-main, the resource ngpus, job_history_enable, its commands on the PATH of its jobs and their PBS_CONF_FILE (pbs_environment).
+main, the resource ngpus, job_history_enable, its commands on the PATH of its jobs and their PBS_CONF_FILE
+(pbs_environment).
 """
 import json
 import os
