@@ -22,4 +22,4 @@ def test_dry_run():
     done = subprocess.run([*machine, '/root/clone/eb', '-x', 'PyTorch-2.15.0-workstation.eb'], text=True, timeout=3500,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0 and 'Traceback' not in done.stdout, done.stdout
-    assert 'aarch64' in done.stdout, done.stdout
+    assert 'torch 2.15.0\n' in done.stdout and '[SUCCESS] PyTorch/2.15.0-workstation' in done.stdout, done.stdout
