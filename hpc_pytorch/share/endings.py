@@ -1,6 +1,8 @@
 """Why a job failed: which rank was the first, and what stands in the outputs."""
+import contextlib
 import glob
 import os
+import pickle
 import re
 
 # What pytorch-srun says of a rank that failed, and what stands in the output of those that failed for known reasons.
@@ -25,6 +27,60 @@ def read_tail(path, size=TAIL):
     with open(path, 'rb') as handle:
         handle.seek(max(os.path.getsize(path) - size, 0))
         return handle.read().decode(errors='replace')
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """For pickles of plain values: whatever else is in one could run anything."""
+
+    def find_class(self, module, name):
+        raise pickle.UnpicklingError("%s.%s is no plain value" % (module, name))
+
+
+def name_ranks(ranks):
+    ranks = sorted(ranks)
+    few = ', '.join(map(str, ranks[:8]))
+    if len(ranks) <= 8:
+        return few
+    return '%s and %d more' % (few, len(ranks) - 8)
+
+
+def read_recorders(directory):
+    """Read the flight recorders of ranks: {rank: dump}."""
+    dumps = {}
+    for path in glob.glob(os.path.join(glob.escape(directory), 'nccl-trace-*')):
+        rank = path.rpartition('-')[2]
+        # who was killed may have written half of it
+        with contextlib.suppress(Exception), open(path, 'rb') as handle:
+            dumps[int(rank)] = PlainUnpickler(handle).load()
+    return dumps
+
+
+def missed_collectives(directory):
+    """For each group of ranks, the first collective that some of them did not reach."""
+    reached, begun = {}, {}
+    for rank, dump in read_recorders(directory).items():
+        for group, status in dump['pg_status'].items():
+            reached.setdefault(group, {})[rank] = max(status['last_enqueued_collective'], 0)
+        for entry in dump['entries']:
+            if not entry.get('is_p2p'):
+                begun[entry['process_group'][0], entry['collective_seq_id']] = entry
+    for group, numbers in sorted(reached.items()):
+        number = min(numbers.values()) + 1
+        late = [rank for rank in numbers if numbers[rank] < number]
+        waiting = [rank for rank in numbers if numbers[rank] >= number]
+        entry = begun.get((group, number))
+        if waiting and entry:
+            operation = entry['profiling_name'].split(':')[-1]
+            yield "rank %s did not reach collective %d of %s, %s; rank %s waited in it%s" % (
+                name_ranks(late), number, entry['process_group'][1], operation, name_ranks(waiting), place_of(entry))
+
+
+def place_of(entry):
+    """Return where the program began a collective: the innermost frame that is no package's."""
+    own = [frame for frame in entry['frames'] if '-packages/' not in frame['filename']]
+    if not own:
+        return ''
+    return ", at %(filename)s, line %(line)s" % own[0]
 
 
 def find_reasons(texts, rank):
@@ -69,7 +125,6 @@ def why(output, texts):
     for text in texts:
         yield from dict.fromkeys(STANDS.findall(text))
     yield from find_reasons(texts, rank)
-    if glob.glob(os.path.join(glob.escape(directory), 'nccl-trace-*')):
-        yield "ranks that did not reach a collective: torchfrtrace --allow-incomplete-ranks -p nccl-trace- " + directory
+    yield from missed_collectives(directory)
     if files:
         yield "what each rank printed: %s" % os.path.join(directory, 'rank-*.out')

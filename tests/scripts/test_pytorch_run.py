@@ -1,7 +1,9 @@
 """pytorch-run: from a login node to the end of a training, on real Slurm and on the PBS stand-in."""
 import os
+import pickle
 import pty
 import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -113,6 +115,41 @@ def test_refused(nowhere):
         status, output, errors = nowhere(*arguments)
         assert (status, output, errors.count('\n')) == (wanted, '', 1) and says in errors
     assert 'pytorch-run --nodes 2' in nowhere('--help')[1] and '--ranks-per-node' in nowhere('--help')[1]
+
+
+class Evil:
+    """What a pickle can do."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, 'w'))
+
+
+def test_missed_collectives(tmp_path):
+    """
+    Of flight recorders' dumps: what each group waited for, and where. A dump that is no plain value is not loaded.
+    (Those of a real recorder are in test_training.py.)
+    """
+    def dump(rank, **numbers):
+        frames = [{'filename': '/x/site-packages/torch/x.py', 'line': 1}, {'filename': 'mine.py', 'line': 7}]
+        entries = [{'process_group': [group, 'of ' + group], 'collective_seq_id': number + 1, 'is_p2p': False,
+                    'profiling_name': 'nccl:all_reduce', 'frames': frames}
+                   for group, count in numbers.items() for number in range(count)]
+        status = {group: {'last_enqueued_collective': count} for group, count in numbers.items()}
+        content = {'entries': entries, 'pg_status': status}
+        (tmp_path / ('nccl-trace-%d' % rank)).write_bytes(pickle.dumps(content))
+    missed = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['missed_collectives']
+    assert list(missed(tmp_path)) == []
+    dump(0, all=3, part=2)
+    dump(1, all=2)
+    dump(2, all=3, part=2)
+    (tmp_path / 'nccl-trace-3').write_bytes(pickle.dumps(Evil(str(tmp_path / 'done'))))
+    (tmp_path / 'nccl-trace-4').write_bytes((tmp_path / 'nccl-trace-0').read_bytes()[:99])
+    assert list(missed(tmp_path)) == [
+        'rank 1 did not reach collective 3 of of all, all_reduce; rank 0, 2 waited in it, at mine.py, line 7']
+    assert not (tmp_path / 'done').exists()
 
 
 @pytest.mark.slow
