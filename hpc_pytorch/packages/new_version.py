@@ -378,8 +378,8 @@ class Change:
         text = self.changed(text)
         values = {'python_versions': self.pythons, 'patches': self.new_patches(), 'checksums': self.new_checksums()}
         for parameter, value in values.items():
-            new = '%s = %s\n' % (parameter, value)
-            text = re.sub(r'^%s = \[.*?\]\n' % parameter, lambda _: new, text, flags=re.M | re.S)  # noqa: B023
+            new = '%s = %s' % (parameter, value)
+            text = re.sub(r'^%s = \[.*?\](?= *(#|$))' % parameter, lambda _: new, text, flags=re.M | re.S)  # noqa: B023
         image = self.changed(self.values.get('local_image', ''))
         digest = images.digest_of(image) if image else UNKNOWN
         return re.sub('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + digest, text)

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 from common import SCRIPTS, clean_environment
@@ -170,3 +171,11 @@ def test_what_is_not_checked(check, monkeypatch, capsys):
     assert [line.split()[0] for line in lines] == ['import', 'packages', 'gloo', 'not']
     assert lines[-1] == ('not checked: mpi (PyTorch cannot be imported); horovod, vllm (not installed); compile (found '
                          'no CC-of-no-module); plugin (needs a GPU: pytorch-check plugin); mpi4py (srun needs a job)')
+
+
+def test_without_torch_distributed(check, monkeypatch):
+    """A PyTorch that was built with USE_DISTRIBUTED=0 has a module of this name with next to nothing in it."""
+    for name in ('torch', 'torch.distributed'):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setattr(check.importlib.util, 'find_spec', lambda name: None)
+    assert check.left_out()['mpi'] == 'not installed'

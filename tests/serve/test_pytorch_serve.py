@@ -98,6 +98,18 @@ def test_on_this_machine(nowhere):
     assert not nowhere.files() and not list(nowhere.temporary.iterdir())
 
 
+def test_key_removed_by_the_job_script(nowhere):
+    """PBS ends the job script together with the server: vLLM ends all the same."""
+    nowhere.environment.update(RANK='0', WORLD_SIZE='1', SLURM_JOB_ID='7', SLURMD_NODENAME='localhost')
+    process = nowhere.start('--on-node', 'tiny', 'tiny')
+    assert any(line.startswith('pytorch-serve: serves at localhost:') for line in process.stdout)
+    (nowhere.directory / 'tiny-7.key').unlink()
+    process.send_signal(signal.SIGTERM)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 143 and not errors
+    assert not processes(str(nowhere.directory / 'tiny')) and not list(nowhere.temporary.iterdir())
+
+
 @pytest.mark.slow
 def test_on_two_nodes(slurm):
     """Asked with the key's file; after scancel the log alone is left."""
