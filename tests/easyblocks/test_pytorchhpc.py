@@ -49,6 +49,7 @@ def test_built_and_used(small, lmod, checkout):
     assert 'using the wheel' not in other and "CMake enabled all requested options" in other
 
 
+@pytest.mark.nightly
 def test_pytorchs_own_tests(small):
     """Upstream runs them, where the easyconfig has a command for them; a wheel that fails is not kept."""
     (small.tree / 'test').mkdir()

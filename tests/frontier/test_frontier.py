@@ -153,6 +153,7 @@ def kill_a_rank(frontier, snapshots, chance):
         os.kill(chance.choice(found), signal.SIGKILL)
 
 
+@pytest.mark.nightly
 def test_damaged_snapshot(frontier, tmp_path):
     """A snapshot that cannot be read is not used; half-written ones are written again."""
     snapshots = tmp_path / 'snapshots'

@@ -131,6 +131,7 @@ def test_refused(toys, pbs):
     assert not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
 
 
+@pytest.mark.nightly
 def test_server_away(toys, pbs):
     """qsub fails once: tried again. qstat does not answer: nothing is submitted twice in the dark."""
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])

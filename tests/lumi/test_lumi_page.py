@@ -89,6 +89,7 @@ def nothing_left(output):
     assert not any(map(os.path.exists, places))
 
 
+@pytest.mark.nightly
 def test_interactive(user):
     """An interactive session in the container, one task with all GPUs, the variables of the page."""
     output = user(r'''

@@ -283,7 +283,8 @@ def test_pythons_without_wheels(toy, made, capsys):
     (page / 'torch-2.0-py3-none-any.whl').rename(page / 'torch-2.0-cp311-none-any.whl')
     (page / 'index.html').write_text((page / 'index.html').read_text().replace('2.0-py3', '2.0-cp311'))
     text = EASYCONFIG.replace("['3.11']", "['3.13', '3.11']  # newest first") + "scripts = ['toy']\n"
-    assert "python_versions = ['3.11']  # newest first\nmoduleclass = 'ai'\nscripts = ['toy']\n" in made('2.0', text=text)[1]['toy-2.0.eb']
+    new = made('2.0', text=text)[1]['toy-2.0.eb']
+    assert "python_versions = ['3.11']  # newest first\nmoduleclass = 'ai'\nscripts = ['toy']\n" in new
     assert 'Left out: Python 3.13 (' in capsys.readouterr().out
 
 

@@ -42,6 +42,7 @@ def test_gpu_tensors(installed, fake_cuda, memory, aware):
     assert output.count("are copied through pinned host memory") == collectives, output
 
 
+@pytest.mark.nightly
 def test_the_device_is_closed(python, fake_cuda):
     """So that an MPI which cannot take GPU memory would be noticed to get it."""
     code = ("import fake_cuda, torch, ctypes; torch.cuda._lazy_init = lambda: None\n"

@@ -7,8 +7,9 @@ import pytest
 pytestmark = pytest.mark.slow
 
 
-def test_futures_that_are_made_while_their_work_ends(installed):
-    assert installed.run(2, "futures.py", 100000).count("all futures ended") == 2
+@pytest.mark.parametrize("futures", [10000, pytest.param(100000, marks=pytest.mark.nightly)])
+def test_futures_that_are_made_while_their_work_ends(installed, futures):
+    assert installed.run(2, "futures.py", futures).count("all futures ended") == 2
 
 
 def test_it_goes_on_while_the_program_does_something_else(installed):
