@@ -61,7 +61,10 @@ def test_wrong_result(installed, tmp_path):
     ("nid1:1 [0] NCCL INFO NET/Plugin : No plugin found (libnccl-net.so), using internal implementation\n"
      "nid1:1 [0] NCCL INFO NET/Socket : Using [0]hsn0:10.0.0.1<0>\nnid1:1 [0] NCCL INFO Using network Socket\n",
      "sockets (slow: load the module of the OFI plugin): No plugin found"),
-    ("nid1:1 [0] NCCL INFO Using network IB\n", "InfiniBand"),
+    ("nid1:1 [0] NCCL INFO NET/Plugin: No plugin found (libnccl-net.so)\nnid1:1 [0] NCCL INFO Using network IB\n",
+     "InfiniBand"),
+    ("nid1:1 [0] NCCL INFO NET/Plugin: Failed to find ncclNetPlugin_v9 symbol.\nnid1:1 [0] NCCL INFO Using network "
+     "Libfabric\n", "OFI plugin"),
     ("", "its log does not say; on one node it uses none"),
 ])
 def test_transport(script, log, transport):
