@@ -235,9 +235,6 @@ auto MPIBackend::reducing(MPIWork& work, const at::Tensor& tensor, const ReduceO
 
 std::function<void()> MPIBackend::gathering(MPIWork& work, TensorList outputs, const at::Tensor& input) {
   const bool is_list = outputs.size() != 1;
-  TORCH_CHECK(
-      !is_list || outputs.size() == static_cast<size_t>(size_), "torch_mpi: all_gather: ", size_,
-      " output tensors are needed, not ", outputs.size());
   check_same_type(outputs, input, "all_gather");
   const int64_t room = is_list ? outputs[rank_].numel() : outputs[0].numel() / size_;
   TORCH_CHECK(
@@ -403,7 +400,9 @@ WorkHandle MPIBackend::allgather_into_tensor_coalesced(
 WorkHandle MPIBackend::allgather(
     std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   const auto& input = only(inputs, "all_gather");
-  TORCH_CHECK(outputs.size() == 1, "torch_mpi: all_gather takes one list of output tensors");
+  TORCH_CHECK(
+      outputs.size() == 1 && outputs[0].size() == static_cast<size_t>(size_), "torch_mpi: all_gather: one list of ",
+      size_, " output tensors is needed");
   auto work = make(OpType::ALLGATHER, "mpi:all_gather", inputs, outputs[0], options.timeout);
   return post(work, options, call_of(outputs[0]), gathering(*work, outputs[0], input));
 }

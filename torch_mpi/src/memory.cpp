@@ -175,8 +175,9 @@ Span::~Span() {
 
 void exchange(MPIWork& work, const std::vector<Piece>& to, const std::vector<Piece>& from) {
   // MPI reads these arrays until the operation is complete.
-  const auto sends = std::make_shared<AbsoluteTypes>(to), receives = std::make_shared<AbsoluteTypes>(from);
-  work.keep(sends);
+  const auto sends = std::make_shared<AbsoluteTypes>(to);
+  work.keep(sends);  // at once: its destructor takes the lock
+  const auto receives = std::make_shared<AbsoluteTypes>(from);
   work.keep(receives);
   work.begin(
       "MPI_Ialltoallw", MPI_Ialltoallw, MPI_BOTTOM, sends->counts.data(), sends->displacements.data(),

@@ -299,7 +299,7 @@ std::map<int, int64_t> ControlMessages::receive(size_t ranks, Clock::time_point 
     int64_t message[2];
     int found = 0;
     MPI_Status status;
-    while (MPI_Iprobe(MPI_ANY_SOURCE, tag, comm, &found, &status) == MPI_SUCCESS && found) {
+    while (check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm, &found, &status), "MPI_Iprobe"), found) {
       check_mpi(MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, tag, comm, MPI_STATUS_IGNORE), "MPI_Recv");
       if (message[0] == round)
         values[status.MPI_SOURCE] = message[1];

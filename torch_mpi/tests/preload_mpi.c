@@ -24,6 +24,17 @@ int MPI_Ireduce_scatter_block(const void* send, void* receive, int count, MPI_Da
   return PMPI_Ireduce_scatter_block(send, receive, count, type, op, comm, request);
 }
 
+/* The third one fails on rank 1: the first of what it receives, with two ranks. */
+int MPI_Type_create_hindexed(int count, const int lengths[], const MPI_Aint starts[], MPI_Datatype old,
+                             MPI_Datatype* made) {
+  static int calls = 0;
+  int rank = 0;
+  PMPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (asked("fail") && rank == 1 && ++calls == 3)
+    return MPI_ERR_OTHER;
+  return PMPI_Type_create_hindexed(count, lengths, starts, old, made);
+}
+
 /* The message arrives just before. */
 int MPI_Cancel(MPI_Request* request) {
   int there = 0;

@@ -151,14 +151,21 @@ def check_premultiplied(group, members):
 
 
 def check_refused(group):
-    """Operations without a meaning are refused, on all ranks, and the group stays usable."""
-    for dtype, op in [(torch.float32, OPS.BAND), (torch.bool, OPS.AVG), (torch.bfloat16, OPS.BOR)]:
+    """Operations without a meaning, and lists of another length, are refused on all ranks; the group stays usable."""
+    size = dist.get_world_size(group)
+    calls = {"has no meaning for %s" % name: functools.partial(dist.all_reduce, torch.zeros(3, dtype=dtype), op, group)
+             for name, dtype, op in [("Float", torch.float32, OPS.BAND), ("Bool", torch.bool, OPS.AVG),
+                                     ("BFloat16", torch.bfloat16, OPS.BOR)]}
+    # one tensor with room for all is not meant; alone that would be right
+    outputs = [torch.zeros(3 * size)] * (2 if size == 1 else 1)
+    calls["one list of %d output tensors" % size] = functools.partial(dist.all_gather, outputs, torch.zeros(3), group)
+    for text, call in calls.items():
         try:
-            dist.all_reduce(torch.zeros(3, dtype=dtype), op=op, group=group)
+            call()
         except RuntimeError as error:
-            assert "has no meaning" in str(error), error
+            assert text in str(error), error
         else:
-            raise AssertionError("%s of %s was accepted" % (op, dtype))
+            raise AssertionError("accepted, not refused: " + text)
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=group)
     same(tensor, torch.full((1,), float(dist.get_world_size(group))))

@@ -477,9 +477,11 @@ def forked():
 
 
 def half_posted():
-    """The second of two parts of an operation cannot be started on rank 1."""
+    """The memory that rank 1 receives cannot be described; the second of two parts cannot be started there."""
     rank, size = start(300)
     os.environ["MPI_DOES"] = "fail"
+    group = dist.new_group(timeout=datetime.timedelta(seconds=20))
+    report(outcome(dist.all_to_all_single, torch.zeros(4), torch.ones(4), [2, 2], [2, 2], group=group)[0])
     outputs, inputs = [torch.zeros(3), torch.zeros(3)], [torch.ones(3 * size), torch.ones(3 * size)]
     options = dist.ReduceScatterOptions()
     name = next(name for name in ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
