@@ -30,16 +30,15 @@ def main():
     parser.format_help = lambda: HELP
     parser.add_argument('--version', action='version', version='ramgate ' + VERSION)
     parser.add_argument('--jobs', type=count)
-    parser.add_argument('--memory')
+    parser.add_argument('--memory', type=size)
     parser.add_argument('--profile')
     parser.add_argument('--like', action='append', default=[])
     parser.add_argument('--report')
     parser.add_argument('command', nargs=argparse.REMAINDER)
-    options = parser.parse_args(sys.argv[2:] if sys.argv[1:2] == ['run'] else sys.argv[1:])
-    if options.command[:1] == ['--']:
-        options.command = options.command[1:]
     try:
-        options.memory = options.memory and size(options.memory)
+        options = parser.parse_args(sys.argv[2:] if sys.argv[1:2] == ['run'] else sys.argv[1:])
+        if options.command[:1] == ['--']:
+            options.command = options.command[1:]
         if not options.command:
             raise Problem('name the command that builds, such as: ramgate run -- cmake --build .')
         return Build(options).run()

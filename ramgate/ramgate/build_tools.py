@@ -50,8 +50,9 @@ def with_slots(command, cores, environ):
     if not builds or given and given.group(1) != str(cores) or 'jobserver' in environ.get('MAKEFLAGS', ''):
         return command
     slots = cores * MORE if prepared(build_directory(command)) else cores
-    # of several, the last holds
-    at = len(command) if given or tool == 'cmake' else 1
+    # of several, the last holds; what follows -- is no option, but for cmake, which hands it on
+    end = command.index('--') if '--' in command and tool != 'cmake' else len(command)
+    at = end if given or tool == 'cmake' else 1
     return command[:at] + ['-j%d' % slots] + command[at:]
 
 

@@ -422,13 +422,13 @@ class Schedule:
         return forecast
 
     def admit(self, estimates, forecast, room, squares, now):
-        """Start the longest first, and shorter ones where it does not fit; one that was overtaken too often alone."""
+        """Start what was overtaken too often, then the longest, and shorter ones where one of these does not fit."""
         alive = self.alive()
         working = len(self.in_state(RUNNING))
         refused = set()
-        overtaken = list(filter(self.overtaken, estimates))
-        longest = sorted(estimates, key=lambda compilation: -estimates[compilation].seconds)
-        for compilation in overtaken[:1] or longest:
+        order = sorted(estimates, key=lambda compilation:
+                       -math.inf if self.overtaken(compilation) else -estimates[compilation].seconds)
+        for compilation in order:
             estimate = estimates[compilation]
             if working >= self.cores:
                 return
@@ -444,6 +444,8 @@ class Schedule:
                 forecast.add(steps)
                 squares += estimate.uncertainty ** 2
                 working += 1
+            elif self.overtaken(compilation):
+                return
             else:
                 refused.add(shape)
 

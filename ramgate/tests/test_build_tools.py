@@ -11,6 +11,7 @@ from ramgate.build_tools import with_slots
     ('cmake --build .', 'cmake --build . -j8'),
     # as PyTorch's setup.py says it, with $MAX_JOBS: of several, the last holds
     ('cmake --build . -- -j 2', 'cmake --build . -- -j 2 -j8'),
+    ('make -j2 -- all', 'make -j2 -j8 -- all'),
     ('cmake -B out', 'cmake -B out'),
 ])
 def test_slots(tmp_path, monkeypatch, command, expected):

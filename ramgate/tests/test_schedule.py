@@ -81,6 +81,14 @@ def test_a_large_job_is_not_passed_over_for_ever():
     assert 50 < started.index('large') < 100
 
 
+def test_short_jobs_that_were_passed_over_take_all_cores_at_once():
+    node = Node(1000, large=(1, 1200), **{'short%d' % at: (1, 100) for at in range(6)})
+    node.ask('short0', 'short1', 'large', 'short2')
+    node.schedule.begun += 1000
+    node.ask('short3')
+    assert [name for _, name in node.plan()] == ['short0', 'short1']
+
+
 def test_alone_even_what_does_not_fit_is_tried():
     node = Node(1000, huge=(10, 5000), other=(5, 5000))
     node.ask('huge', 'other')
