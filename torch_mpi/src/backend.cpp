@@ -611,27 +611,28 @@ void MPIBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait
   const auto timeout = options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
   const auto deadline = Clock::now() + timeout;
   const ControlMessages control{communicator_->handle, Runtime::get().tag(Runtime::barrier), ++monitored_barriers_};
-  const auto receive = [&](size_t ranks) {
+  const auto receive = [&](const std::vector<int>& ranks) {
     auto values = control.receive(ranks, deadline);
-    if (values.size() < ranks)
+    if (values.size() < ranks.size())
       communicator_->leftovers = true;
     return values;
   };
   if (rank_ != 0) {
     control.send(0, true);
-    const auto answer = receive(1);
+    const auto answer = receive({0});
     TORCH_CHECK(
         !answer.empty() && answer.at(0), "[Rank ", rank_, "]: Rank ", rank_,
         " successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. Please "
         "check rank 0 logs for faulty rank.");
     return;
   }
-  const auto reports = receive(size_ - 1);
-  std::vector<int> missing;
-  for (int rank = 1; rank < size_; ++rank)
+  std::vector<int> others(size_ - 1), missing;
+  std::iota(others.begin(), others.end(), 1);
+  const auto reports = receive(others);
+  for (int rank : others)
     if (!reports.count(rank))
       missing.push_back(rank);
-  for (int rank = 1; rank < size_; ++rank)
+  for (int rank : others)
     control.send(rank, missing.empty());
   if (missing.empty())
     return;

@@ -293,18 +293,19 @@ void ControlMessages::send(int rank, int64_t value) const {
     MPI_Request_free(&request);
 }
 
-std::map<int, int64_t> ControlMessages::receive(size_t ranks, Clock::time_point deadline) const {
+std::map<int, int64_t> ControlMessages::receive(const std::vector<int>& ranks, Clock::time_point deadline) const {
   std::map<int, int64_t> values;
   Runtime::get().test_until(deadline, [&] {
     int64_t message[2];
     int found = 0;
-    MPI_Status status;
-    while (check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, tag, comm, &found, &status), "MPI_Iprobe"), found) {
-      check_mpi(MPI_Recv(message, 2, MPI_INT64_T, status.MPI_SOURCE, tag, comm, MPI_STATUS_IGNORE), "MPI_Recv");
-      if (message[0] == round)
-        values[status.MPI_SOURCE] = message[1];
-    }
-    return values.size() == ranks;
+    for (int rank : ranks)
+      while (!values.count(rank) &&
+             (check_mpi(MPI_Iprobe(rank, tag, comm, &found, MPI_STATUS_IGNORE), "MPI_Iprobe"), found)) {
+        check_mpi(MPI_Recv(message, 2, MPI_INT64_T, rank, tag, comm, MPI_STATUS_IGNORE), "MPI_Recv");
+        if (message[0] == round)
+          values[rank] = message[1];
+      }
+    return values.size() == ranks.size();
   });
   return values;
 }
@@ -330,7 +331,7 @@ void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds t
     const std::vector<int> others(ranks.begin() + 1, ranks.end());
     const auto all_here = [&](Clock::time_point until) {
       size_t count = 0;
-      for (const auto& [rank, value] : control.receive(others.size(), until))
+      for (const auto& [rank, value] : control.receive(others, until))
         count += value == here;
       return count == others.size();
     };
@@ -345,7 +346,7 @@ void Runtime::agree(const std::vector<int>& ranks, int64_t round, Milliseconds t
     send_all(all ? begin : off);
   } else {
     const auto answer = [&](Clock::time_point until) {
-      const auto values = control.receive(1, until);
+      const auto values = control.receive({first}, until);
       return values.empty() ? gone : values.begin()->second;
     };
     control.send(first, here);

@@ -42,8 +42,8 @@ void rest(Clock::duration without_progress);
 // have been left over.
 struct ControlMessages {
   void send(int rank, int64_t value) const;
-  // Rank → its last value, from so many ranks or from those that sent one in time.
-  std::map<int, int64_t> receive(size_t ranks, Clock::time_point deadline) const;
+  // Rank → value, without the ranks that sent nothing in time. What a rank sends after that stays for the next round.
+  std::map<int, int64_t> receive(const std::vector<int>& ranks, Clock::time_point deadline) const;
 
   MPI_Comm comm;
   int tag;
