@@ -161,6 +161,8 @@ def main(arguments):
     system = systems.load(os.environ['HPC_SYSTEM'])
     machine = Machine(system)
     path = os.path.abspath(given.survey or 'survey-%s.txt' % system.name)
+    if (given.survey or given.job) and not os.access(os.path.dirname(path), os.W_OK):
+        raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
     if given.job:
         print("Job %s will write %s" % (submit(system, path), path))
         return 0

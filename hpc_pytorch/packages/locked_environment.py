@@ -172,7 +172,9 @@ class LockedEnvironment(EasyBlock):
         return entries
 
     def check_locks(self):
-        """Stop unless all lock files are there, and are of this version; of a copied easyconfig they may not be."""
+        """Stop unless all files are there, and locks are of this version; of a copied easyconfig they may not be."""
+        for name in self.cfg['scripts'] + self.cfg['example_files']:
+            self.named_file(name)
         for parameter in LOCK_PARAMETERS:
             for entry in self.locked(parameter):
                 version = entry.version.split('+')[0]

@@ -249,6 +249,14 @@ def test_lock_of_another_version(eb, tmp_path):
     assert 'The lock file has torch 2.13.0+cpu, the easyconfig says 2.14.0' in output.stdout
 
 
+def test_example_that_is_gone(eb, toy):
+    """Of an easyconfig for an earlier collection: found out before anything is fetched."""
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "example_files = ['finetune_accelerate.py']\n")
+    output = eb(toy.easyconfig, '--fetch', env=toy.online, status=1).stdout
+    assert 'finetune_accelerate.py, which %s names, is missing' % toy.easyconfig.name in output
+    assert 'fetching 1' not in output
+
+
 @pytest.mark.slow
 def test_no_lock_for_another_version(eb, tmp_path):
     """Before gigabytes of source are fetched: nobody has locked what goes with this version."""

@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from common import CHECKOUT, clean_environment
+from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine import inspection, new_system, survey, systems
 
 SYSTEM = """[system]
@@ -247,6 +248,15 @@ def test_as_it_is_typed(tmp_path):
     assert answer.read_text() in done.stdout and len(answer.read_text().splitlines()) > 20
     # Lmod and pip's compilers leave dot files in $HOME
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith('.')] == ['survey.txt']
+
+
+@pytest.mark.parametrize('more', [[], ['--job']])
+def test_file_that_cannot_be_written(monkeypatch, more):
+    """It is found out before the survey, or the job, has taken a minute."""
+    monkeypatch.setenv('HPC_SYSTEM', 'archer2')
+    monkeypatch.setattr(survey, 'PROBES', None)
+    with pytest.raises(UsersProblem, match='/no/such.txt cannot be written'):
+        survey.main(['--survey', '/no/such.txt', *more])
 
 
 def test_script_of_the_job(tmp_path, monkeypatch):
