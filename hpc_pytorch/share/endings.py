@@ -45,23 +45,24 @@ def name_ranks(ranks):
 
 
 def read_recorders(directory):
-    """Read the flight recorders of ranks: {rank: dump}."""
+    """Read the flight recorders of ranks: {rank: (status of groups, entries)}."""
     dumps = {}
     for path in glob.glob(os.path.join(glob.escape(directory), 'nccl-trace-*')):
         rank = path.rpartition('-')[2]
-        # who was killed may have written half of it
+        # who was killed may have written half of it, and an old PyTorch writes no status
         with contextlib.suppress(Exception), open(path, 'rb') as handle:
-            dumps[int(rank)] = PlainUnpickler(handle).load()
+            dump = PlainUnpickler(handle).load()
+            dumps[int(rank)] = dump['pg_status'], dump['entries']
     return dumps
 
 
 def missed_collectives(directory):
     """For each group of ranks, the first collective that some of them did not reach."""
     reached, begun = {}, {}
-    for rank, dump in read_recorders(directory).items():
-        for group, status in dump['pg_status'].items():
+    for rank, (groups, entries) in read_recorders(directory).items():
+        for group, status in groups.items():
             reached.setdefault(group, {})[rank] = max(status['last_enqueued_collective'], 0)
-        for entry in dump['entries']:
+        for entry in entries:
             if not entry.get('is_p2p'):
                 begun[entry['process_group'][0], entry['collective_seq_id']] = entry
     for group, numbers in sorted(reached.items()):
@@ -116,9 +117,8 @@ def why(output, texts):
         yield "rank %s on %s ended first, with status %s" % (rank, host, code)
         left = [found for found in ended if found[2] in WELL and found[3] < time]
         if left:
-            few = ', '.join(found[0] for found in left[:8])
             yield "rank %s had left well before that (such as rank %s on %s, with status %s): was it waited for?" % (
-                few, *left[0][:3])
+                name_ranks(int(found[0]) for found in left), *left[0][:3])
         own = os.path.join(directory, 'rank-%s.out' % rank)
         if own in files:
             texts = [read_tail(own)] + texts

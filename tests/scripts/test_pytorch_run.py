@@ -147,6 +147,9 @@ def test_missed_collectives(tmp_path):
     dump(2, all=3, part=2)
     (tmp_path / 'nccl-trace-3').write_bytes(pickle.dumps(Evil(str(tmp_path / 'done'))))
     (tmp_path / 'nccl-trace-4').write_bytes((tmp_path / 'nccl-trace-0').read_bytes()[:99])
+    # as PyTorch 2.2 and 2.3 write them
+    (tmp_path / 'nccl-trace-5').write_bytes(pickle.dumps([{'seq_id': 1}]))
+    (tmp_path / 'nccl-trace-6').write_bytes(pickle.dumps({'version': '1.5', 'entries': [{'seq_id': 1}]}))
     assert list(missed(tmp_path)) == [
         'rank 1 did not reach collective 3 of of all, all_reduce; rank 0, 2 waited in it, at mine.py, line 7']
     assert not (tmp_path / 'done').exists()
