@@ -218,12 +218,12 @@ class WorksCheck(ModuleCheck):
                 '\n'.join(changed), easyconfig))
 
     def other_packages(self):
-        """Packages that are gone or have another version than was installed."""
+        """Packages that are gone or have another version than was installed, where that was noted."""
         provenance = Path(INSTALLED[self.module], 'easybuild/provenance/provenance.json')
         # of what the module below has, too, its own comes first
         found = dict(reversed(self.printed(r'^package: (\S+) (\S+)')))
         changed = []
-        for name, version in json.loads(provenance.read_text())['packages'].items():
+        for name, version in json.loads(provenance.read_text()).get('packages', {}).items():
             if found.get(name) != version:
                 changed.append('%s: %s was installed, found %s' % (name, version, found.get(name, 'none')))
         return sorted(changed)

@@ -52,12 +52,8 @@ def say(text):
 def read_share(name):
     """Sections of a file that came with the module, as system.cfg, which was checked when it was installed."""
     path = os.path.join(HERE, name)
-    parser = configparser.ConfigParser(
-        delimiters=('=',),
-        comment_prefixes=('#',),
-        interpolation=None,
-        default_section='',
-    )
+    parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
+                                       default_section='')
     if not parser.read(path, encoding='utf-8'):
         raise Problem("%s is missing: run the program of an installed module" % path)
     return {section: dict(parser[section]) for section in parser.sections()}

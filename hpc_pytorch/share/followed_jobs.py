@@ -41,13 +41,8 @@ class Job:
         command = self.words['submit'].split() + [self.path]
         try:
             # Ctrl-C is for us alone
-            self.waiting = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                universal_newlines=True,
-                start_new_session=True,
-            )
+            self.waiting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                            universal_newlines=True, start_new_session=True)
         except FileNotFoundError:
             raise Problem("%s was not found here: submit %s on a host that has it" % (command[0], self.path))
         answer = self.waiting.stdout.readline()
