@@ -179,3 +179,14 @@ def test_without_torch_distributed(check, monkeypatch):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setattr(check.importlib.util, 'find_spec', lambda name: None)
     assert check.left_out()['mpi'] == 'not installed'
+
+
+def test_mpiexec_that_hangs(check, monkeypatch, tmp_path):
+    """As a Cray's, which waits for its daemon; another says whose it is."""
+    monkeypatch.setattr(check, 'SECONDS', 1)
+    program = tmp_path / 'mpiexec'
+    for text, ours in (('sleep 30; echo OpenRTE', False), ('echo "mpiexec (OpenRTE) 4.1.4"', True)):
+        program.write_text('#!/bin/sh\n%s\n' % text)
+        program.chmod(0o755)
+        monkeypatch.setenv('PATH', '%s:%s' % (tmp_path, os.environ['PATH']))
+        assert check.needs_no_job() is ours
