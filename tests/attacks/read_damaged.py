@@ -37,7 +37,7 @@ ERROR: No matching distribution found for toy==1.0
         Expected sha256 %s
              Got        %s
 """ % ('a' * 64, 'b' * 64)
-PYTHON = wheel_tags.Python('/usr/bin/python3', '3.12', 'cpython', 'x86_64', '2.36')
+PYTHON = wheel_tags.Python('/usr/bin/python3', '3.12', 'cpython', 'x86_64', '2.36', True)
 CACHE = """CMAKE_BUILD_TYPE:STRING=Release
 USE_MPI:BOOL=ON
 -- ******** Summary ********

@@ -4,7 +4,7 @@ import pytest
 from hpc_pytorch.packages import pip_errors
 from hpc_pytorch.packages.wheel_tags import Python
 
-PYTHON = Python('/usr/bin/python3', '3.12', 'cpython', 'x86_64', '2.36')
+PYTHON = Python('/usr/bin/python3', '3.12', 'cpython', 'x86_64', '2.36', True)
 NO_MATCH = """ERROR: Could not find a version that satisfies the requirement toy==1.0 (from versions: none)
 ERROR: No matching distribution found for toy==1.0
 """

@@ -6,7 +6,7 @@ import pytest
 from hpc_pytorch.packages.lock_files import parse_lock
 from hpc_pytorch.packages.wheel_tags import Python, ask_python, name_and_version, parse_wheel, why_not
 
-THIS = Python('/usr/bin/python3.11', '3.11', 'cpython', 'x86_64', '2.36')
+THIS = Python('/usr/bin/python3.11', '3.11', 'cpython', 'x86_64', '2.36', True)
 HASH = 'a' * 64
 
 
