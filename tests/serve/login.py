@@ -116,9 +116,10 @@ class Served:
     def job(self):
         return re.search(r'or scancel (\d+)', self.printed).group(1)
 
-    def ask(self, path, *words, enter=()):
+    def ask(self, path, *words, enter=(), below='/v1'):
         """curl's status and answer, from where the nodes are."""
-        done = subprocess.run([*enter, 'curl', '-s', '--noproxy', '*', '-w', '\n%{http_code}', *words, self.url + path],
+        address = self.url[:-len('/v1')] + below + path
+        done = subprocess.run([*enter, 'curl', '-s', '--noproxy', '*', '-w', '\n%{http_code}', *words, address],
                               stdout=subprocess.PIPE, text=True, check=True)
         answer, _, status = done.stdout.rpartition('\n')
         return int(status), answer

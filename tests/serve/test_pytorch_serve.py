@@ -69,6 +69,8 @@ def test_refused(nowhere, tmp_path):
                                 (['unfinished'], 'unfinished has no weights'),
                                 (['org/name'], 'jobs ask no hub: hf download org/name --local-dir name'),
                                 (['tiny', '--', '--api-key=x'], '--api-key would show the key'),
+                                (['tiny', '--', '--api_key', 'x'], '--api-key would show the key'),
+                                (['tiny', '--', '--grpc'], '--grpc would answer without the key'),
                                 (['tiny', '--', '--port', port], 'port %s cannot be used on ' % port),
                                 (['long'], 'of 131072 tokens needs 16.0 GiB of memory, and 3.12 GiB are free. Add: -- '
                                            '--max-model-len 25392')):
@@ -87,7 +89,10 @@ def test_without_gpu(tmp_path):
 def test_on_this_machine(nowhere):
     """The key is in no process's words; nothing is left."""
     served = Served(nowhere, '--here', 'tiny')
-    assert served.ask('/models')[0] == 401
+    for path, below in (('/models', '/v1'), ('/invocations', ''), ('/openapi.json', ''), ('/health/', '')):
+        for words in ((), ('-X', 'POST'), ('-H', 'Authorization: Bearer ' + served.key[:-1])):
+            assert served.ask(path, *words, below=below)[0] == 401, path
+    assert served.ask('/health', below='')[0] == 200
     status, answer = served.ask('/models', '-H', 'Authorization: Bearer ' + served.key)
     answer = json.loads(answer)
     assert status == 200 and answer['offline'] == '1'

@@ -55,8 +55,9 @@ def test_two_nodes(login):
     """Answers who has the key; after scancel nothing but the log is left."""
     memory = set(Path('/dev/shm').iterdir())
     served = Served(login, '--nodes', '2', 'tiny', '--', *SMALL)
-    assert served.ask('/models', enter=enter(login.slurm))[0] == 401
-    status, answer = served.ask('/completions', '-H', '@%s/tiny-%s.key' % (login.directory, served.job), *QUESTION,
+    key = '@%s/tiny-%s.key' % (login.directory, served.job)
+    refuses_without_key(served, key, enter(login.slurm))
+    status, answer = served.ask('/completions', '-H', key, *QUESTION,
                                 enter=enter(login.slurm))
     assert status == 200 and json.loads(answer)['usage']['completion_tokens'] == 8, answer
     login.slurm.output('scancel', served.job)
@@ -65,6 +66,18 @@ def test_two_nodes(login):
     assert login.files() == ['tiny-%s.out' % served.job]
     wait_for(lambda: not processes(served.key) and not processes(str(login.directory / 'tiny')), "no process", 120)
     assert not list(login.temporary.iterdir()) and set(Path('/dev/shm').iterdir()) <= memory
+
+
+def refuses_without_key(served, key, where):
+    """Each address that vLLM has, also where it asks for no key of its own."""
+    status, answer = served.ask('/openapi.json', '-H', key, enter=where, below='')
+    assert status == 200
+    routes = json.loads(answer)['paths']
+    assert {'/v1/completions', '/invocations', '/tokenize'} <= set(routes)
+    for path in [*routes, '/openapi.json', '/docs', '/metrics']:
+        for method in [*routes.get(path, ()), 'get']:
+            status, answer = served.ask(path, '-X', method.upper(), *QUESTION, enter=where, below='')
+            assert status == (200 if path == '/health' else 401), (method, path, answer)
 
 
 def test_limit_larger_than_memory(login):

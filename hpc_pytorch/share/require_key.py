@@ -1,0 +1,30 @@
+"""
+What a server of pytorch-serve answers without its key: whether it lives, and no more.
+
+vLLM itself asks for the key on some addresses only; /invocations answers with the model without one. vLLM imports this
+class (--middleware), and gives it each request first.
+"""
+import hmac
+import os
+
+
+class RequireKey:
+    """Ask for the key in VLLM_API_KEY, whatever the address."""
+
+    def __init__(self, app):
+        self.app = app
+        self.expected = ('Bearer ' + os.environ['VLLM_API_KEY']).encode()
+
+    async def __call__(self, scope, receive, send):
+        """Pass the request on, or refuse it; `lifespan` is the server's own start and end."""
+        if scope['type'] == 'lifespan' or scope['path'] == '/health' or self.has_key(scope):
+            await self.app(scope, receive, send)
+        elif scope['type'] == 'websocket':
+            await send({'type': 'websocket.close', 'code': 1008})
+        else:
+            await send({'type': 'http.response.start', 'status': 401, 'headers': [(b'www-authenticate', b'Bearer')]})
+            await send({'type': 'http.response.body', 'body': b'{"error": "Unauthorized"}'})
+
+    def has_key(self, scope):
+        given = dict(scope['headers']).get(b'authorization', b'')
+        return hmac.compare_digest(given, self.expected)
