@@ -85,6 +85,25 @@ def small_image(path):
     return path
 
 
+def image_of_this_machine(path, venv, variables):
+    """An image whose system is this machine's, when /usr is bound to it, and whose Python is that of an environment."""
+    root = path.parent / (path.name + '.root')
+    environment = root / '.singularity.d/env/10-docker2singularity.sh'
+    environment.parent.mkdir(parents=True)
+    for directory in ('usr', 'etc', 'proc', 'sys', 'dev', 'tmp', 'var/tmp', 'root', 'home', 'opt'):
+        (root / directory).mkdir(parents=True)
+    for name in ('bin', 'lib', 'lib64', 'sbin'):
+        (root / name).symlink_to('usr/' + name)
+    for name in ('passwd', 'group', 'hosts', 'resolv.conf', 'localtime'):
+        (root / 'etc' / name).touch()
+    (root / 'opt/venv').symlink_to(venv)
+    words = ['PATH=/opt/venv/bin:$PATH'] + ['%s=%s' % pair for pair in variables.items()]
+    environment.write_text('export %s\n' % ' '.join(words))
+    environment.chmod(0o755)
+    subprocess.run(['apptainer', '-s', 'build', path, root], env=dict(os.environ, **FOR_ROOT), check=True)
+    shutil.rmtree(root)
+
+
 # How an image makes its Python known: the environment that it sets, and what it does only in `singularity run`.
 KINDS = {
     'conda': "export WITH_CONDA='source /opt/miniconda3/bin/activate pytorch'",

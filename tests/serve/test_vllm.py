@@ -1,12 +1,16 @@
 """vLLM itself, for CPUs: installed on PyTorch's module, it serves a tiny model on two nodes of a real Slurm."""
 import json
+import os
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import Slurm, wait_for
 from common import ModulesTool, clean_environment, needs_root
-
-from on_top.below import on_top
+from containers import images as containers
+from lumi.lumi_site import Place
+from on_top.below import BELOW, on_top
 from serve.login import SYSTEM, Login, Served, enter, processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -47,7 +51,7 @@ def login(tmp_path_factory):
         share = eb.prefix / 'software' / MODULE / 'share'
         (share / 'system.cfg').write_text(SYSTEM % 'slurm')
         login = Real(directory, eb, slurm.environment)
-        login.slurm = slurm
+        login.slurm, login.prefix = slurm, eb.prefix
         yield login
 
 
@@ -93,3 +97,21 @@ def test_check(login):
     """pytorch-check makes its own model, and asks."""
     output = login.run('pytorch-check vllm')
     assert 'vllm     works: first token after ' in output
+
+
+def test_check_in_a_container(login, apptainer):
+    """As in LUMI's: the image has vLLM, and the module its scripts, which come first."""
+    place = Place(tempfile.mkdtemp(prefix='hpc-tests-'))
+    try:
+        below = login.prefix / 'software' / BELOW / ('lib/python%d.%d/site-packages' % sys.version_info[:2])
+        containers.image_of_this_machine(place.store / 'tool.sif', login.prefix / 'software' / MODULE, {
+            'PYTHONPATH': below, 'VLLM_CPU_OMP_THREADS_BIND': 'nobind'})
+        # what the image would have itself
+        bound = ','.join(['/usr', str(login.prefix), os.path.realpath(sys.base_prefix)])
+        variables = dict(containers.FOR_ROOT, APPTAINER_BIND=bound, SINGULARITY_BIND=bound)
+        place.install(place.easyconfig("import_name = 'torch'\npackage_version = '2.13.0'", 'PyTorch'), env=variables)
+        output = ModulesTool('Lmod').run('module use %s; module load PyTorch; run-in-container which pytorch-serve; '
+                                         'pytorch-check vllm' % place.eb.modules, cwd=login.directory, env=variables)
+        assert '/runscripts/pytorch-serve' in output and 'vllm     works: first token after ' in output
+    finally:
+        place.remove()
