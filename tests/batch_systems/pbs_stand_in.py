@@ -362,14 +362,23 @@ def bytes_of(text):
     return int(number) * UNITS[unit]
 
 
-def memory_of(session):
-    """What the processes of a session occupy."""
-    total = 0
+def members(session):
+    """The processes of a session, as PBS's daemon finds them."""
+    found = []
     for entry in os.listdir('/proc'):
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = Path('/proc', entry, 'stat').read_text().rsplit(')', 1)[1].split() if entry.isdigit() else []
             if fields and int(fields[3]) == session:
-                total += int(Path('/proc', entry, 'statm').read_text().split()[1]) * PAGE
+                found.append(int(entry))
+    return found
+
+
+def memory_of(session):
+    """What the processes of a session occupy."""
+    total = 0
+    for process in members(session):
+        with contextlib.suppress(OSError, IndexError):
+            total += int(Path('/proc', str(process), 'statm').read_text().split()[1]) * PAGE
     return total
 
 
@@ -451,9 +460,10 @@ class Job:
             spool.write('=>> PBS: job killed: %s\n' % text)
 
     def kill(self, number=signal.SIGKILL):
-        """End all its processes."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+        """End all processes of its session."""
+        for process in members(self.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
 
     def watch(self):
         """Whether a running job has ended; one that takes more than it asked for is killed."""

@@ -13,9 +13,12 @@ from common import SCRIPTS, clean_environment
 
 from hpc_pytorch.machine.systems import FOR_JOBS
 
-SYSTEM = small_software.SYSTEM % ('%s', 'srun')
+SYSTEM = small_software.SYSTEM
+LAUNCHERS = {'pbs': 'mpirun'}
 MODULE = """prepend_path("PATH", "%s/bin")
 setenv("PYTHONPATH", "%s/torch-for-%s")
+setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
 """
 # what PyTorch says of the node
 TORCH = """class version:
@@ -58,19 +61,21 @@ class Login:
             shutil.copy(SCRIPTS / name, installed / 'bin')
         shutil.copy(Path(__file__).with_name('small_vllm'), installed / 'bin/vllm')
         (installed / 'bin/python').symlink_to(sys.executable)
+        (installed / 'bin/mpirun').symlink_to(shutil.which('mpirun.openmpi'))
         for name, version in (('cpu', None), ('gpu', '13.0')):
             place = installed / ('torch-for-' + name)
             place.mkdir()
             (place / 'torch.py').write_text(TORCH % repr(version))
-        (installed / 'share/system.cfg').write_text(SYSTEM % kind)
+        (installed / 'share/system.cfg').write_text(SYSTEM % (kind, LAUNCHERS.get(kind, 'srun')))
         for path in FOR_JOBS:
             shutil.copy(path, installed / 'share')
         (directory / 'modules/vLLM/1.0.lua').write_text(MODULE % (installed, installed, torch))
         self.program = installed / 'bin/pytorch-serve'
-        path = '%s:%s' % (installed / 'bin', os.environ['PATH'])
+        more = dict(environment)
+        path = '%s:%s' % (installed / 'bin', more.pop('PATH', os.environ['PATH']))
         self.environment = dict(clean_environment(), HOME=str(self.directory), LOADEDMODULES='PyTorch/1.0:vLLM/1.0',
                                 MODULEPATH=str(directory / 'modules'), TMPDIR=str(self.temporary), PATH=path,
-                                PYTHONPATH=str(installed / ('torch-for-' + torch)), **environment)
+                                PYTHONPATH=str(installed / ('torch-for-' + torch)), **more)
         self.model()
 
     def model(self, name='tiny', **config):
@@ -114,7 +119,7 @@ class Served:
 
     @property
     def job(self):
-        return re.search(r'or scancel (\d+)', self.printed).group(1)
+        return re.search(r'or (?:scancel|qdel) (\S+)', self.printed).group(1)
 
     def ask(self, path, *words, enter=(), below='/v1'):
         """curl's status and answer, from where the nodes are."""

@@ -1,10 +1,14 @@
 """pytorch-serve: from a login node to an answer and to the end, on real Slurm; a small program stands in for vLLM."""
 import json
+import os
 import shutil
 import signal
 import socket
+import subprocess
 
 import pytest
+from batch_systems.pbs_stand_in import Pbs
+from batch_systems.real_pbs import RealPbs
 from batch_systems.real_slurm import Slurm, wait_for
 from common import CHECKOUT, needs_root
 
@@ -25,6 +29,14 @@ def slurm(tmp_path_factory):
         login.slurm = slurm
         login.enter = enter(slurm)
         yield login
+
+
+@pytest.fixture
+def pbs(tmp_path):
+    """A login node of a PBS: the stand-in, or a real server, which $HPC_PBS_PREFIX names (batch_systems/real_pbs.py)."""
+    prefix = os.environ.get('HPC_PBS_PREFIX')
+    with RealPbs(prefix) if prefix else Pbs(tmp_path / 'pbs') as pbs:
+        yield Login(tmp_path, 'pbs', pbs.environment)
 
 
 @pytest.fixture
@@ -159,3 +171,19 @@ def test_job_that_fails(slurm):
     assert status == 1 and 'Add: -- --max-model-len 25392' in errors.splitlines()[-1], errors
     assert len(slurm.files()) == 1
     wait_for(lambda: not slurm.slurm.output('squeue', '-h'), "the job's end")
+
+
+@pytest.mark.slow
+def test_on_pbs(pbs):
+    """Asked on the job's node with the key's file; after qdel the log alone is left."""
+    served = Served(pbs, 'tiny')
+    key = pbs.directory / ('tiny-%s.key' % served.job.split('.')[0])
+    assert key.stat().st_mode & 0o777 == 0o600 and served.key in key.read_text()
+    node = ['nsenter', '--net', '--target', processes('VLLM_API_KEY=' + served.key)[0]]
+    assert served.ask('/models', enter=node)[0] == 401
+    assert served.ask('/models', '-H', '@%s' % key, enter=node)[0] == 200
+    subprocess.run(['qdel', served.job], env=pbs.environment, check=True)
+    assert served.process.wait(120) != 0
+    # the stand-in's words name the log
+    wait_for(lambda: not processes('%s/tiny\0' % pbs.directory), "no process")
+    assert not [name for name in pbs.files() if not name.endswith('.out')]

@@ -49,7 +49,7 @@ def login(tmp_path_factory):
     with on_top('vLLM-0.32.0-cpu-workstation.eb') as (eb, _), \
             Slurm(directory / 'slurm', nodes=2, cpus=2, memory=8192) as slurm:
         share = eb.prefix / 'software' / MODULE / 'share'
-        (share / 'system.cfg').write_text(SYSTEM % 'slurm')
+        (share / 'system.cfg').write_text(SYSTEM % ('slurm', 'srun'))
         login = Real(directory, eb, slurm.environment)
         login.slurm, login.prefix = slurm, eb.prefix
         yield login
