@@ -41,6 +41,7 @@ TRIED = (
     (r'pytorch-check vllm|tiny-model tiny', 'tests/serve/test_vllm.py', 'tiny-model tiny'),
     (r'pytorch-serve .*', 'tests/serve/test_pytorch_serve.py', "'--nodes', '2', 'tiny'"),
     (r'curl -H @.*', 'tests/serve/login.py', "'curl'"),
+    (r'\(umask 077; echo .* > tiny\.key\)', 'tests/serve/test_pytorch_serve.py', '(umask 077; echo'),
     (r'hf download .*', 'tests/serve/test_pytorch_serve.py', 'hf download org/name'),
     (r'export UV_CACHE_DIR=.*|uv venv .*|uv pip install .*|sed .*', 'tests/scripts/test_uv_on_a_module.py',
      'researchers.rst'),

@@ -105,7 +105,10 @@ def test_on_this_machine(nowhere):
         for words in ((), ('-X', 'POST'), ('-H', 'Authorization: Bearer ' + served.key[:-1])):
             assert served.ask(path, *words, below=below)[0] == 401, path
     assert served.ask('/health', below='')[0] == 200
-    status, answer = served.ask('/models', '-H', 'Authorization: Bearer ' + served.key)
+    file = nowhere.directory / 'tiny.key'
+    subprocess.run("(umask 077; echo 'Authorization: Bearer %s' > %s)" % (served.key, file), shell=True, check=True)
+    status, answer = served.ask('/models', '-H', '@%s' % file)
+    file.unlink()
     answer = json.loads(answer)
     assert status == 200 and answer['offline'] == '1'
     assert answer['words'][1:4] == ['serve', str(nowhere.directory / 'tiny'), '--served-model-name']
