@@ -53,6 +53,11 @@ def nightly(*values):
     return pytest.param(*values, marks=pytest.mark.nightly)
 
 
+def slow(*values):
+    """A case that `./test quick` leaves out, because another one is like it."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def needs_root():
     """The same for what a test needs in its midst, and for fixtures."""
     if NOT_ROOT:

@@ -60,11 +60,13 @@ def lmod():
 # Side by side (pytest-xdist) every process makes its own fixtures, so tests that share one which takes long run in the
 # same process. What a fixture listed here makes takes no time, or is kept behind a lock for all processes.
 ANYWHERE = {'builds', 'with_mpi', 'stand_ins', 'apptainer', 'small_image', 'on_arm', 'check', 'script', 'python',
-            'archive'}
-# What takes minutes is begun first, and what takes no time fills the gaps in the end.
+            'archive', 'search_index', 'unpacked'}
+# What takes minutes is begun first, then what takes seconds, and what takes no time fills the gaps in the end.
 FIRST = ('archer2/test_stack.py', 'frontier/test_frontier.py', 'workstation/', 'lumi/', 'torch_mpi/',
          'bede/test_bede_wheel.py', 'archer2/', 'easyblocks/test_pytorchhpc.py', 'derecho/',
          'scripts/test_run_scripts.py', 'jobs/', 'checks/', 'machine/', 'bede/')
+SECONDS = ('ramgate/tests/test_any_build.py', 'ramgate/tests/test_broker.py', 'ramgate/tests/test_run.py',
+           'packaging/', 'easyblocks/', 'jobs/', 'test_style.py', 'docs/')
 
 
 def shared_fixture(item):
@@ -82,8 +84,9 @@ def shared_fixture(item):
 def when(item):
     """The place of a test in the order."""
     name = str(item.path.relative_to(CHECKOUT)).removeprefix('tests/')
-    places = [place for place, begin in enumerate(FIRST) if name.startswith(begin)]
-    return (places + [len(FIRST)])[0] if item.get_closest_marker('slow') else len(FIRST) + 1
+    slow = item.get_closest_marker('slow')
+    places = [place for place, begin in enumerate(FIRST if slow else SECONDS) if name.startswith(begin)]
+    return not slow, (places + [len(FIRST)])[0]
 
 
 def pytest_collection_modifyitems(config, items):

@@ -243,15 +243,16 @@ def nested(builds):
     return [sys.executable, '-m', 'ramgate', 'run', '--jobs', '8', '--', 'ninja', '-j8'], 'by stand-in'
 
 
-QUICK = (by_name, by_path)
-SLOW = (static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake, xargs,
-        shell, setuptools, autotools, cargo, meson, nested)
+QUICK = (by_name,)
+SLOW = (by_path, static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake,
+        xargs, shell, setuptools, autotools, cargo, meson, nested)
 NIGHTLY = (static, response_files, make_by_path, sccache, cmake_before, autotools, cargo, meson)
 EACH = QUICK + tuple(pytest.param(way, marks=[pytest.mark.slow] + [pytest.mark.nightly] * (way in NIGHTLY))
                      for way in SLOW)
 
 
-@pytest.mark.parametrize('tree', QUICK)
+@pytest.mark.slow
+@pytest.mark.parametrize('tree', EACH[:2], ids=lambda way: way.__name__)
 def test_as_many_compilers_as_cores(builds, tree):
     """Without an option, also in a build directory that was there before."""
     tree(builds)

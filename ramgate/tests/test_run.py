@@ -144,6 +144,7 @@ def test_a_build_tool_that_ignores_the_signal_is_killed(build, eventually):
     build.clean()
 
 
+@pytest.mark.slow
 def test_configured_in_one_run_and_built_in_the_next(build):
     """What CMake keeps of the first run holds in the second, which is watched all the same and repeats nothing."""
     (build.directory / 'CMakeLists.txt').write_text(

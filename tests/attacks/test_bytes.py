@@ -2,9 +2,11 @@
 import subprocess
 from pathlib import Path
 
+import pytest
 from common import CHECKOUT, clean_environment
 
 
+@pytest.mark.slow
 def test_bytes():
     """See read_damaged.py."""
     program = Path(__file__).with_name('read_damaged.py')

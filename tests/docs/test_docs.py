@@ -35,6 +35,7 @@ def site(tmp_path_factory):
     return place / 'html', done
 
 
+@pytest.mark.slow
 def test_they_build(site):
     """Without a warning: no link inside leads nowhere, no page is missing in the table of contents."""
     html, done = site
@@ -144,6 +145,7 @@ def search_index(site):
     return json.loads((site[0] / 'searchindex.js').read_text()[len('Search.setIndex('):-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, page', SEARCHES, ids=lambda one: one)
 def test_searches_find_their_page(search_index, words, page):
     """As the site's own search: stems of all words but its stop words, in the text or in titles."""

@@ -5,7 +5,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, clean_environment
+from common import CHECKOUT, clean_environment, slow
 from small_software import VERSION, make_wheel, sha256
 
 
@@ -170,7 +170,7 @@ class _C:
 
 @pytest.mark.parametrize('system, package, says', [
     ('derecho', 'nvidia-cuda-runtime==13.0.96', 'bring CUDA 13, and the driver of derecho takes 12'),
-    ('derecho', 'nvidia-cuda-nvcc==13.5.37', 'bring CUDA 13, and the driver of derecho takes 12'),
+    slow('derecho', 'nvidia-cuda-nvcc==13.5.37', 'bring CUDA 13, and the driver of derecho takes 12'),
     ('derecho', 'nvidia-cuda-runtime-cu12==12.6.77', None),
     ('frontier', 'nvidia-cuda-nvcc==13.5.37', "for NVIDIA's GPUs (CUDA 13), and those of frontier are AMD's (gfx90a)"),
     ('workstation', 'nvidia-cuda-nvcc==13.5.37', None),
@@ -184,9 +184,9 @@ def test_cuda_of_locks(eb, toy, system, package, says):
 
 
 @pytest.mark.parametrize('system, version, marker, refused', [
-    ('bede', '2.10.0', '', True), ('bede', '2.9.1+cpu', '', True), ('bede', '2.11.0', '', False),
-    ('bede', '2.6.0+cu126', '', False), ('bede', '2.10.0', " ; platform_machine == 'x86_64'", False),
-    ('derecho', '2.10.0', '', False), ('derecho', '2.15.0+cpu', '', True), ('archer2', '2.15.0+cpu', '', False),
+    ('bede', '2.10.0', '', True), slow('bede', '2.9.1+cpu', '', True), ('bede', '2.11.0', '', False),
+    slow('bede', '2.6.0+cu126', '', False), slow('bede', '2.10.0', " ; platform_machine == 'x86_64'", False),
+    slow('derecho', '2.10.0', '', False), slow('derecho', '2.15.0+cpu', '', True), ('archer2', '2.15.0+cpu', '', False),
 ])
 def test_lock_for_processors_alone(eb, toy, system, version, marker, refused):
     """PyPI's wheels for Arm had no CUDA before 2.11: known from the lock file, before anything is fetched."""
@@ -201,6 +201,7 @@ def test_lock_for_processors_alone(eb, toy, system, version, marker, refused):
         assert output.returncode and 'torch %s is for processors alone' % version in output.stdout
 
 
+@pytest.mark.slow
 def test_no_network(eb, toy):
     """Nothing fetched, no index reached: said, with what to do."""
     output = eb(toy.easyconfig, env=toy.offline, status=None)
@@ -209,6 +210,7 @@ def test_no_network(eb, toy):
     assert nothing_installed(eb)
 
 
+@pytest.mark.slow
 def test_no_python_that_fits(eb, toy):
     """Which Pythons would do, and which are there."""
     toy.write(python='2.9')
@@ -281,6 +283,7 @@ def test_lock_of_a_running_installation_is_kept(eb, toy):
     assert owner in eb(toy.easyconfig, env=toy.online, status=None).stdout
 
 
+@pytest.mark.slow
 def test_lock_of_a_dead_installation_goes(eb, toy):
     """A lock whose owner is known to be gone does not stop anybody."""
     lock = eb.prefix / 'software' / '.locks' / (str(eb.prefix / 'software/toy/1.0').replace('/', '_') + '.lock')

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from common import CACHE, CHECKOUT, ModulesTool, clean_environment, kept, unpack_package
+from common import CACHE, CHECKOUT, ModulesTool, clean_environment, kept, slow, unpack_package
 from hpc_pytorch.machine import distribution_packages, modules
 
 PYTHON_MODULE = CHECKOUT / 'hpc_pytorch' / 'machine' / 'python_module.py'
@@ -103,6 +103,7 @@ def test_too_old_modules_tools_are_passed_over(tmp_path):
         assert modules.new_enough(modules.Tool('Lmod', 'Lua', 'LMOD_CMD', str(program))) is will_do
 
 
+@pytest.mark.slow
 def test_nothing_is_removed_by_an_installation():
     """On Debian each modules tool removes the other; ./test has installed Lmod."""
     with pytest.raises(distribution_packages.NotAllowed, match='nothing was changed, as this would remove lmod'):
@@ -153,7 +154,8 @@ def program_of_shell(name):
     return next(path for path in kept(CACHE / 'shells', unpack).glob('%s/**/bin/%s' % (name, name)))
 
 
-@pytest.mark.parametrize('shell, options', [('bash', ['--norc']), ('zsh', ['-f']), ('tcsh', ['-f']), ('fish', ['-N'])])
+@pytest.mark.parametrize('shell, options', [('bash', ['--norc']), slow('zsh', ['-f']), slow('tcsh', ['-f']),
+                                            slow('fish', ['-N'])])
 def test_lines_in_the_shell(tmp_path, modules_tool, shell, options):
     """Typed to the real shell, they load a module; the path of the modules tool has a blank in it."""
     program = modules_tool.for_easybuild.get('MODULES_CMD', '/usr/share/lmod/lmod/libexec/lmod')

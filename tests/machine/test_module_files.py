@@ -1,6 +1,6 @@
 """Pieces of modules, evaluated by the modules tools themselves."""
 import pytest
-from common import ModulesTool
+from common import ModulesTool, slow
 
 from hpc_pytorch.machine.module_files import SYNTAX, override
 
@@ -26,10 +26,10 @@ def test_only_where_the_user_has_not(modules_tool, tmp_path, users, loaded, unlo
     assert output.split('\n')[:2] == ['<%s>' % loaded, '<%s>' % unloaded]
 
 
-TOOLS = [('Lmod', 'Lua'), ('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')]
+TOOLS = {'Lmod-Lua': (), 'Lmod-Tcl': pytest.mark.slow, 'Environment Modules-Tcl': ()}
 
 
-@pytest.fixture(params=TOOLS, ids='-'.join)
+@pytest.fixture(params=[pytest.param(name.split('-'), id=name, marks=marks) for name, marks in TOOLS.items()])
 def aside(request, tmp_path):
     """A function that runs a script in a shell with modules of a family that put $VALUE aside for a value or, empty,
     for nothing, with each modules tool and syntax."""
@@ -47,7 +47,7 @@ def aside(request, tmp_path):
     return run
 
 
-@pytest.mark.parametrize('ours', ['/of/ours', ''])
+@pytest.mark.parametrize('ours', ['/of/ours', slow('')])
 def test_users_value_comes_back_each_time(aside, ours):
     """However often it is loaded, whatever the value was before, also when it was unset meanwhile."""
     steps = [None, '/one', '/one', '/two:/with:/colons', None, '/three', '/one']
@@ -61,8 +61,8 @@ def test_users_value_comes_back_each_time(aside, ours):
     assert 'back /of/other\n' in out and 'end /a:/b\n' in out and 'clean' in out, out
 
 
-@pytest.mark.parametrize('ours', ['/of/ours', ''])
-@pytest.mark.parametrize('value', [None, '/one'])
+@pytest.mark.parametrize('ours', [slow('/of/ours'), ''])
+@pytest.mark.parametrize('value', [slow(None), '/one'])
 def test_users_value_comes_back_after_an_exchange(aside, ours, value):
     """Lmod puts a module in the place of another of its family; with another value of the user's the second time."""
     users = 'export VALUE=%s' % value if value else 'unset VALUE'

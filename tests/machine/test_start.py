@@ -298,6 +298,7 @@ def test_bare_call():
     assert all(option in done.stdout for option in ('--system NAME', '--rehearse', '--survey'))
 
 
+@pytest.mark.slow
 def test_where_installations_belong(eb, tmp_path):
     """Said before anything is fetched, by the system's policy, which the site's goes before."""
     home = tmp_path / 'home'

@@ -283,6 +283,7 @@ def cray(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_draft_takes_a_compiler_that_has_an_mpi(cray):
     """Not the newest, of compilers and of programming environments; what is left out is named, and why."""
     machine = cray(

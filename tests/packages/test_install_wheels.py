@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 import pytest
-from common import CHECKOUT, clean_environment
+from common import CHECKOUT, clean_environment, slow
 from small_software import make_wheel
 
 # with the uv of ./eb, or with the program that is named
@@ -20,7 +20,7 @@ pip.Pip(python).install_wheels([package_files.entry_of(wheel)], os.path.dirname(
 """
 
 
-@pytest.mark.parametrize('program, installer', [((), 'uv'), (('none',), 'pip'), (('/bin/false',), 'pip')])
+@pytest.mark.parametrize('program, installer', [((), 'uv'), slow(('none',), 'pip'), slow(('/bin/false',), 'pip')])
 def test_installer(tmp_path, program, installer):
     """The same is installed, and nothing of uv's is left."""
     (tmp_path / 'wheels').mkdir()

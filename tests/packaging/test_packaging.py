@@ -144,6 +144,7 @@ def ramgate_alone(tmp_path):
     return tmp_path / 'alone'
 
 
+@pytest.mark.slow
 def test_ramgate_alone(ramgate_alone, tmp_path):
     """It installs with pip anywhere, has its data and its program, runs a build there, and has its tests."""
     environment = dict(clean_environment(), PYTHONPATH=str(tmp_path / 'there'))

@@ -95,6 +95,7 @@ def test_already_staged_shell(place):
     assert len(place.archives) == 1
 
 
+@pytest.mark.slow
 def test_python_comes_along(tmp_path):
     """A Python that is not the operating system's is staged with its library."""
     place = Place(tmp_path, sys.executable)
