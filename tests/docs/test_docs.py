@@ -111,6 +111,19 @@ def test_messages_are_printed_like_that():
     assert [text for text in found if not any(part in text for part in known)] == []
 
 
+def test_errors_are_found_as_they_are_printed(site):
+    """Messages on the troubleshooting page are entries of the page of errors; lines of logs are no patterns."""
+    text = (DOCS / 'reference' / 'errors.rst').read_text().replace('\\', '').replace('``', '`')
+    entries = re.findall('^- (.*)', text, re.M)
+    beginnings = [next((part for part in re.split('[A-Z_]{2,}|…', entry) if len(part) > 9), '?') for entry in entries]
+    quoted = [' '.join(words.split()) for words in MESSAGE.findall((DOCS / 'troubleshooting.rst').read_text())]
+    assert len(quoted) > 6 and len(entries) > 180
+    assert [words for words in quoted if not any(begin.strip() in words for begin in beginnings)] == []
+    for words in ('third_party/… which is not an existing directory', "No module named 'distutils'",
+                  'ERROR: EASYCONFIG: no easyconfig is called NAME'):
+        assert words in text
+
+
 def test_the_address_is_the_same_everywhere():
     """pyproject.toml's; no document has another, nor the placeholder (example.org) after it was filled in."""
     address, = re.findall('^Repository = "(.*)"', (CHECKOUT / 'pyproject.toml').read_text(), re.M)
