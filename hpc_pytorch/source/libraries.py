@@ -58,7 +58,8 @@ def compare_search_paths(paths, build_directory):
         values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', printed)
         for path in filter(None, ':'.join(values).split(':')):
             reason = STUBS if 'stubs' in path.split(os.sep) else BUILD_DIRECTORY
-            if reason == STUBS or inside(path, build_directory):
+            # $ORIGIN is where the library will be
+            if reason == STUBS or os.path.isabs(path) and inside(path, build_directory):
                 differences.append(Difference('RUNPATH', "nothing of CUDA's stubs or the build directory",
                                               path, [library], reason))
     return differences

@@ -42,6 +42,13 @@ def test_search_paths(library, words, wrong):
     assert [item.reason for item in found] == reasons
 
 
+def test_origin_in_the_build_directory(library, tmp_path, monkeypatch):
+    """EasyBuild works there when the wheel is looked at: $ORIGIN is no name of a directory below it."""
+    path = library('-Wl,-rpath,$ORIGIN:$ORIGIN/../torch/lib')
+    monkeypatch.chdir(tmp_path)
+    assert not libraries.compare_search_paths([path], str(tmp_path))
+
+
 def test_openmp():
     """The same one many times is one; another compiler's is wrong even if it is alone."""
     def found(printed, compiler='gcc'):
