@@ -33,7 +33,8 @@ if os.access(USERS_CACHE if USERS_CACHE.exists() else USERS_CACHE.parent, os.W_O
 TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
 os.chmod(TEMPORARY, 0o1777)
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
-# mpi4py is one file of half a minute, which the next run of the tests finds compiled
+# mpi4py and torch_mpi are one file of half a minute each, which the next run of the tests finds compiled, and the next
+# installation, too: paths below its prefix are the same from its build directory
 CCACHE = {'CCACHE_DIR': str(FETCHED / 'ccache'), 'CCACHE_NOHASHDIR': '1', 'STAND_IN_COMPILER_LAUNCHER': 'ccache'}
 
 # nohup, and a shell that starts the tests in the background, make them and all that they start ignore these; with a
@@ -140,7 +141,7 @@ class EB:
         # EasyBuild folds long lines at the terminal's width, which tests do not want to know about; mpi4py is one file,
         # which takes minutes to optimise
         environment = dict(clean_environment(), COLUMNS='10000', CFLAGS='-O0 -g0')
-        environment.update(CCACHE, PATH='/usr/lib/ccache:' + environment['PATH'])
+        environment.update(CCACHE, CCACHE_BASEDIR=str(self.prefix), PATH='/usr/lib/ccache:' + environment['PATH'])
         environment.update(env)
         return dict(more, args=self.command + [str(word) for word in arguments] + options, env=environment, text=True,
                     stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -12,7 +12,7 @@ import tarfile
 import pytest
 from common import CACHE, CHECKOUT, FETCHED, kept
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 PACKAGE, ARCHIVE = 'pytorch=1.13.1+dfsg-4', 'pytorch_1.13.1+dfsg.orig.tar.xz'
 # What CMake wants to find of submodules that Debian's libraries do not replace.
@@ -87,7 +87,6 @@ def test_contract_holds(real, eb):
     assert ' _ZN3c105ErrorC1ESsSsPKv\n' in symbols
 
 
-@pytest.mark.nightly
 def test_mpi_is_hidden(real, eb):
     """It stops after CMake, before anything is compiled, and names MPI and what to do."""
     def hide(tree):

@@ -131,12 +131,14 @@ def test_venv_on_top(installed, tmp_path, lmod):
 
 
 def without_torch(tmp_path):
-    """The easyconfig for mpi4py alone, to which torch makes no difference."""
+    """The easyconfig for mpi4py alone, to which torch makes no difference; its probe adds up NumPy's arrays."""
     easyconfig = (CHECKOUT / 'easyconfigs/t/torch_mpi' / WITH_MPI).read_text()
     easyconfig = re.sub(r"(collection_packages|dependencies) = .*\n", '', easyconfig)
-    easyconfig = easyconfig.replace("'mpi4py.lock'", "'mpi4py.lock', 'PyTorch-2.13.0-workstation.lock'")
+    easyconfig = easyconfig.replace("'mpi4py.lock'", "'mpi4py.lock', 'numpy.lock'")
     easyconfig = easyconfig.replace('pytorch-check mpi4py mpi', 'pytorch-check mpi4py')
     (tmp_path / WITH_MPI).write_text(easyconfig)
+    lock = (CHECKOUT / 'easyconfigs/p/PyTorch/locks/PyTorch-2.13.0-workstation.lock').read_text()
+    (tmp_path / 'numpy.lock').write_text(''.join(re.findall(r'^numpy==.*\n(?:[ #].*\n)*', lock, re.M)))
     (tmp_path / 'bin').mkdir()
     return tmp_path / WITH_MPI, tmp_path / 'bin'
 

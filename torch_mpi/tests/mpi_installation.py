@@ -21,6 +21,9 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torc
 if not os.access(CACHE.parent if CACHE.parent.exists() else CACHE.parent.parent, os.W_OK):
     CACHE = PROJECT.parent / ".local" / "torch_mpi-tests"
 
+# What was compiled in an earlier run is found again; the directory of Debian's ccache need not exist.
+CCACHE = {"CCACHE_DIR": str(CACHE / "ccache"), "CCACHE_NOHASHDIR": "1", "PATH": "/usr/lib/ccache:" + os.environ["PATH"]}
+
 TRAINERS = ["accelerate==1.15.0", "transformers==5.23.0"]
 
 # Name → the options its mpirun needs here.
@@ -138,9 +141,7 @@ def install(compiler, python, prefix):
     source = copy_sources(prefix.parent / "source")
     done = subprocess.run(
         [python, "-m", "pip", "install", "--no-index", "--no-build-isolation", "--no-deps", "--prefix", prefix, source],
-        env=environment(MPICXX=str(compiler), CCACHE_DIR=str(CACHE / "ccache"), CCACHE_NOHASHDIR="1",
-                        PATH="/usr/lib/ccache:" + os.environ["PATH"]),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        env=environment(MPICXX=str(compiler), **CCACHE), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
 
 
