@@ -167,7 +167,7 @@ def test_too_old_python(tmp_path):
     assert 'Python 3.9 or newer is needed; found: Python 3.6.8' in done.stdout
     assert not (tmp_path / 'venv').exists()
     old.unlink()
-    assert 'newer is needed; found: none. Install one' in run_make_environment(tmp_path / 'venv', PATH=str(tools)).stdout
+    assert 'needed; found: none. Install one' in run_make_environment(tmp_path / 'venv', PATH=str(tools)).stdout
 
 
 def test_environment_of_somebody_else(read_only):

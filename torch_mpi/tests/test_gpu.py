@@ -22,10 +22,11 @@ def fake_cuda(python, tmp_path_factory):
     directory = tmp_path_factory.mktemp("fake_cuda")
     flags = subprocess.run([python, "-c", FLAGS], env=environment(TORCH_DEVICE_BACKEND_AUTOLOAD="0"), check=True,
                            stdout=subprocess.PIPE, text=True).stdout.split("\n")[:-1]
+    includes, libraries = [[flag for flag in flags if flag[:2] in kind] for kind in (("-i", "-D"), ("-L", "-W"))]
     for words in (["-std=c++17", "-Wall", "-Werror", "-fPIC", "-fvisibility=hidden", "-c", str(HERE / "fake_cuda.cpp"),
-                   "-o", "fake_cuda.o", *(flag for flag in flags if flag[:2] in ("-i", "-D"))],
-                  ["-shared", "fake_cuda.o", "-o", "fake_cuda.so", *(flag for flag in flags if flag[:2] in ("-L", "-W")),
-                   "-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]):
+                   "-o", "fake_cuda.o", *includes],
+                  ["-shared", "fake_cuda.o", "-o", "fake_cuda.so", *libraries, "-lc10", "-ltorch",
+                   "-ltorch_cpu", "-ltorch_python"]):
         subprocess.run(["g++", *words], cwd=directory, env=environment(**CCACHE), check=True)
     return directory
 
