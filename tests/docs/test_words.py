@@ -46,8 +46,8 @@ def test_messages_have_the_same_words():
     assert [(found_in(text), text[:100]) for text in texts if found_in(text)] == []
 
 
-# Quotes, dots and accents: documents are typed as code is. Words twice: tables. Decades: there are none. A program's name
-# may end in -ly.
+# Quotes, dots and accents: documents are typed as code is. Words twice: tables. Decades: there are none. A program's
+# name may end in -ly.
 LEFT_OUT = re.compile(r'.*: (typography|lexical_illusions|dates_times|misc.phrasal_adjectives)\b')
 
 

@@ -33,7 +33,7 @@ def slurm(tmp_path_factory):
 
 @pytest.fixture
 def pbs(tmp_path):
-    """A login node of a PBS: the stand-in, or a real server, which $HPC_PBS_PREFIX names (batch_systems/real_pbs.py)."""
+    """A login node of a PBS: the stand-in, or a real one, which $HPC_PBS_PREFIX names (batch_systems/real_pbs.py)."""
     prefix = os.environ.get('HPC_PBS_PREFIX')
     with RealPbs(prefix) if prefix else Pbs(tmp_path / 'pbs') as pbs:
         yield Login(tmp_path, 'pbs', pbs.environment)
