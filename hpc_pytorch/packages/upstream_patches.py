@@ -19,6 +19,8 @@ DIRECTORY = '/easybuild/easyconfigs/p/PyTorch/'
 # what their wheels' easyconfigs have is for their tests
 EASYCONFIG = re.compile(r'PyTorch-([\d.]+)-(?!.*-whl\.eb).*\.eb')
 TESTS = ('test/', 'torch/testing/')
+# the first line of a patch that says something, whatever git wrote before it
+REASON = re.compile(r'^(?!From:|From [0-9a-f]{8}|commit |Author:|Date:)(?:Subject: (?:\[PATCH.*?\] )?)? *(\S.*)', re.M)
 
 
 def read_distribution(directory):
@@ -87,9 +89,7 @@ def propose(easyconfig, taken, version, directory):
             if purpose not in ours and not changes_only_tests(files[patch])]
     lines = ['upstream = %s (%d patches)' % (', '.join(easyconfigs), len(theirs)), 'tried = none yet', 'left out =',
              '    %d change only tests' % (len(theirs) - len(take) - len(rest))]
-    for patch in rest:
-        lines.append('%s = TO DECIDE: %s' % (patch, files[patch].strip().split('\n')[0]))
-    for purpose, patch in ours.items():
-        if purpose not in theirs:
-            lines.append('%s = TO DECIDE: upstream has none; does %s need it?' % (patch, version))
+    lines += ['%s = TO DECIDE: %s' % (patch, REASON.search(files[patch]).group(1)) for patch in rest]
+    lines += ['%s = TO DECIDE: upstream has none; does %s need it?' % (patch, version)
+              for purpose, patch in ours.items() if purpose not in theirs]
     return take, '\n'.join(lines)

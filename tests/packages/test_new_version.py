@@ -39,6 +39,8 @@ checksums = [
      'ef'},
 ]
 """
+# the head of a patch that git wrote
+BY_GIT = 'From 8d91bfd9 Mon Sep 17 00:00:00 2001\nFrom: A <a@b.org>\nDate: Tue\nSubject: [PATCH] Why it is.\n\n---\n\n'
 # what upstream has: easyconfigs with their patches, and what each patch changes
 UPSTREAM = {'PyTorch-1.0-a.eb': ['PyTorch-1.0_fix-crash.patch'],
             'PyTorch-1.9-a.eb': ['PyTorch-1.9_fix-crash.patch', 'PyTorch-1.9_skip-test.patch'],
@@ -180,7 +182,7 @@ def upstream(toy, monkeypatch):
         (place / name).write_text('name = %r\npatches = %r\n' % (name, patches))
         for patch in patches:
             file = CHANGES[patch.partition('_')[2][:-len('.patch')]]
-            (place / patch).write_text('Why it is.\n\n--- a/%s\n+++ b/%s\n@@ -1 +1 @@\n-a\n+b\n' % (file, file))
+            (place / patch).write_text('%s--- a/%s\n+++ b/%s\n@@ -1 +1 @@\n-a\n+b\n' % (BY_GIT, file, file))
     archive = toy / 'found' / (tree.name + '.tar.gz')
     archive.parent.mkdir()
     with tarfile.open(archive, 'w:gz') as packed:
