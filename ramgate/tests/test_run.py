@@ -38,10 +38,11 @@ def test_the_build_s_own_exit_status_arrives(build):
     assert build.run(status=137, command=('sh', '-c', 'kill -9 $$'))
 
 
-@pytest.mark.parametrize('how', ['die', 'g++: fatal error: Killed signal terminated program cc1plus',
-                                 "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
-                                 'collect2: fatal error: ld terminated with signal 9 [Killed]',
-                                 'cc1plus: out of memory allocating 65536 bytes after a total of 1000 bytes'])
+@pytest.mark.parametrize('how', ['die', 'g++: fatal error: Killed signal terminated program cc1plus', *(
+    pytest.param(words, marks=pytest.mark.slow) for words in (
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        'collect2: fatal error: ld terminated with signal 9 [Killed]',
+        'cc1plus: out of memory allocating 65536 bytes after a total of 1000 bytes'))])
 def test_a_compiler_that_ran_out_of_memory_is_run_again(build, how):
     made = build.source('big', 'once ' + how, 'memory 5')
     output = build.run('--report', 'report')
@@ -121,7 +122,7 @@ def test_no_more_jobs_at_a_time_than_asked_for(build):
     assert all(sum(1 for a, b in ends if a < start < b) <= 1 for start, _ in ends)
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_ends_everything(build, eventually, number):
     for at in range(6):
         build.source('job%d' % at, 'sleep 300')

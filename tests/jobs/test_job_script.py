@@ -51,6 +51,7 @@ def test_started_again_before_the_build(job, tmp_path):
     assert not (tmp_path / 'begun').exists() and gone(tmp_path)
 
 
+@pytest.mark.slow
 def test_started_again_at_the_build(job, tmp_path):
     """After it has looked, and before its build begins: the build is killed all the same."""
     status, output = job(date=another_turn(tmp_path))

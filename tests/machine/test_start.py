@@ -9,7 +9,7 @@ import time
 
 import pytest
 from stand_ins import test_rehearsal
-from common import CHECKOUT, EB, clean_environment, stand_in
+from common import CHECKOUT, EB, clean_environment, slow, stand_in
 
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
 
@@ -39,7 +39,7 @@ def test_order_of_choice(eb, arguments, env, reason):
     (['--system'], ['(from --system)', 'workstation']),
     # EasyBuild's own words
     (['PyTorch-2.13.0-workstaton.eb'], ['files not found', 'PyTorch-2.13.0-workstaton.eb', 'easyconfigs']),
-    (['PyTorch-2.13.0-workstation', '--robot'], ['files not found', 'PyTorch-2.13.0-workstation']),
+    slow(['PyTorch-2.13.0-workstation', '--robot'], ['files not found', 'PyTorch-2.13.0-workstation']),
 ])
 def test_bad_input(tmp_path, arguments, words):
     """One clear line and an exit status."""

@@ -187,6 +187,7 @@ def test_nothing_differs(place, monkeypatch):
     assert not [one for one in findings if one.result == survey.NOT_ASKED and not one.found.startswith('only')]
 
 
+@pytest.mark.slow
 def test_same_difference_in_two_easyconfigs(place, monkeypatch):
     """Said once, with both names."""
     place.write('easyconfigs/t/Test/Test-2.0-Surveyed.eb', EASYCONFIG)

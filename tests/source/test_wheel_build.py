@@ -49,6 +49,7 @@ def test_ramgate_learns_from_other_versions(tmp_path, checkout):
         '--like', str(tmp_path / 'PyTorch-2.1.0-ramgate.json')]
 
 
+@pytest.mark.slow
 def test_gloo_is_not_asked_for_alone(checkout):
     """Without torch.distributed there is none, and the contract would stop the build; who asks for it is told."""
     assert said(checkout, 'options')['USE_GLOO'] == '1'
