@@ -5,6 +5,8 @@ Each call leaves a report, which later calls can be compared with. Words that ar
 """
 import argparse
 import contextlib
+import difflib
+import io
 import json
 import os
 import re
@@ -15,7 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
+from easybuild.tools.environment import restore_env
 
 from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs.reframe_settings import settings
@@ -185,6 +189,51 @@ def show_results(report):
     return int(failed)
 
 
+class Written(Exception):
+    """The text of a module file, at the moment when EasyBuild would write it."""
+
+
+def written_today(easyconfig):
+    """Return a module file's path, and what --module-only would write; the hooks are today's, the site's among them."""
+    from easybuild.framework.easyblock import get_easyblock_instance
+    from easybuild.framework.easyconfig.easyconfig import process_easyconfig
+    easyblock = get_easyblock_instance(process_easyconfig(easyconfig)[0])
+    sites = easyblock.hooks.get('module_write_hook', lambda *_: None)
+
+    def keep(one, path, text):
+        raise Written(sites(one, path, text) or text)
+
+    easyblock.hooks = dict(easyblock.hooks, module_write_hook=keep)
+    try:
+        easyblock.run_step('prepare', [lambda one: one.prepare_step])
+        easyblock.run_step('module', [lambda one: one.make_module_step])
+    except Written as written:
+        return easyblock.mod_filepath, str(written)
+
+
+def compare_modules(wanted):
+    """Print how the module files of this prefix differ from what would be written today: settings, hooks, EasyBuild."""
+    here = installed(install_path('modules') + '/all')
+    for name in [name for name in wanted or here if name in here]:
+        easyconfig, = map(str, Path(here[name], 'easybuild/provenance').glob('*.eb'))
+        before = os.environ.copy()
+        try:
+            # which Python and MPI it finds, and so on
+            with contextlib.redirect_stdout(io.StringIO()):
+                path, text = written_today(easyconfig)
+            old = Path(path).read_text()
+        except (EasyBuildError, UsersProblem, OSError) as problem:
+            print("%s was not compared with what would be written today: %s" % (name, problem))
+            continue
+        finally:
+            restore_env(before)
+        lines = list(difflib.unified_diff(old.splitlines(), text.splitlines(), lineterm='', n=0))
+        changed = [line for line in lines[2:] if not line.startswith('@@')]
+        if changed:
+            print("%s would not be written like this today:" % path, *changed, sep='\n  ')
+            print("To write it again: ./eb %s --module-only --force" % easyconfig)
+
+
 def parse(words):
     """(our options, EasyBuild's, ReFrame's)."""
     parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
@@ -218,6 +267,7 @@ def act(given, reframes):
         print("There are no references yet (%s): speeds are not compared. To keep today's: --update" % given.references)
     report = check(system, given, reframes)
     status = show_results(report)
+    compare_modules(given.check)
     path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
     write(path, report)
     print("The report is %s" % path)
@@ -229,7 +279,7 @@ def act(given, reframes):
 def main(words):
     given, easybuilds, reframes = parse(words)
     try:
-        return with_prefix(easybuilds, lambda _: act(given, reframes))
+        return with_prefix(easybuilds + ['--module-only'], lambda _: act(given, reframes))
     except OSError as error:
         raise UsersProblem("%s cannot be written: %s. Make room, or choose other places with --prefix and --report"
                            % (error.filename or "A file", error.strerror))

@@ -67,7 +67,9 @@ def installed(modulepath):
         for path in files:
             with open(path, encoding='utf-8', errors='replace') as handle:
                 root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
-            if root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json')):
+            # EasyBuild keeps the one before as NAME.bak_TIME
+            ours = root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json'))
+            if ours and '.bak_' not in path:
                 name = re.sub(r'\.lua$', '', os.path.relpath(path, directory))
                 found.setdefault(name, root.group(1))
     return found

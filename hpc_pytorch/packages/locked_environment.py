@@ -121,7 +121,7 @@ class LockedEnvironment(EasyBlock):
         if mpicc and mpicxx:
             self.mpi_compilers = mpicc, mpicxx
             mpi = mpicc
-        if self.cfg['build_from_source']:
+        if self.cfg['build_from_source'] and not build_option('module_only'):
             self.install_build_tools_of_system()
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)
 

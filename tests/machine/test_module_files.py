@@ -2,7 +2,7 @@
 import pytest
 from common import ModulesTool, slow
 
-from hpc_pytorch.machine.module_files import SYNTAX, override
+from hpc_pytorch.machine.module_files import SYNTAX, installed, override
 
 ROUNDS = '''
 round() { module load "$1"; echo "loaded $VALUE"; module unload "$1"; echo "back ${VALUE-unset}"; }
@@ -71,3 +71,13 @@ def test_users_value_comes_back_after_an_exchange(aside, ours, value):
     out = aside('export VALUE=/first; %s %s; %s' % (exchange, users, exchange), kind1=ours, kind2=ours)
     assert out.count('loaded %s\n' % ours) == 2 and 'back /first\n' in out, out
     assert out.endswith('back %s\n' % (value or 'unset')), out
+
+
+def test_backups_are_no_modules(tmp_path):
+    """What EasyBuild keeps of the old module file beside one that it writes again."""
+    (tmp_path / 'root/easybuild/provenance').mkdir(parents=True)
+    (tmp_path / 'root/easybuild/provenance/provenance.json').write_text('{}')
+    (tmp_path / 'PyTorch').mkdir()
+    for name in ('2.0.lua', '2.0.bak_20261124154327_20514'):
+        (tmp_path / 'PyTorch' / name).write_text('local root = "%s"\n' % (tmp_path / 'root'))
+    assert installed(str(tmp_path)) == {'PyTorch/2.0': str(tmp_path / 'root')}
