@@ -88,6 +88,20 @@ def test_facts_have_a_source(name):
     assert (SYSTEMS / name / 'system.cfg').read_text().startswith('#')
 
 
+@pytest.mark.parametrize('name', NAMES)
+def test_versions_in_conditions(name):
+    """They name software of the system's easyconfigs, else they never hold; two values of a variable exclude others."""
+    loaded = system.load(name)
+    paths = [path for path in (CHECKOUT / 'easyconfigs').rglob('*.eb') if system.is_for(path.name, loaded)]
+    easyconfigs = '\n'.join(path.read_text() for path in paths)
+    before = {}
+    for one in loaded.settings:
+        versions = {software for software, relation, _ in one.when if relation}
+        for software in versions:
+            assert re.search(r"['-]%s['/-]" % re.escape(software), easyconfigs), '%s: %s' % (one.name, software)
+        assert before.setdefault(one.name, versions) & versions or before[one.name] is versions, one.name
+
+
 def test_values_are_typed(tmp_path):
     test = system.load_file(written(tmp_path, GOOD))
     assert test.node['cores'] == 64 and test.node['memory'] == 512 * 2**30
