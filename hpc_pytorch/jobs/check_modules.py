@@ -31,14 +31,7 @@ from hpc_pytorch.machine.module_files import CHECKED, installed
 # by unit: how far a value may be from its reference; a site changes it in its file of references
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 'tokens/s': 0.2, 's': 0.5}
 # EasyBuild's options that may stand beside ours
-EASYBUILDS = (
-    '--prefix',
-    '--installpath',
-    '--installpath-modules',
-    '--installpath-software',
-    '--sourcepath',
-    '--tmpdir',
-)
+EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath', '--tmpdir')
 ROOT = '--allow-use-as-root-and-accept-consequences'
 
 
@@ -123,16 +116,8 @@ def check(system, given, reframes):
         probe.write(bytes(1 << 20))
     Path(path).write_text(settings(system))
     references = '' if given.update else given.references
-    command = [
-        locked_program('reframe', 'checks'),
-        '-C', path,
-        '-c', collection_path('reframe'),
-        '-r',
-        '--system', system.name,
-        '--prefix', place,
-        '--report-file', report,
-        '-S', 'references=' + references,
-    ]
+    command = [locked_program('reframe', 'checks'), '-C', path, '-c', collection_path('reframe'), '-r']
+    command += ['--system', system.name, '--prefix', place, '--report-file', report, '-S', 'references=' + references]
     if given.check:
         command += ['-E', 'module in %r' % given.check]
     if not sys.stdout.isatty():
@@ -140,14 +125,13 @@ def check(system, given, reframes):
     wait_for_reframe(command + reframes, place)
     if not os.path.exists(report):
         raise UsersProblem("nothing was checked; see above")
-    modules = summarize(read(report)['runs'][0]['testcases'])
     return {
         'system': system.name,
         'collection': VERSION,
         'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
         'date': time.strftime('%Y-%m-%d', time.gmtime()),
         'margins': MARGINS,
-        'modules': modules,
+        'modules': summarize(read(report)['runs'][0]['testcases']),
     }
 
 
@@ -155,18 +139,11 @@ def summarize(cases):
     """Return ReFrame's report as {module: {check: result, reason and values}}."""
     modules = {}
     for case in cases:
-        display_name = case['display_name']
-        module = re.search(r'%module=(\S+)', display_name).group(1)
-        name = re.sub(r' %module=\S+', '', display_name)
-        values = {}
-        for key, value in (case['perfvalues'] or {}).items():
-            values[key.split(':')[-1]] = [value[0], value[4]]
-        checks = modules.setdefault(module, {})
-        checks[name] = {
-            'result': case['result'],
-            'reason': (case.get('fail_reason') or '').strip(),
-            'values': values,
-        }
+        module = re.search(r'%module=(\S+)', case['display_name']).group(1)
+        name = re.sub(r' %module=\S+', '', case['display_name'])
+        reason = (case.get('fail_reason') or '').strip()
+        values = {key.split(':')[-1]: [value[0], value[4]] for key, value in (case['perfvalues'] or {}).items()}
+        modules.setdefault(module, {})[name] = {'result': case['result'], 'reason': reason, 'values': values}
     return modules
 
 
@@ -194,14 +171,14 @@ class Written(Exception):
 
 
 def written_today(easyconfig):
-    """Return a module file's path, and what --module-only would write; the hooks are today's, the site's among them."""
+    """Return the path and the text of the module file that --module-only would write; all hooks run."""
     from easybuild.framework.easyblock import get_easyblock_instance
     from easybuild.framework.easyconfig.easyconfig import process_easyconfig
     easyblock = get_easyblock_instance(process_easyconfig(easyconfig)[0])
     sites = easyblock.hooks.get('module_write_hook', lambda *_: None)
 
-    def keep(one, path, text):
-        raise Written(sites(one, path, text) or text)
+    def keep(*args):
+        raise Written(sites(*args) or args[2])
 
     easyblock.hooks = dict(easyblock.hooks, module_write_hook=keep)
     try:
@@ -211,27 +188,23 @@ def written_today(easyconfig):
         return easyblock.mod_filepath, str(written)
 
 
-def compare_modules(wanted):
-    """Print how the module files of this prefix differ from what would be written today: settings, hooks, EasyBuild."""
-    here = installed(install_path('modules') + '/all')
-    for name in [name for name in wanted or here if name in here]:
-        easyconfig, = map(str, Path(here[name], 'easybuild/provenance').glob('*.eb'))
-        before = os.environ.copy()
-        try:
-            # which Python and MPI it finds, and so on
-            with contextlib.redirect_stdout(io.StringIO()):
-                path, text = written_today(easyconfig)
-            old = Path(path).read_text()
-        except (EasyBuildError, UsersProblem, OSError) as problem:
-            print("%s was not compared with what would be written today: %s" % (name, problem))
-            continue
-        finally:
-            restore_env(before)
-        lines = list(difflib.unified_diff(old.splitlines(), text.splitlines(), lineterm='', n=0))
-        changed = [line for line in lines[2:] if not line.startswith('@@')]
+def compare_module(name, root):
+    """Print how a module file differs from what today's settings, hooks and EasyBuild would make of its easyconfig."""
+    easyconfig, = map(str, Path(root, 'easybuild/provenance').glob('*.eb'))
+    before = os.environ.copy()
+    try:
+        # it prints which Python and MPI it finds
+        with contextlib.redirect_stdout(io.StringIO()):
+            path, text = written_today(easyconfig)
+        lines = difflib.unified_diff(Path(path).read_text().splitlines(), text.splitlines(), lineterm='', n=0)
+        changed = [line for line in list(lines)[2:] if not line.startswith('@@')]
         if changed:
             print("%s would not be written like this today:" % path, *changed, sep='\n  ')
             print("To write it again: ./eb %s --module-only --force" % easyconfig)
+    except (EasyBuildError, UsersProblem, OSError) as problem:
+        print("%s was not compared with what would be written today: %s" % (name, problem))
+    finally:
+        restore_env(before)
 
 
 def parse(words):
@@ -267,7 +240,9 @@ def act(given, reframes):
         print("There are no references yet (%s): speeds are not compared. To keep today's: --update" % given.references)
     report = check(system, given, reframes)
     status = show_results(report)
-    compare_modules(given.check)
+    for name, root in installed(install_path('modules') + '/all').items():
+        if name in report['modules']:
+            compare_module(name, root)
     path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
     write(path, report)
     print("The report is %s" % path)

@@ -33,7 +33,7 @@ BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
 # among them: the same lock has to come out on every machine.
 PIP_SETTINGS = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE'}
 NO_METADATA = '[[dependency-metadata]]\nname = "%s"\nrequires-dist = []\n'
-VERSION = re.compile(r'v?(\d+(?:\.\d+)*[\w.-]*)(\+[\w.]+)?$')
+VERSION = re.compile(r'v?(\d+(?:[.-]?(?:a|b|rc|post|dev)?\d+)*)(\+[\w.]+)?$')
 # Comments of an easyconfig that name versions are true for its own.
 COMMENTS = re.compile(r'^ *#.*\n(?: *#.*\n)*|(?<=\S)  # .*', re.M)
 
@@ -107,9 +107,13 @@ class Change:
     def __init__(self, easyconfig, version, work):
         self.easyconfig = easyconfig
         self.work = work
-        self.text = read(easyconfig)
-        self.values = plain_values(self.text)
-        self.old = self.version = self.values['version']
+        try:
+            self.text = read(easyconfig)
+            self.values = dict({'homepage': 'its homepage'}, **plain_values(self.text))
+            self.name, self.old = self.values['name'], self.values['version']
+        except (ValueError, SyntaxError, KeyError) as problem:
+            raise UsersProblem("it is not an easyconfig with name and version: %r" % problem)
+        self.version = self.old
         self.pythons = self.values.get('python_versions', [])
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
         # old words and what takes their place; what a person has to add
@@ -212,7 +216,7 @@ class Change:
         if self.values.get('lock_files_instead'):
             print("Cannot reach %s: the wheels are those of your own index, as in lock_files_instead." % self.index)
             self.take_other_locks()
-        elif version == 'latest':
+        elif version == 'latest' and self.build:
             raise UsersProblem("%s could not be reached, and only it knows the newest version with wheels for %s. Name "
                                "a version: ./eb --new-version X.Y.Z %s"
                                % (self.index, self.build[1:], os.path.basename(self.easyconfig)))
@@ -432,7 +436,9 @@ def main(arguments):
     what.add_argument('--renew', action='store_true', help="the same version, as the indexes are today")
     parser.add_argument('easyconfig', metavar='EASYCONFIG')
     # options of EasyBuild may stand on the command line out of habit
-    given, _ = parser.parse_known_args(arguments)
+    given, others = parser.parse_known_args(arguments)
+    if [word for word in others if word.endswith('.eb')]:
+        raise UsersProblem("one easyconfig at a time; nothing was written")
     try:
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
             change = Change(find(given.easyconfig), given.new_version, work)

@@ -67,11 +67,8 @@ def packages(directory):
 def facts(easyblock, files):
     ec = easyblock.cfg
     system = current(ec.path)
-    compilers = {}
-    for key, command in system.compilers.items():
-        if command:
-            version = first_line([command, '--version'])
-            compilers[key] = '%s: %s' % (command, version)
+    compilers = {key: '%s: %s' % (command, first_line([command, '--version']))
+                 for key, command in system.compilers.items() if command}
     return {
         'name': ec['name'],
         'version': ec['version'],

@@ -261,10 +261,29 @@ def test_as_it_is_published(made, version, result):
     assert 'toy-%s.eb' % result in made(version)[1]
 
 
-@pytest.mark.parametrize('version', ['', '2.*', '>=2', 'newest', '2.0 '])
+@pytest.mark.parametrize('version', ['', '2.*', '>=2', 'newest', '2.0 ', '2.x', '2.0-', 'v', '2..0'])
 def test_no_version(made, version):
     with pytest.raises(UsersProblem, match='expected a version such as'):
         made(version)
+
+
+@pytest.mark.parametrize('text', ["version = '1.0'\n", "name = 'x'\n", "name = (\n", '\xff'])
+def test_no_easyconfig(toy, made, text):
+    (toy / 'toy-1.0.eb').write_text(text, encoding='latin-1')
+    with pytest.raises(UsersProblem, match='it is not an easyconfig with name and version'):
+        made('2.0')
+
+
+def test_two_easyconfigs(toy):
+    """The second is not left out without a word."""
+    with pytest.raises(UsersProblem, match='one easyconfig at a time'):
+        new_version.main(['--new-version', '2.0', str(toy / 'toy-1.0.eb'), str(toy / 'other-1.0.eb')])
+
+
+def test_no_homepage(made):
+    """Of an easyconfig from elsewhere, which need not have one."""
+    with pytest.raises(UsersProblem, match='look at its homepage, and name it'):
+        made('latest', text="name = 'zlib'\nversion = '1.0'\n")
 
 
 def test_nothing_newer(toy, call):
@@ -356,6 +375,9 @@ def test_own_index_instead(toy, made, capsys):
     assert 'toy-2.0.lock: https://localhost:9/cpu/torch/ could not be reached' in change.by_hand[0]
     with pytest.raises(UsersProblem, match='only it knows the newest .* for cpu. Name a version: ./eb --new-version X'):
         made('latest', text=EASYCONFIG)
+    # what is built from source has no wheels there
+    (toy / 'toy-1.0.in').write_text(closed.replace('+cpu', ''))
+    assert 'toy-2.0.eb' in made('latest', text=EASYCONFIG)[1]
 
 
 def test_no_index(made):
