@@ -4,6 +4,7 @@ through its environment variables, and run it in the same process. What can wait
 """
 import argparse
 import atexit
+import errno
 import importlib
 import os
 import re
@@ -47,6 +48,8 @@ INSTEAD = {
 }
 # What must not reach EasyBuild or anything that it builds.
 NOT_THE_USERS = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV')
+# what users can do something about
+NO_ROOM = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COLLECTION_CFG = "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg\n[DEFAULT]\nCOLLECTION = %s\n"
 # EasyBuild looks whether this function names its modules tool's variable
 LOG_IN = 'module() { eval "$("$%s" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0'
@@ -203,6 +206,13 @@ def main():
         return 1
     except KeyboardInterrupt:
         return 130
+    except OSError as problem:
+        if problem.errno not in NO_ROOM:
+            raise
+        # of a full disk, Python does not say which file it was
+        print("ERROR: %s cannot be written: %s. Make room, or choose another place"
+              % (problem.filename or "A file", problem.strerror), file=sys.stderr)
+        return 1
     # EasyBuild leaves it where it ends early
     atexit.register(lambda: [shutil.rmtree(path, ignore_errors=True) for path in sys.path if '/fake_vsc_' in path])
     from easybuild.main import main_with_hooks

@@ -31,7 +31,8 @@ from hpc_pytorch.machine.module_files import CHECKED, installed
 # by unit: how far a value may be from its reference; a site changes it in its file of references
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 'tokens/s': 0.2, 's': 0.5}
 # EasyBuild's options that may stand beside ours
-EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath', '--tmpdir')
+EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
+              '--tmpdir')
 ROOT = '--allow-use-as-root-and-accept-consequences'
 
 
@@ -125,14 +126,9 @@ def check(system, given, reframes):
     wait_for_reframe(command + reframes, place)
     if not os.path.exists(report):
         raise UsersProblem("nothing was checked; see above")
-    return {
-        'system': system.name,
-        'collection': VERSION,
-        'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
-        'date': time.strftime('%Y-%m-%d', time.gmtime()),
-        'margins': MARGINS,
-        'modules': summarize(read(report)['runs'][0]['testcases']),
-    }
+    about = {'system': system.name, 'collection': VERSION, 'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
+             'date': time.strftime('%Y-%m-%d', time.gmtime()), 'margins': MARGINS}
+    return dict(about, modules=summarize(read(report)['runs'][0]['testcases']))
 
 
 def summarize(cases):
@@ -253,8 +249,4 @@ def act(given, reframes):
 
 def main(words):
     given, easybuilds, reframes = parse(words)
-    try:
-        return with_prefix(easybuilds + ['--module-only'], lambda _: act(given, reframes))
-    except OSError as error:
-        raise UsersProblem("%s cannot be written: %s. Make room, or choose other places with --prefix and --report"
-                           % (error.filename or "A file", error.strerror))
+    return with_prefix(easybuilds + ['--module-only'], lambda _: act(given, reframes))

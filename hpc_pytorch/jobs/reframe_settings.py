@@ -18,11 +18,8 @@ PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash', '
 
 def access(scheduler, options):
     """Options that each job is submitted with."""
-    values = {
-        'partition': scheduler['partition'],
-        'account': os.environ.get(scheduler['account_variable'] or ''),
-        'qos': scheduler['qos'],
-    }
+    account = os.environ.get(scheduler['account_variable'] or '')
+    values = {'partition': scheduler['partition'], 'account': account, 'qos': scheduler['qos']}
     chosen = [option + values[name] for name, option in options.items() if values[name]]
     return chosen + list(scheduler['options'])
 

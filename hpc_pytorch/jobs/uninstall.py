@@ -24,11 +24,7 @@ def module_files():
     """Find the module files of this prefix: {module: path}; those of other directories are links to them."""
     directory = os.path.join(install_path('modules'), 'all')
     paths = glob.glob(os.path.join(glob.escape(directory), '*', '*'))
-    found = {}
-    for path in sorted(paths):
-        name = os.path.relpath(path, directory)
-        found[re.sub(r'\.lua$', '', name)] = path
-    return found
+    return {re.sub(r'\.lua$', '', os.path.relpath(path, directory)): path for path in sorted(paths)}
 
 
 def used_by(record):
@@ -40,10 +36,7 @@ def used_by(record):
 
 def check_unused(name, files):
     """Stop if another module loads this one, or a job installs it or something on top of it."""
-    users = []
-    for other, path in files.items():
-        if other != name and name in LOADED.findall(read_file(path)):
-            users.append(other)
+    users = [other for other, path in files.items() if other != name and name in LOADED.findall(read_file(path))]
     if users:
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
     for record in read_records():

@@ -80,13 +80,16 @@ class ModulesShell(object):
             return None
         return said or "no reason was given"
 
-    def load_if_possible(self, name):
-        """Load a module; returns whether that succeeded, and changes nothing otherwise."""
-        before = self.environ
-        failed = self.load([name])
-        if failed:
+    def add(self, name):
+        """Load a module besides those that are loaded; returns what went wrong, and changes nothing then."""
+        before, loaded = self.environ, self.loaded
+        problem = self.load([name])
+        gone = [one for one in loaded if one not in self.loaded]
+        if gone and not problem:
+            problem = "it unloads " + ' '.join(gone)
+        if problem:
             self.environ = before
-        return not failed
+        return problem
 
     @property
     def loaded(self):
@@ -103,7 +106,8 @@ class ModulesShell(object):
         said = self.call('--terse', 'avail', *names)[1]
         # without marks of defaults and properties
         lines = re.sub(r'\(.*\)|<.*>', '', said).splitlines()
-        return [line.strip().rstrip('/') for line in lines]
+        # Lmod lists directories, too
+        return [line.strip() for line in lines if not line.endswith('/')]
 
 
 def changed(environ, code):

@@ -150,8 +150,7 @@ def leads_to_mpi(shell, name):
     """True if an MPI can be loaded after this module."""
     before = shell.environ
     patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('mpi') or 'mpich' in words]
-    found = shell.load_if_possible(name) and any(
-        map(shell.load_if_possible, newest_first(shell, '|'.join(patterns))))
+    found = not shell.add(name) and not all(map(shell.add, newest_first(shell, '|'.join(patterns))))
     shell.environ = before
     return found
 
@@ -175,7 +174,7 @@ def modules_of(machine):
             left_out += ["%s: cray-mpich is there" % name for name in names]
             continue
         for name in names:
-            said = shell.load([name])
+            said = shell.add(name)
             if said is None:
                 chosen.append((name, software, part))
                 break
@@ -184,8 +183,8 @@ def modules_of(machine):
 
 
 def software_version(module):
-    """Return the version that counts, of NVIDIA's HPC SDK's 25.1_12.8 CUDA's."""
-    return module.partition('/')[2].rpartition('_')[2]
+    """Return the version that counts: CUDA's of NVIDIA's HPC SDK's 25.1_12.8, 4.1.6 of EasyBuild's 4.1.6-GCC-13.2.0."""
+    return module.rpartition('/')[2].partition('-')[0].rpartition('_')[2]
 
 
 def easyconfig_of(name):

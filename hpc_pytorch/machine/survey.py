@@ -133,17 +133,9 @@ def submit(system, path):
     if not scheduler:
         raise UsersProblem("--survey --job: %s has no batch system" % system.system['title'])
     request = batch_systems.Request(
-        account=os.environ.get(asked['account_variable'] or ''),
-        partition=asked['partition'],
-        qos=asked['qos'],
-        cores=1,
-        memory=None,
-        minutes=5,
-        gpus=system.node['gpus'],
-        gpus_option=asked['gpus_option'],
-        exclusive=asked['nodes_exclusive'],
-        options=system.node['local_storage_option'],
-    )
+        account=os.environ.get(asked['account_variable'] or ''), partition=asked['partition'], qos=asked['qos'],
+        cores=1, memory=None, minutes=5, gpus=system.node['gpus'], gpus_option=asked['gpus_option'],
+        exclusive=asked['nodes_exclusive'], options=system.node['local_storage_option'])
     command = scheduler.command(request, 'survey', 'survey', path + '.log', [])
     with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
         script.write(job_script(path))

@@ -190,8 +190,7 @@ class WorksCheck(ModuleCheck):
         """pytorch-check starts them itself."""
         self.job.launcher = getlauncher('local')()
         ranks = 2 if 'batch' in self.current_partition.features else 1
-        self.num_tasks = ranks
-        self.num_tasks_per_node = ranks
+        self.num_tasks = self.num_tasks_per_node = ranks
         self.num_cpus_per_task = 1
 
     @sanity_function

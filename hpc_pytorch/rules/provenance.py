@@ -70,9 +70,7 @@ def facts(easyblock, files):
     compilers = {key: '%s: %s' % (command, first_line([command, '--version']))
                  for key, command in system.compilers.items() if command}
     return {
-        'name': ec['name'],
-        'version': ec['version'],
-        'versionsuffix': ec['versionsuffix'],
+        'name': ec['name'], 'version': ec['version'], 'versionsuffix': ec['versionsuffix'],
         'module': ec.full_mod_name,
         'system': system.name,
         'easyconfig': os.path.basename(ec.path),

@@ -1,4 +1,5 @@
 """./eb as a user meets it: what it chooses, what it says, and what it says when it cannot."""
+import errno
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ import time
 import pytest
 from stand_ins import test_rehearsal
 from common import CHECKOUT, EB, clean_environment, slow, stand_in
+
+from hpc_pytorch import start
 
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
 
@@ -225,6 +228,19 @@ def test_interrupted_first_call(tmp_path):
     assert run_make_environment(directory).returncode == 0
     assert subprocess.run([str(directory / 'bin/python'), '-c', 'import easybuild.main, yaml'],
                           env=clean_environment()).returncode == 0
+
+
+@pytest.mark.parametrize('number, name', [(errno.ENOSPC, None), (errno.EACCES, '/a/b')])
+def test_no_room(monkeypatch, capsys, number, name):
+    """A full disk, or a checkout of somebody else's, is one line; other errors are ours, and shown whole."""
+    def fail(_):
+        raise OSError(number, os.strerror(number), name)
+    monkeypatch.setattr(start, 'prepare', fail)
+    assert start.main() == 1
+    assert '%s cannot be written: %s. Make' % (name or 'A file', os.strerror(number)) in capsys.readouterr().err
+    number = errno.EPIPE
+    with pytest.raises(OSError):
+        start.main()
 
 
 @pytest.mark.slow

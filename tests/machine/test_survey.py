@@ -299,10 +299,23 @@ def test_draft_takes_a_compiler_that_has_an_mpi(cray):
     assert left_out[:3] == ['gcc/15.1: no MPI can be loaded with it', 'gcc-native/14.2: no MPI can be loaded with it',
                             'openmpi/5.0: cray-mpich is there']
     assert len(left_out) == 4 and left_out[3].startswith('rocm/7.0: it cannot be loaded: ')
-    assert [new_system.software_version(name) for name in ('cudatoolkit/25.1_12.8', 'gcc/15.1')] == ['12.8', '15.1']
+    names = 'cudatoolkit/25.1_12.8', 'gcc/15.1', 'openmpi/5.0.3-cuda_12.4'
+    assert [new_system.software_version(name) for name in names] == ['12.8', '15.1', '5.0.3']
     texts = new_system.drafts('the-eighth', machine)
     assert '# Left out: openmpi/5.0: cray-mpich is there\n' in texts['systems/the-eighth/external_modules.cfg']
     assert '[cudatoolkit/25.1_12.8]\nname = CUDA\nversion = 12.8\n' in texts['systems/the-eighth/external_modules.cfg']
+
+
+def test_draft_of_a_site_with_easybuilds_modules(cray):
+    """An MPI's module loads its own compiler, in the place of a newer one; names have the toolchain behind a dash."""
+    mpi = 'OpenMPI/4.1.6-GCC-13.2.0'
+    machine = cray(top={'GCC/14.2.0': 'conflict OldGCC', 'GCC/13.2.0': '', mpi: 'module switch GCC GCC/13.2.0',
+                        'OpenMPI/5.0.8-GCC-15.2.0': 'module load GCC/15.2.0', 'CUDA/compat/12.4.1': ''})
+    chosen, left_out = new_system.modules_of(machine)
+    assert [one[0] for one in chosen] == ['GCC/13.2.0', mpi, 'CUDA/compat/12.4.1']
+    assert left_out[0] == 'GCC/14.2.0: no MPI can be loaded with it'
+    assert left_out[1].startswith('OpenMPI/5.0.8-GCC-15.2.0: it cannot be loaded')
+    assert [new_system.software_version(one[0]) for one in chosen] == ['13.2.0', '4.1.6', '12.4.1']
 
 
 def test_draft_names_a_python(cray, tmp_path, monkeypatch):
