@@ -48,8 +48,6 @@ INSTEAD = {
 }
 # What must not reach EasyBuild or anything that it builds.
 NOT_THE_USERS = ('PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'VIRTUAL_ENV', 'CDPATH', 'BASH_ENV', 'ENV')
-# what users can do something about
-NO_ROOM = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 COLLECTION_CFG = "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg\n[DEFAULT]\nCOLLECTION = %s\n"
 # EasyBuild looks whether this function names its modules tool's variable
 LOG_IN = 'module() { eval "$("$%s" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0'
@@ -207,7 +205,7 @@ def main():
     except KeyboardInterrupt:
         return 130
     except OSError as problem:
-        if problem.errno not in NO_ROOM:
+        if problem.errno not in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
         # of a full disk, Python does not say which file it was
         print("ERROR: %s cannot be written: %s. Make room, or choose another place"

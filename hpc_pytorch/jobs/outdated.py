@@ -76,9 +76,7 @@ def about_facts(path):
     """Report documents behind a file's settings or versions that were read more than six months ago."""
     limit = (datetime.date.today() - HALF_A_YEAR).isoformat()
     for section, row in parse(path).items():
-        dated = {section: row.get('date', '9')}
-        if section == 'sources':
-            dated = row
+        dated = row if section == 'sources' else {section: row.get('date', '9')}
         for name, words in dated.items():
             date = words.split()[0]
             if date < limit[:len(date)] and not RETIRED.search(name):

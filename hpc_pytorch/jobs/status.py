@@ -82,8 +82,7 @@ def log_tail(record, lines=400):
     found = []
     for path in (record['log'], files_of(record) + '.out'):
         with contextlib.suppress(OSError):
-            text = Path(path).read_text(errors='replace')
-            last = text.splitlines()[-lines:]
+            last = Path(path).read_text(errors='replace').splitlines()[-lines:]
             found += [line.rstrip() for line in last if line.strip()]
     return found
 

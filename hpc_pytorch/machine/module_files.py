@@ -61,10 +61,8 @@ def installed(modulepath):
     """Find what this collection has installed of PyTorch, its MPI backend and vLLM: {module: its installation}."""
     found = {}
     for directory in filter(None, modulepath.split(':')):
-        files = []
-        for software in CHECKED:
-            files += sorted(glob.glob(os.path.join(glob.escape(directory), software, '*')))
-        for path in files:
+        top = glob.escape(directory)
+        for path in [path for software in CHECKED for path in sorted(glob.glob(os.path.join(top, software, '*')))]:
             with open(path, encoding='utf-8', errors='replace') as handle:
                 root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
             # EasyBuild keeps the one before as NAME.bak_TIME

@@ -437,8 +437,10 @@ def main(arguments):
     parser.add_argument('easyconfig', metavar='EASYCONFIG')
     # options of EasyBuild may stand on the command line out of habit
     given, others = parser.parse_known_args(arguments)
-    if [word for word in others if word.endswith('.eb')]:
-        raise UsersProblem("one easyconfig at a time; nothing was written")
+    names = [word for word in [given.easyconfig] + others if word.endswith('.eb')] or [given.easyconfig]
+    if len(names) > 1:
+        raise UsersProblem("one easyconfig at a time, found %s; nothing was written" % ' '.join(names))
+    given.easyconfig = names[0]
     try:
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
             change = Change(find(given.easyconfig), given.new_version, work)

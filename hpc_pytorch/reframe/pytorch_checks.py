@@ -123,8 +123,7 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
         self.modules = [self.module]
         self.valid_systems = []
         if re.search(promised, read_easyconfig(self.module)):
-            wanted = ['+' + one for one in ('hpc_pytorch',) + features]
-            self.valid_systems = [' '.join(wanted)]
+            self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)]
 
     def output(self, name):
         return Path(self.stagedir, str(name)).read_text(errors='replace').strip()
@@ -231,8 +230,7 @@ class WorksCheck(ModuleCheck):
         """Packages with files that are gone or changed."""
         lost = collections.defaultdict(list)
         for path in self.printed('^changed: (.*)'):
-            package = path.split('/')[0]
-            lost[package].append(path)
+            lost[path.split('/')[0]].append(path)
         return ['%s: %d files are gone or changed, such as %s' % (package, len(paths), paths[0])
                 for package, paths in sorted(lost.items())]
 
@@ -273,11 +271,7 @@ class SpeedCheck(ModuleCheck):
     def prepare(self):
         """Several nodes need a batch system, NCCL needs GPUs."""
         measure = MEASURES[self.what]
-        features = []
-        if self.nodes > 1:
-            features.append('batch')
-        if 'nccl' in self.what:
-            features.append('gpu')
+        features = ['batch'] * (self.nodes > 1) + ['gpu'] * ('nccl' in self.what)
         self.need(measure.promised, *features)
         if self.nodes not in measure.nodes:
             self.valid_systems = []

@@ -274,8 +274,10 @@ def test_no_easyconfig(toy, made, text):
         made('2.0')
 
 
-def test_two_easyconfigs(toy):
-    """The second is not left out without a word."""
+def test_two_easyconfigs(toy, capsys):
+    """The second is not left out without a word; the value of EasyBuild's options is none."""
+    assert new_version.main(['--new-version', 'x', '--prefix', '/a', 'PyTorch-2.15.0-workstation.eb']) == 1
+    assert 'PyTorch-2.15.0-workstation.eb: expected a version' in capsys.readouterr().err
     with pytest.raises(UsersProblem, match='one easyconfig at a time'):
         new_version.main(['--new-version', '2.0', str(toy / 'toy-1.0.eb'), str(toy / 'other-1.0.eb')])
 
