@@ -337,6 +337,7 @@ def test_draft_has_the_cores_of_gpus(place):
     """As the driver says, without hardware threads; none where two GPUs share cores."""
     machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
     assert new_system.gpu_cores(machine, 2, 8)[0] == '0,1,2,3 4,5,6,7'
+    assert new_system.describe('the-eighth', machine)['node gpu_cores'][0] == '0,1,2,3 4,5,6,7'
     place.replace('bin/nvidia-smi', '4-7,12-15', '0-3,8-11')
     machine.outputs.clear()
     assert new_system.gpu_cores(machine, 2, 8)[0] is None
