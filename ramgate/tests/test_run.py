@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import threading
@@ -117,7 +118,10 @@ def test_a_broken_profile_is_named(build):
 def test_no_more_jobs_at_a_time_than_asked_for(build):
     for number in range(8):
         build.source('job%d' % number, 'sleep 0.3')
-    build.run('--jobs', '2', '--report', 'report')
+    output = build.run('--jobs', '2', '--memory', '8G', '--report', 'report')
+    # the limit and where it comes from; seconds, peak and retries
+    assert re.search(r'^ramgate: .*B free of 8.*B \(.*--memory.*\), 2 compilers at a time$', output, re.M), output
+    assert re.search(r'^ramgate: 8 compilers in \d+ s \(.*\), at most .*B of 8.*B, 0 run again$', output, re.M), output
     ends = sorted((job['start'], job['end']) for job in build.report()['compilations'])
     assert all(sum(1 for a, b in ends if a < start < b) <= 1 for start, _ in ends)
 
