@@ -426,10 +426,11 @@ def test_where_it_is_written(toy, made, monkeypatch):
     change = new_version.Change(str(toy / name), None, str(toy / 'work'))
     assert change.place(change.inputs[0]) == str(toy / 'torch-2.15.0-pypi.in')
     monkeypatch.setattr(os, 'access', lambda path, mode: not str(path).startswith(str(CHECKOUT)))
-    monkeypatch.chdir(toy)
+    (toy / 'here').mkdir()
+    monkeypatch.chdir(toy / 'here')
     change = new_version.Change(new_version.find(name), None, str(toy / 'work'))
-    assert change.place(change.inputs[0]) == str(toy / 'torch-2.15.0-pypi.in')
-    assert change.target_name == str(toy / name)
+    assert change.place(change.inputs[0]) == str(toy / 'here/torch-2.15.0-pypi.in')
+    assert change.target_name == str(toy / 'here' / name)
 
 
 def test_names_of_locks():
