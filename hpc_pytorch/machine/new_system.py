@@ -239,7 +239,7 @@ def drafts(name, machine):
     text = easyconfig_text(name, modules, kind, values)
     easyconfig = 'PyTorch-%s%s.eb' % re.search(r"(?m)^version = '(.*)'\nversionsuffix = '(.*)'", text).groups()
     place = 'systems/%s/' % name
-    title = 'Stand-in of ' + name
+    title = 'Test environment of ' + name
     return {
         place + 'system.cfg': system_text(name, values),
         place + 'external_modules.cfg': metadata,
