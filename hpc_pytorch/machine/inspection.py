@@ -18,7 +18,7 @@ from hpc_pytorch.machine.systems import core_list, host_matches, is_for
 
 # what shows the partitions or queues of a batch system
 PARTITIONS = {
-    'slurm': ('sinfo', '--noheader', '--format=%R|%l|%c|%m|%G|%h'),
+    'slurm': ('sinfo', '--noheader', '--format=%R|%c|%m|%G|%h'),
     'pbs': ('qstat', '-Q', '-f'),
 }
 # where something can be asked
@@ -61,21 +61,6 @@ def within(found, expected):
     """Compare core lists: each GPU's cores are among those next to it."""
     same_number = len(found) == len(expected)
     return same_number and all(set(ours) <= set(near) for ours, near in zip(expected, found))
-
-
-def long_enough(found, expected):
-    return seconds_of(found) >= seconds_of(expected)
-
-
-def seconds_of(text):
-    """Read a time as batch systems print it, 1-02:00:00 or 30:00; words such as infinite are no limit."""
-    if not re.match(r'(\d+-)?\d+(:\d+)*$', text):
-        return float('inf')
-    days, _, clock = text.rpartition('-')
-    seconds = 0
-    for part in clock.split(':'):
-        seconds = 60 * seconds + int(part)
-    return 86400 * int(days or 0) + seconds
 
 
 # -- expectations that are more than one key
@@ -182,10 +167,6 @@ class Machine(object):
     def paths_in_jobs(self):
         return [path for path in paths_of_jobs(self.system) if os.path.exists(self.path(path))]
 
-    @probe(LOGIN, 'container image_search_path', all_there)
-    def images(self):
-        return [path for path in self.system.container['image_search_path'] if os.path.exists(self.path(path))]
-
     @probe(BOTH, commands_of, all_there)
     def commands(self):
         return self.with_modules(commands_of(self.system))
@@ -208,24 +189,15 @@ class Machine(object):
 
     @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
-        """Return Slurm's partitions or PBS's queues: {name: {limit, cores, memory, gpus, exclusive}}."""
-        return self.pbs_queues() if self.system.scheduler['kind'] == 'pbs' else self.slurm_partitions()
-
-    def pbs_queues(self):
-        found = {}
-        text = self.output(*PARTITIONS['pbs'])
-        for name, facts in re.findall(r'^Queue: (\S+)\n((?:[ \t].*\n?)*)', text, re.M):
-            limit = re.search(r'^\s+resources_max\.walltime = (.*)$', facts, re.M)
-            found[name] = {'limit': limit.group(1)} if limit else {}
-        return found
-
-    def slurm_partitions(self):
+        """Return Slurm's partitions, with cores, memory, gpus and exclusive of each, or PBS's queues."""
+        if self.system.scheduler['kind'] == 'pbs':
+            queues = re.findall(r'^Queue: (\S+)', self.output(*PARTITIONS['pbs']), re.M)
+            return {name: {} for name in queues}
         found = {}
         for line in self.output(*PARTITIONS['slurm']).splitlines():
-            name, limit, cpus, megabytes, gres, share = line.strip().split('|')
+            name, cpus, megabytes, gres, share = line.strip().split('|')
             gpus = re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres)
             found[name] = {
-                'limit': limit,
                 'cores': int(cpus.rstrip('+')),
                 'memory': int(megabytes.rstrip('+')) << 20,
                 'gpus': sum(map(int, gpus)),
@@ -233,19 +205,12 @@ class Machine(object):
             }
         return found
 
-    def partition_fact(self, key):
-        facts = self.partitions().get(self.system.scheduler['partition'], {})
-        if key not in facts:
-            raise NotAsked("the batch system does not say")
-        return facts[key]
-
-    @probe(LOGIN, 'scheduler walltime', long_enough)
-    def time_limit(self):
-        return self.partition_fact('limit')
-
     @probe(LOGIN, 'scheduler nodes_exclusive')
     def whole_nodes(self):
-        return self.partition_fact('exclusive')
+        facts = self.partitions().get(self.system.scheduler['partition'])
+        if not facts:
+            raise NotAsked("the batch system does not say")
+        return facts['exclusive']
 
     def hardware_threads(self):
         """List the package and the core of each hardware thread."""

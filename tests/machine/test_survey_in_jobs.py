@@ -17,7 +17,7 @@ from hpc_pytorch.machine import inspection, new_system, survey, systems
 
 pytestmark = pytest.mark.slow
 
-LOGIN = ('batch system', 'partitions', 'time limit', 'whole nodes')
+LOGIN = ('batch system', 'partitions', 'whole nodes')
 
 
 @pytest.fixture(scope='module')
@@ -69,7 +69,6 @@ def test_slurm(slurm, tmp_path):
 
 
 @pytest.mark.parametrize('name, where, old, new', [
-    ('time limit', 'slurm', 'maxtime=unlimited', 'maxtime=60'),
     ('whole nodes', 'slurm', 'oversubscribe=exclusive', 'oversubscribe=no'),
     ('partitions', 'system', 'partition = standard', 'partition = normal'),
     ('partitions', 'system', 'partition = standard', 'partition = standard\nbuild_partition = serial'),
@@ -98,7 +97,7 @@ def test_pbs(tmp_path):
     """The same with qstat and qsub."""
     with Pbs(tmp_path / 'pbs', accounts=['NCAR0001'], queues={'main': 12 * 3600}) as pbs:
         _, found = surveyed('derecho', tmp_path / 'login.txt', **pbs.environment)
-        assert found['partitions'][0] == found['time limit'][0] == 'same'
+        assert found['partitions'][0] == 'same'
         path = tmp_path / 'job.txt'
         said, _ = surveyed('derecho', path, '--job', PBS_ACCOUNT='NCAR0001', **pbs.environment)
         assert 'Job 1.pbs will write' in said
