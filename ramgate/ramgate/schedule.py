@@ -224,6 +224,7 @@ class Schedule:
             self.reserve(compilation, peak / MB, kernel_killed)
             compilation.state = WAITING
             compilation.asked = now
+            compilation.begun = self.begun
             compilation.reset()
             self.decide(RETRY, compilation, compilation.command.partial)
 

@@ -89,6 +89,18 @@ def test_short_jobs_that_were_passed_over_take_all_cores_at_once():
     assert [name for _, name in node.plan()] == ['short0', 'short1']
 
 
+def test_who_was_killed_was_not_passed_over():
+    """What started while it ran does not count: the longest is next."""
+    node = Node(1000, cores=1, short=(10, 100), long=(100, 100))
+    short, = node.ask('short')
+    node.plan()
+    node.schedule.begun += 1000
+    node.ask('long')
+    node.look(1, {short: 100})
+    assert node.end(short, 137, out_of_memory=True)[0][0] == 'retried'
+    assert node.plan() == [('started', 'long')]
+
+
 def test_alone_even_what_does_not_fit_is_tried():
     node = Node(1000, huge=(10, 5000), other=(5, 5000))
     node.ask('huge', 'other')
