@@ -5,7 +5,7 @@ All modules but start.py and stand_ins/ keep to Python 3.6, with which some clus
 from EasyBuild they need the standard library only.
 """
 import configparser
-import errno
+import ctypes
 import glob
 import os
 import re
@@ -59,9 +59,14 @@ def parse(path):
 
 def fsync(path):
     """Flush a file, or the file system that a directory is on, to disk: it survives a loss of power."""
-    options = ['-f'] if os.path.isdir(path) else []
-    if os.spawnlp(os.P_WAIT, 'sync', 'sync', *options, path):
-        raise OSError(errno.EIO, "sync failed", path)
+    # coreutils before 8.24 have no `sync -f`
+    libc = ctypes.CDLL(None, use_errno=True)
+    flush = libc.syncfs if os.path.isdir(path) else libc.fsync
+    descriptor = os.open(path, os.O_RDONLY)
+    failed = flush(descriptor)
+    os.close(descriptor)
+    if failed:
+        raise OSError(ctypes.get_errno(), "cannot be flushed to disk", path)
 
 
 def write_atomically(path, text):

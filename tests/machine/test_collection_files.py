@@ -1,8 +1,11 @@
 """Files that easyconfigs name: beside the easyconfig first, else in the collection."""
+import os
 from pathlib import Path
 
+import pytest
 from common import CHECKOUT
 
+from hpc_pytorch import fsync
 from hpc_pytorch.machine.collection_files import named_file, rooms
 
 
@@ -19,3 +22,15 @@ def test_names_are_unique():
     """No name is in two rooms: which one is meant would depend on their order."""
     names = [path.name for room in rooms() for path in Path(room).iterdir() if path.is_file()]
     assert len(names) == len(set(names))
+
+
+def test_flushed_with_old_coreutils(tmp_path, monkeypatch):
+    """Before 8.24 `sync` had no -f, and flushed all there is."""
+    program = tmp_path / 'sync'
+    program.write_text('#!/bin/sh\n[ "$1" != -f ]\n')
+    program.chmod(0o755)
+    monkeypatch.setenv('PATH', str(tmp_path), prepend=os.pathsep)
+    for path in (program, tmp_path):
+        fsync(str(path))
+    with pytest.raises(OSError, match='gone'):
+        fsync(str(tmp_path / 'gone'))
