@@ -17,11 +17,12 @@ DRIVER = '/sys/module/nvidia/version'
 
 
 def versions_of(ec):
-    """Return {software: version} of an easyconfig, its dependencies and wheels, and this machine."""
+    """Return {software: version} of an easyconfig, its dependencies and wheels, and this machine, if it is for this."""
     found = {ec['name'].lower(): ec['version']}
-    if os.path.exists(DRIVER):
+    rehearsal = 'HPC_PYTORCH_REHEARSAL' in os.environ
+    if os.path.exists(DRIVER) and not rehearsal:
         found['driver'] = read_file(DRIVER).strip()
-    if shutil.which('fi_info'):
+    if shutil.which('fi_info') and not rehearsal:
         found.update(re.findall(r'^(libfabric): (\S+)', run(['fi_info', '--version']).stdout, re.M))
     for dep in ec.dependencies():
         if dep['external_module']:

@@ -1,10 +1,35 @@
 """Versions that are known to fail together, through ./eb."""
+import subprocess
+
 import pytest
+from common import CHECKOUT, clean_environment
 from small_software import Toys, site
 
-pytestmark = pytest.mark.slow
+# what is known of a machine whose driver has this version
+PROGRAM = """
+import sys
+from hpc_pytorch.rules import known_pairs
+
+class Easyconfig(dict):
+    path = 'toy-1.0.eb'
+    dependencies = list
+
+known_pairs.DRIVER = sys.argv[1]
+print(known_pairs.versions_of(Easyconfig(name='toy', version='1.0')).get('driver'))
+"""
 
 
+@pytest.mark.parametrize('environment, driver', [({}, '535.54'), ({'HPC_PYTORCH_REHEARSAL': 'frontier'}, 'None')])
+def test_driver_of_another_machine(tmp_path, environment, driver):
+    """A rehearsal is for a machine that has another driver than this one."""
+    (tmp_path / 'version').write_text('535.54\n')
+    found = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', PROGRAM, str(tmp_path / 'version')], text=True,
+                           cwd=CHECKOUT, env=dict(clean_environment(), **environment), check=True,
+                           stdout=subprocess.PIPE).stdout
+    assert found == driver + '\n'
+
+
+@pytest.mark.slow
 def test_warned(eb, tmp_path):
     """Before anything is installed; a site may refuse it. What works, or is not known, is not told."""
     eb.sources = tmp_path / 'sources'
