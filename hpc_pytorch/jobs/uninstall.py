@@ -5,10 +5,11 @@ import glob
 import os
 import re
 import shutil
+from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import build_path, install_path
-from easybuild.tools.filetools import det_lock_path, read_file
+from easybuild.tools.filetools import det_lock_path
 
 from hpc_pytorch.jobs.records import read_records, remove_record
 from hpc_pytorch.jobs.status import state_of, with_prefix
@@ -18,6 +19,11 @@ from hpc_pytorch.rules.installation_locks import remove_stale_lock
 ROOT = re.compile(r'^(?:local root =|set root) "?(/[^"\n]+)', re.M)
 DEPENDENCY = re.compile(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?")
 LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)')
+
+
+def read(path):
+    """Return the text of a file, in which names may have another encoding."""
+    return Path(path).read_text(encoding='utf-8', errors='replace')
 
 
 def module_files():
@@ -30,13 +36,13 @@ def module_files():
 def used_by(record):
     """List the modules that a job installs, and those that its easyconfig depends on."""
     path = record['easyconfig']
-    text = read_file(path) if os.path.exists(path) else ''
+    text = read(path) if os.path.exists(path) else ''
     return [record['module']] + ['%s/%s%s' % dependency for dependency in DEPENDENCY.findall(text)]
 
 
 def check_unused(name, files):
     """Stop if another module loads this one, or a job installs it or something on top of it."""
-    users = [other for other, path in files.items() if other != name and name in LOADED.findall(read_file(path))]
+    users = [other for other, path in files.items() if other != name and name in LOADED.findall(read(path))]
     if users:
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
     for record in read_records():
@@ -66,7 +72,7 @@ def uninstall(name):
     check_unused(name, files)
     module = files[name]
     top = install_path('software')
-    root = ROOT.search(read_file(module))
+    root = ROOT.search(read(module))
     software = root.group(1) if root else '/'
     if os.path.commonpath([software, top]) != top:
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)

@@ -31,12 +31,12 @@ def test_uninstall(toys):
 
 
 def test_module_of_others(toys):
-    """A module file that names software elsewhere is not EasyBuild's: nothing is removed."""
+    """A module file that names software elsewhere is not EasyBuild's, whatever its encoding: nothing is removed."""
     elsewhere = toys.directory / 'elsewhere'
     elsewhere.mkdir()
     module = toys.eb.modules / 'mine/1.0.lua'
     module.parent.mkdir(parents=True)
-    module.write_text('local root = "%s"\n' % elsewhere)
+    module.write_bytes(b'-- by J\xf6rg\nlocal root = "%s"\n' % str(elsewhere).encode())
     assert 'nothing was removed' in toys.run('--system=archer2', '--uninstall', 'mine/1.0', status=1)
     assert elsewhere.exists() and module.exists()
 
