@@ -27,12 +27,15 @@ from hpc_pytorch.jobs.status import with_prefix
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import CHECKED, installed
+from ramgate import processes
 
 # by unit: how far a value may be from its reference; a site changes it in its file of references
 MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 'tokens/s': 0.2, 's': 0.5}
 # EasyBuild's options that may stand beside ours
 EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
               '--tmpdir')
+# for what is killed to end
+SECONDS = 10
 ROOT = '--allow-use-as-root-and-accept-consequences'
 
 
@@ -89,19 +92,21 @@ def wait_for_reframe(command, place):
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, stop)
     process.wait()
-    while stopped and kill_marked(mark.encode()):
-        time.sleep(0.1)
+    if stopped:
+        kill_marked(mark.encode())
 
 
 def kill_marked(mark):
     """Kill processes with this variable: ReFrame asks once, and a rank that just starts may not hear it."""
-    found = False
-    for path in Path('/proc').iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if mark in (path / 'environ').read_bytes():
-                os.kill(int(path.name), signal.SIGKILL)
-                found = True
-    return found
+    deadline = time.monotonic() + SECONDS
+    while True:
+        left = [pid for pid in processes.pids() if mark in processes.read(pid, 'environ')]
+        if not left or time.monotonic() > deadline:
+            break
+        processes.send(left, signal.SIGKILL)
+        time.sleep(0.1)
+    for pid in left:
+        print("Process %d cannot be killed: it waits for a file or a device. Look at it: ps -fp %d" % (pid, pid))
 
 
 def check(system, given, reframes):
