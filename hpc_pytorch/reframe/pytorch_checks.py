@@ -32,43 +32,17 @@ sys.path.pop()
 
 INSTALLED = installed(os.environ.get('MODULEPATH', ''))
 
-# Of a module: packages, files whose contents are not those that their package has noted, and the build. What imports
-# PyTorch comes last: it ends where a library is missing.
-INVENTORY = """
-import base64, collections, glob, hashlib, importlib.metadata, os, subprocess, sys
-noted, places = collections.defaultdict(set), {}
-for one in importlib.metadata.distributions():
-    print('package:', one.metadata['Name'], one.version)
-    for file in one.files or []:
-        # two packages may have the same file; programs in bin/ may have been replaced by the module's own
-        if '..' not in file.parts and '__pycache__' not in file.parts:
-            noted[str(file)].add(file.hash.value if file.hash and file.hash.mode == 'sha256' else None)
-            places[str(file)] = str(file.locate())
-
-def contents(path):
-    found = hashlib.sha256()
-    with open(path, 'rb') as handle:
-        for part in iter(lambda: handle.read(1 << 20), b''):
-            found.update(part)
-    return base64.urlsafe_b64encode(found.digest()).decode().rstrip('=')
-
-for file, path in sorted(places.items()):
-    if not os.path.exists(path) or None not in noted[file] and contents(path) not in noted[file]:
-        print('changed:', file)
-# importing a library that was changed may end the process
-sys.stdout.flush()
-""" + installed_pytorch.PROBE + """
-subprocess.run(['ldd'] + glob.glob(os.path.dirname(torch.__file__) + '/lib/*.so'))
-"""
 # in an easyconfig: what promises something
 CONTAINER, MPI = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'"
+# what there is, for whoever compares it
+INVENTORY = 'python inventory.py ' + shlex.quote(installed_pytorch.PROBE)
 # inside a container, the image's PyTorch
 ONES = """python -c "import os, torch; print(os.environ.get('SINGULARITY_CONTAINER'), torch.ones(1))" """.strip()
 ONES_PRINTED = r'\.sif tensor\(\[1'
 # what is typed, where the easyconfig has these words, and what is printed when it works
 Probe = collections.namedtuple('Probe', 'command promised prints')
 PROBES = {
-    'contract': Probe('python -c ' + shlex.quote(INVENTORY), '(?s)^(?!.*%s)' % CONTAINER, '^package: torch '),
+    'contract': Probe(INVENTORY, '(?s)^(?!.*%s)' % CONTAINER, '^package: torch '),
     'list-packages': Probe('list-packages', CONTAINER, '^torch '),
     'run-in-container': Probe('run-in-container ' + ONES, CONTAINER, ONES_PRINTED),
     'wrapper': Probe(ONES, r"wrappers = .*'python'", ONES_PRINTED),
@@ -92,8 +66,7 @@ MEASURES = {
     'bandwidth-gloo': Measure('pytorch-bandwidth gloo --from 1M --to 1G', '', (1, 2)),
     'bandwidth-mpi': Measure('pytorch-bandwidth mpi --from 1M --to 1G', MPI, (1, 2)),
     'bandwidth-nccl': Measure('pytorch-bandwidth nccl --from 1M --to 1G', '', (1, 2)),
-    'train': Measure('measure.py train', '', (1, 2, 4)),
-    'start': Measure('measure.py start', '', (1, 2, 4)),
+    'train': Measure('measure.py', '', (1, 2, 4)),
 }
 # what decides about networks, as the ranks see it
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
@@ -175,7 +148,6 @@ class WorksCheck(ModuleCheck):
     """Import, contract, every backend on two ranks, and a container's scripts."""
     probe = parameter(PROBES)
     tags = {'production', 'maintenance', 'nightly'}
-    sourcesdir = None
 
     @run_after('init')
     def prepare(self):
@@ -257,7 +229,7 @@ class WorksCheck(ModuleCheck):
 
 @rfm.simple_test
 class SpeedCheck(ModuleCheck):
-    """Bandwidth through the fast network, training, starting: one rank for each GPU, or node without."""
+    """Bandwidth through the fast network, training: one rank for each GPU, or node without."""
     what = parameter(MEASURES)
     nodes = parameter([1, 2, 4])
     ranks_per_node = variable(int, value=0)
@@ -297,8 +269,8 @@ class SpeedCheck(ModuleCheck):
                 self.extra_resources = {'gpus': {'number': self.facts['gpus']}}
 
     def measured(self):
-        """Return the figures that measure.py printed, of one rank or each."""
-        return [json.loads(text) for text in self.must_print('^measured: (.*)')]
+        """Return the figures that the first rank's measure.py printed."""
+        return json.loads(self.must_print('^measured: (.*)')[0])
 
     @sanity_function
     def is_right(self):
@@ -306,13 +278,10 @@ class SpeedCheck(ModuleCheck):
         if 'bandwidth' in self.what:
             self.check_bandwidth(self.what.partition('-')[2])
             return True
-        results = self.measured()
-        if not all(result['right'] for result in results):
+        result = self.measured()
+        if not result['right']:
             raise SanityError("wrong results: ranks have other weights")
-        self.check_ranks(results[0]['ranks'])
-        if 'start' in self.what and len(results) != self.num_tasks:
-            raise SanityError("%d of %d ranks have started: %s" % (
-                len(results), self.num_tasks, self.output(self.stderr)[-1500:]))
+        self.check_ranks(result['ranks'])
         return True
 
     def check_bandwidth(self, backend):
@@ -357,7 +326,7 @@ class SpeedCheck(ModuleCheck):
             taken[host] |= cores
 
     def values(self):
-        """{name: (value, unit)}; of several ranks' seconds the longest counts."""
+        """{name: (value, unit)}"""
         found = {}
         if 'bandwidth' in self.what:
             pattern = r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)'
@@ -365,8 +334,5 @@ class SpeedCheck(ModuleCheck):
                 name = '%s_%dM' % (operation, int(size) >> 20)
                 found[name] = (float(speed), 'GB/s')
             return found
-        for result in self.measured():
-            for name, value in result['values'].items():
-                before, _ = found.get(name, (0, None))
-                found[name] = (max(value, before), result['unit'])
-        return found
+        result = self.measured()
+        return {name: (value, result['unit']) for name, value in result['values'].items()}

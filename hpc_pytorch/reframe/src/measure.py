@@ -1,33 +1,18 @@
 """
-measure.py start | train: what the checks time on every rank (pytorch-srun measure.py train)
-
-  start  a new Python that imports PyTorch, on every rank at once
-  train  steps of DistributedDataParallel on data that is there already; each rank alone first, so that a slow node
-         shows; and which cores and devices each rank has
-
-Prints a line of JSON for each unit.
+measure.py: steps of DistributedDataParallel on data that is there already, on every rank (pytorch-srun measure.py); each
+rank alone first, so that a slow node shows; and which cores and devices each rank has. Prints a line of JSON.
 """
 import argparse
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 
+import torch
+import torch.distributed as dist
+from torch import nn
+
 LOCAL_RANK = int(os.environ['LOCAL_RANK'])
-
-
-def report(unit, right, values, ranks=()):
-    """Print what was measured, in one piece, as several ranks may write at once."""
-    result = {'unit': unit, 'right': right, 'values': values, 'ranks': ranks}
-    os.write(1, ('measured: %s\n' % json.dumps(result)).encode())
-
-
-def start(_):
-    begin = time.perf_counter()
-    subprocess.run([sys.executable, '-c', 'import torch'], check=True)
-    report('s', True, {'import': time.perf_counter() - begin})
 
 
 def own_device():
@@ -41,9 +26,6 @@ def own_device():
 
 def train(given):
     """Samples a second: of each rank alone, then of all together; whether all have the same weights."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
     gpu = torch.cuda.is_available()
     device = torch.device('cuda', LOCAL_RANK % torch.cuda.device_count()) if gpu else torch.device('cpu')
     if gpu:
@@ -90,15 +72,14 @@ def train(given):
     })
     if dist.get_rank() == 0:
         each = samples / together
-        report('samples/s', len(set(weights)) == 1, {'total': len(about) * each, 'each': each}, about)
+        values = {'total': len(about) * each, 'each': each}
+        result = {'unit': 'samples/s', 'right': len(set(weights)) == 1, 'values': values, 'ranks': about}
+        print('measured: %s' % json.dumps(result))
     dist.destroy_process_group()
 
 
-MEASURES = {'start': start, 'train': train}
 parser = argparse.ArgumentParser()
-parser.add_argument('what', choices=list(MEASURES))
 parser.add_argument('--steps', type=int, default=50)
 parser.add_argument('--batch-size', type=int, default=1024)
 parser.add_argument('--width', type=int, default=2048)
-options = parser.parse_args()
-MEASURES[options.what](options)
+train(parser.parse_args())
