@@ -17,7 +17,7 @@ import os
 
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
-from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_path
 from easybuild.tools.filetools import copy_file, create_patch_info, mkdir
 from easybuild.tools.utilities import nub
@@ -55,6 +55,10 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         self.interrupted = None
         # of the easyconfig's, those that no path has yet
         self.missing_patches = []
+        if not self.cfg['features']:
+            print_warning("%s states no features, so its module sets nothing of what %s needs. Add those of gpu, nccl and "
+                          "mpi that it uses, such as features = ['mpi'], or features = ['cpu'] for none",
+                          self.cfg.path, self.system.system['title'])
 
     @property
     def memory_profile(self):

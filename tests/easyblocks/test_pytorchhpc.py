@@ -214,8 +214,9 @@ def test_wrong_input(small):
     assert 'USE_MPII (did you mean USE_MPI?)' in small.refused()
     small.write(checksum='f' * 64)
     assert 'Checksum verification' in small.refused()
-    small.write(edit=lambda text: text.replace("['3.9', '3.11']", "['3.6']"))
-    assert 'needs Python 3.6; found: 3.' in small.refused()
+    small.write(edit=lambda text: text.replace("['3.9', '3.11']", "['3.6']").replace("features = ['mpi']\n", ''))
+    refused = small.refused()
+    assert 'needs Python 3.6; found: 3.' in refused and "such as features = ['mpi']" in refused
     small.write(edit=lambda text: text.replace(", ('mkl/2023.0.0', EXTERNAL_MODULE)", ''))
     assert 'BLAS' in small.refused()
     # once a traceback; without the login's default environment nothing else brings the compilers
