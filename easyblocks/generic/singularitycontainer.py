@@ -44,11 +44,6 @@ if found and expected and re.match("[0-9.]*", found).group() != expected:
                      %% (found, expected))"""
 
 
-def place_inside(lock):
-    """Return where a lock file is mounted in the container."""
-    return '/locks/' + os.path.basename(lock)
-
-
 class SingularityContainer(EasyBlock):
     """Support for installing the image that is its source as a module."""
 
@@ -64,7 +59,6 @@ class SingularityContainer(EasyBlock):
             'package_version': [None, "Its version in the image, where it is not the easyconfig's; '' for any", CUSTOM],
             'run_image': [False, "Use `singularity run`, for an image that initialises itself only there", CUSTOM],
             'venv': [False, "Make a virtual environment on top of the container's, outside the image", CUSTOM],
-            'venv_lock_files': [[], "Lock files of packages to install into the virtual environment", CUSTOM],
             'wrappers': [[], "Commands of the container to have outside, too", CUSTOM],
         }, **extra_vars or {}))
 
@@ -81,7 +75,6 @@ class SingularityContainer(EasyBlock):
         if self.cfg['venv']:
             # like a conda environment for it would be called
             self.venv = os.path.join('/', USER_SOFTWARE, 'venv', self.name.lower())
-        self.venv_locks = []
         self.scripts = scripts_for(self.cfg['import_name'])
         self.bind_paths = self.system.container['bind_paths'] + self.cfg['bind_paths']
         self.module_load_environment.replace({'PATH': ['bin']})
@@ -99,8 +92,6 @@ class SingularityContainer(EasyBlock):
         if not self.image_source:
             raise EasyBuildError("`sources` of %s names no image", self.cfg.path)
         self.log.info("image: %s", self.image_name)
-        for name in self.cfg['venv_lock_files']:
-            self.venv_locks.append(named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True))
         for path in self.bind_paths:
             # a comma separates them in $SINGULARITY_BINDPATH, the others mean something in a module file
             if not path.startswith('/') or re.search(r'[\s,"\'$\\\[\]{};]', path):
@@ -250,24 +241,14 @@ class SingularityContainer(EasyBlock):
         for name, program in sorted(programs.items()):
             symlink('../runscripts/' + program, self.path('bin', name), use_abspath_source=False)
 
-    def run_inside(self, *command):
-        """Run a command in the image, with the directories that belong to this installation."""
-        mounts = [path + ':' + place_inside(path) for path in self.venv_locks]
-        for outside, inside in (('runscripts', SCRIPTS_INSIDE), (USER_SOFTWARE, '/' + USER_SOFTWARE)):
-            if os.path.isdir(self.path(outside)):
-                mounts.append(self.path(outside) + ':' + inside)
-        # a dry run goes on without
-        program = [self.runtime or 'singularity', self.verb, '--bind', ','.join(mounts), self.candidates[0]]
-        run_shell_cmd(program + list(command), use_bash=False)
-
     def install_venv(self):
         """Make a virtual environment over the container's Python, in a directory that is bound to the same place."""
         mkdir(self.path(USER_SOFTWARE, 'venv'), parents=True)
-        with_environment = SCRIPTS_INSIDE + '/with-environment'
-        self.run_inside(with_environment, 'python', SCRIPTS_INSIDE + '/make-container-venv', self.venv)
-        pip = [self.venv + '/bin/python', '-m', 'pip', 'install', '--quiet', '--no-deps', '--require-hashes']
-        for path in self.venv_locks:
-            self.run_inside(with_environment, *pip, '-r', place_inside(path))
+        mounts = [self.path('runscripts') + ':' + SCRIPTS_INSIDE, self.path(USER_SOFTWARE) + ':/' + USER_SOFTWARE]
+        # a dry run goes on without
+        program = [self.runtime or 'singularity', self.verb, '--bind', ','.join(mounts), self.candidates[0]]
+        scripts = [SCRIPTS_INSIDE + '/' + name for name in ('with-environment', 'make-container-venv')]
+        run_shell_cmd(program + [scripts[0], 'python', scripts[1], self.venv], use_bash=False)
 
     @property
     def settings(self):

@@ -176,7 +176,6 @@ def test_bad_data(place):
     assert 'names no image' in refused(place, without_sources(place))
     assert "'/a,b'" in refused(place, place.easyconfig("bind_paths = ['/a,b']"))
     assert "'scratch'" in refused(place, place.easyconfig("bind_paths = ['scratch']"))
-    assert 'no.lock' in refused(place, place.easyconfig("venv = True\nvenv_lock_files = ['no.lock']"))
     for name in ('get-master', 'bash', '../x', 'a b'):
         assert repr(name) in refused(place, place.easyconfig('wrappers = [%r]' % name))
 
