@@ -30,7 +30,6 @@ ONLY_READ = ('--check-contrib', '--check-style')
 # What runs instead of EasyBuild, by our option: modules with a function main(arguments).
 PROGRAMS = {
     'job-status': 'hpc_pytorch.jobs.status',
-    'job-cancel': 'hpc_pytorch.jobs.cancel',
     'new-version': 'hpc_pytorch.packages.new_version',
     'renew': 'hpc_pytorch.packages.new_version',
     'survey': 'hpc_pytorch.machine.survey',
@@ -39,7 +38,7 @@ PROGRAMS = {
     'outdated': 'hpc_pytorch.jobs.outdated',
 }
 # Those that do not know their own option.
-WITHOUT_OPTION = ('job-status', 'job-cancel', 'outdated')
+WITHOUT_OPTION = ('job-status', 'outdated')
 # EasyBuild's --fetch loads no modules, which decide for which Python to fetch; a dry run leaves its lock behind.
 INSTEAD = {
     '--fetch': ['--stop=fetch', '--ignore-osdeps', '--ignore-locks'],

@@ -32,10 +32,10 @@ def explanations(kind, words):
     return found
 
 
-def command_for(action):
-    """Return the command that shows the jobs of this prefix, or cancels them."""
+def status_command():
+    """Return the command that shows the jobs of this prefix."""
     eb = os.environ.get('HPC_PYTORCH_COMMAND')
-    command = '%s --job-%s' % (eb, action) if eb else 'python3 -m hpc_pytorch.jobs.%s' % action
+    command = eb + ' --job-status' if eb else 'python3 -m hpc_pytorch.jobs.status'
     decisive = ('--prefix', '--installpath', '--subdir-software', '--configfiles')
     if any(argument.startswith(decisive) for argument in sys.argv):
         top, name = os.path.split(install_path('software'))

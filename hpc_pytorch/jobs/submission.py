@@ -17,7 +17,7 @@ from hpc_pytorch import HERE, UsersProblem
 from hpc_pytorch.jobs.records import (directory, files_of, mark_of, new_record, read_record, record_path, remove_record,
                                       write_record, write_script)
 from hpc_pytorch.jobs.requests import request_for
-from hpc_pytorch.jobs.status import command_for, explanations, state_of
+from hpc_pytorch.jobs.status import explanations, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
@@ -166,7 +166,7 @@ class SystemJobs:
         for job in self.jobs:
             print_msg("%s %s", job.module, job.describe(job in already), log=self.log)
         # print_msg folds lines at 80 columns, and half of a command asks about another prefix
-        print("== To see their status: %s" % command_for('status'), flush=True)
+        print("== To see their status: %s" % status_command(), flush=True)
 
     def submitted_before(self, job):
         """
@@ -200,7 +200,7 @@ class SystemJobs:
             self.scheduler.cancel(numbers)
         except Refused as problem:
             raise EasyBuildError("%s is not built again, and nothing was submitted: job %s is somebody else's (%s). "
-                                 "They can cancel it: --job-cancel", job.name, ' '.join(numbers), problem)
+                                 "They can cancel it", job.name, ' '.join(numbers), problem)
         print_msg("%s is built again, because of --force or --rebuild: cancelling job %s", job.module,
                   ' '.join(numbers), log=self.log)
         for number in numbers:

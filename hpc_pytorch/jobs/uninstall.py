@@ -47,7 +47,7 @@ def check_unused(name, files):
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
     for record in read_records():
         if name in used_by(record) and state_of(record).state in ALIVE + (UNKNOWN,):
-            raise EasyBuildError("%s is needed by job %s, which installs %s: cancel that first (./eb --job-cancel)",
+            raise EasyBuildError("%s is needed by job %s, which installs %s: cancel that first",
                                  name, record['job'], record['module'])
 
 

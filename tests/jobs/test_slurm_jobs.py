@@ -2,8 +2,7 @@
 ./eb --job with a real Slurm: the chain, what is asked for, memory, failing nodes, what users see.
 
 Of hpc_pytorch/job_backends/hpcslurm.py, hpc_pytorch/machine/batch_systems.py, hpc_pytorch/rules/resource_needs.py, and
-hpc_pytorch/jobs/submission.py, hpc_pytorch/jobs/requests.py, hpc_pytorch/jobs/records.py, hpc_pytorch/jobs/status.py,
-hpc_pytorch/jobs/cancel.py.
+hpc_pytorch/jobs/submission.py, hpc_pytorch/jobs/requests.py, hpc_pytorch/jobs/records.py, hpc_pytorch/jobs/status.py.
 """
 import glob
 import json
@@ -187,7 +186,7 @@ def test_users_environment(toys, slurm):
         job, = toys.submit(easyconfig, env=environment)
         shown = dict(re.findall(r'([\w/:]+)=(\S*)', slurm.output('scontrol', '--oneliner', 'show', 'job', job)))
         ours.append({name: value for name, value in shown.items() if not changing.search(name)})
-        assert 'toy/1.0-ARCHER2' in toys.run('--job-cancel', easyconfig, env=environment)
+        slurm.output('scancel', job)
         wait_for(lambda: not slurm.output('squeue', '-h'), "end of the job")
     assert ours[0] == ours[1]
     job, = toys.submit(easyconfig, '--job-target-resource=walltime=26:00:00')
@@ -268,7 +267,7 @@ def test_why_it_waits(toys, slurm):
         reserved, = toys.submit(toys.write('reserved'), env={'SBATCH_RESERVATION': 'mine'})
         found = toys.wait(lambda found: '(PENDING, PartitionTimeLimit' in found['base/1.0-ARCHER2']
                           and '(PENDING, Reservation' in found['reserved/1.0-ARCHER2'], "Slurm's reasons")
-        assert 'never starts: cancel it (--job-cancel) and submit again' in found['base/1.0-ARCHER2']
+        assert 'never starts: cancel job %s, and submit again' % base in found['base/1.0-ARCHER2']
         assert 'Dependency' in found['top/1.0-ARCHER2']
         assert 'when the jobs that it depends on' in found['top/1.0-ARCHER2']
         assert facts(slurm, reserved)['Reservation'] == 'mine'

@@ -1,7 +1,6 @@
 """Two people with one prefix on real Slurm: both submit, one builds, both have the module."""
 import os
 import pwd
-import re
 import shutil
 import subprocess
 import tempfile
@@ -114,15 +113,13 @@ def test_two_users(both, lmod):
 
 
 def test_the_others_job(both):
-    """It can be seen and neither cancelled nor replaced; when it has failed, the other one submits again and builds."""
+    """It can be seen and not replaced; when it has failed, the other one submits again and builds."""
     ann, ben = both
     go = ann.directory / 'go'
     job, _ = ann.submit(chain(ann, [WAIT.format(file=go), 'false']), *SHARED)
     top = chain(ben)
     wait_for((ann.eb.prefix / 'builders').exists, "start of the job", 240)
     assert '  running' in ben.status()['base/1.0-ARCHER2']
-    cancelled = ben.run('--job-cancel', '--system=archer2', status=1)
-    assert re.search('base/1.0-ARCHER2  job %s  not cancelled: .*denied' % job, cancelled), cancelled
     refused = ben.refused(top, '--force', *SHARED)
     assert "job %s is somebody else's" % job in refused, refused
     assert '  running' in ann.status()['base/1.0-ARCHER2']
