@@ -1,7 +1,6 @@
 """pytorch-run: from a login node to the end of a training, on real Slurm and on the PBS stand-in."""
 import os
 import pickle
-import pty
 import re
 import runpy
 import shutil
@@ -304,30 +303,35 @@ def test_interactive(slurm):
     assert {'rank 0 of 2', 'rank 1 of 2'} <= set(allocated.stdout.splitlines()), allocated.stderr
 
 
-def interrupted(login, go, answer):
-    """Ctrl-C when the job is at work, and what is answered; returns as `login` does."""
-    terminal, end = pty.openpty()
-    called = login.start('--time', '5', 'train.py', 'until', str(go), stdin=end if answer else subprocess.DEVNULL)
-    os.close(end)
+def at_work(login, go):
+    """A job that is at work, until there is such a file."""
+    called = login.start('--time', '5', 'train.py', 'until', str(go))
     first = called.stdout.readline()
     assert first.startswith('rank 0'), first
-    called.send_signal(signal.SIGINT)
-    os.write(terminal, answer)
-    output, errors = called.communicate(timeout=900)
-    os.close(terminal)
-    if answer:
-        # the stand-in's qdel does not reach what mpirun has started
-        go.touch()
-    return called.returncode, output, errors
+    return called
+
+
+def cancelled(login, go, command):
+    """What is said when the job is cancelled."""
+    called = at_work(login, go)
+    number = re.search(r'job (\S+), written to', called.stderr.readline()).group(1)
+    subprocess.run([command, number], env=login.environment, check=True)
+    errors = called.communicate(timeout=900)[1]
+    # the stand-in's qdel does not reach what mpirun has started
+    go.touch()
+    assert called.returncode not in (0, 130)
+    return errors
 
 
 @pytest.mark.slow
 def test_ctrl_c(slurm, tmp_path):
-    """Yes cancels the job; without a terminal nobody is asked, and it goes on."""
-    status, _, errors = interrupted(slurm, tmp_path / 'never', b'y\n')
-    assert status not in (0, 130) and 'ended before its program did: it was cancelled' in errors, errors
-    status, _, errors = interrupted(slurm, tmp_path / 'go', b'')
-    assert status == 130 and 'continues; its output: tail -f train-' in errors, errors
+    """The job goes on; what to type to cancel it is said."""
+    assert 'ended before its program did: it was cancelled' in cancelled(slurm, tmp_path / 'never', 'scancel')
+    called = at_work(slurm, tmp_path / 'go')
+    called.send_signal(signal.SIGINT)
+    errors = called.communicate(timeout=900)[1]
+    assert called.returncode == 130, errors
+    assert 'continues; its output: tail -f train-' in errors and 'to cancel it: scancel ' in errors, errors
     job = errors.split()[2].rstrip(',')
 
     def state():
@@ -346,8 +350,7 @@ def test_pbs(pbs, tmp_path):
     kept, = pbs.directory.glob('train-*/rank-0.out')
     assert kept.read_text() == 'rank 0 of 1\n'
     assert pbs('--time', '5', 'train.py', 'status', '3')[0] == 3
-    status, output, errors = interrupted(pbs, tmp_path / 'never', b'y\n')
-    assert status not in (0, 130) and 'ended before its program did' in errors, errors
+    assert 'ended before its program did' in cancelled(pbs, tmp_path / 'never', 'qdel')
 
 
 @pytest.mark.slow
