@@ -7,6 +7,7 @@ from EasyBuild they need the standard library only.
 import configparser
 import ctypes
 import glob
+import json
 import os
 import re
 import shutil
@@ -81,6 +82,17 @@ def write_atomically(path, text):
     with open(partial, 'w', encoding='utf-8') as handle:
         handle.write(text)
     os.replace(partial, path)
+
+
+def read_json(path, fields):
+    """Return what a JSON file has, if it has these fields, {name: type}; None if it is missing or damaged."""
+    try:
+        with open(path, encoding='utf-8') as handle:
+            found = json.load(handle)
+        whole = all(isinstance(found[name], kind) for name, kind in fields.items())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return found if whole else None
 
 
 def writable_place():

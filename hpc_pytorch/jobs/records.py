@@ -18,6 +18,7 @@ from pathlib import Path
 
 from easybuild.tools.config import build_option, install_path
 
+from hpc_pytorch import read_json
 from hpc_pytorch.machine.batch_systems import SCHEDULERS
 
 # What jobs get of the environment of the login node, and why; everything else is the job's own. EasyBuild's options
@@ -83,12 +84,8 @@ def write_record(record):
 
 def read_record(path):
     """Return a record; None if there is none, or it is damaged."""
-    try:
-        record = json.loads(Path(path).read_text())
-        whole = all(isinstance(record[name], kind) for name, kind in FIELDS.items())
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return record if whole and record['scheduler'] in SCHEDULERS else None
+    record = read_json(path, FIELDS)
+    return record if record and record['scheduler'] in SCHEDULERS else None
 
 
 def read_records():

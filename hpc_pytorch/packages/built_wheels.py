@@ -5,7 +5,7 @@ import os
 import shutil
 from pathlib import Path
 
-from hpc_pytorch import fsync, part_directory, write_atomically
+from hpc_pytorch import fsync, part_directory, read_json, write_atomically
 from hpc_pytorch.packages.lock_files import sha256_of
 
 NOTE = 'provenance.json'
@@ -34,14 +34,7 @@ def find(stores, facts):
 
 def read_note(directory):
     """Return the note of the wheel in a directory; None if it cannot be read."""
-    try:
-        with open(os.path.join(directory, NOTE), encoding='utf-8') as handle:
-            note = json.load(handle)
-    except (OSError, ValueError):
-        return None
-    if isinstance(note, dict) and isinstance(note.get('asked'), dict):
-        return note
-    return None
+    return read_json(os.path.join(directory, NOTE), {'asked': dict})
 
 
 def keep(wheel, store, facts, more):

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, part_directory, fsync
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.packages.lock_files import UNKNOWN
 
 REFERENCE = re.compile(r'docker://(?P<repository>[\w.:/-]+)@(?P<digest>sha256:[0-9a-f]{64})$')
@@ -63,8 +64,7 @@ def digest_of(image):
     """The digest of what a tag stands for today; zeros where that cannot be asked."""
     if not shutil.which('skopeo'):
         return UNKNOWN
-    done = subprocess.run(shlex.split(ASK_DIGEST % image), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
+    done = run(shlex.split(ASK_DIGEST % image), stderr=subprocess.PIPE)
     return done.stdout.strip()[len('sha256:'):] if done.returncode == 0 else UNKNOWN
 
 
@@ -79,10 +79,9 @@ def pull(runtime, reference, target):
             variables.setdefault(prefix + '_TMPDIR', partial)
             variables.setdefault(prefix + '_CACHEDIR', partial)
         image = os.path.join(partial, 'image.sif')
-        pulled = subprocess.run([runtime, 'pull', image, reference], env=variables, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        pulled = run([runtime, 'pull', image, reference], env=variables, errors='replace')
         if pulled.returncode or not os.path.isfile(image):
-            said = pulled.stdout.decode(errors='replace').strip().splitlines() or ['no output']
+            said = pulled.stdout.strip().splitlines() or ['no output']
             raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? "
                                "Fetch it on a machine with a network (eb --fetch), and bring %s here."
                                % (reference, said[-1], target))

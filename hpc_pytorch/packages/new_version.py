@@ -19,6 +19,7 @@ from pathlib import Path
 from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages import images, upstream_patches
 from hpc_pytorch.packages.gpu_code import why_not_cuda
@@ -46,8 +47,7 @@ class NotReached(UsersProblem):
 
 def pip_settings():
     """Return what pip was told of indexes and certificates, as uv's variables."""
-    listing = subprocess.run([sys.executable, '-m', 'pip', 'config', 'list'], stdin=subprocess.DEVNULL,
-                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True)
+    listing = run([sys.executable, '-m', 'pip', 'config', 'list'], stderr=subprocess.DEVNULL)
     settings = re.findall(r'^[\w:]+\.([\w-]+)=(.+)$', listing.stdout, re.M)
     return {PIP_SETTINGS[key]: ast.literal_eval(value) for key, value in settings if key in PIP_SETTINGS}
 
@@ -59,9 +59,8 @@ def uv(command, directory):
         raise UsersProblem("uv is not found; install it: pip install uv")
     variables = dict(pip_settings(), **os.environ)
     variables.update(UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never')
-    done = subprocess.run(['bash', '-c', shlex.quote(program) + ' ' + command], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, env=variables,
-                          cwd=directory)
+    done = run(['bash', '-c', shlex.quote(program) + ' ' + command], stderr=subprocess.PIPE, env=variables,
+               cwd=directory)
     if done.returncode == 0:
         return done.stdout
     for known in table('uv_errors', re.S | re.I):

@@ -5,12 +5,12 @@ source distribution of those easyconfigs, which a lock file names. For a new ver
 import glob
 import os
 import re
-import subprocess
 import sys
 import tarfile
 
 from hpc_pytorch import UsersProblem, write_atomically
 from hpc_pytorch.machine.collection_files import named_file, plain_values
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.pip_errors import last_words
 
@@ -48,8 +48,7 @@ def fetch(easyconfig, directory):
     """Download the distribution that the easyconfig's patches come from."""
     command = [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--no-binary', ':all:',
                '--require-hashes', '--dest', directory, '-r', named_file(easyconfig, LOCK)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True)
+    done = run(command)
     if done.returncode:
         raise UsersProblem("the patches of EasyBuild's easyconfigs could not be fetched: %s" % last_words(done.stdout))
 

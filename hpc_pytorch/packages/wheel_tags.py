@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import namedtuple
 
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.packages.lock_files import normal_name
 
 Wheel = namedtuple('Wheel', 'name version python abi platform')
@@ -25,8 +26,7 @@ print(json.dumps(dict(
 def ask_python(path):
     """Ask the Python at this path about itself; None if it does not run."""
     try:
-        answer = subprocess.run([path, '-I', '-c', ASK_PYTHON], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                stdin=subprocess.DEVNULL, universal_newlines=True)
+        answer = run([path, '-I', '-c', ASK_PYTHON], stderr=subprocess.DEVNULL)
     except OSError:
         return None
     if answer.returncode or not answer.stdout:

@@ -5,7 +5,7 @@ go on with it if it is to build the same.
 import json
 import os
 
-from hpc_pytorch import write_atomically
+from hpc_pytorch import read_json, write_atomically
 
 NOTE = 'unfinished.json'
 
@@ -17,13 +17,7 @@ def leave(builddir, note):
 
 def find(builddir):
     """Return the note of an interrupted build; None if none can be read."""
-    try:
-        with open(os.path.join(builddir, NOTE), encoding='utf-8') as file:
-            note = json.load(file)
-    except (OSError, ValueError):
-        return None
-    whole = isinstance(note, dict) and {'source', 'cmake_output'} <= set(note) and isinstance(note.get('facts'), dict)
-    return note if whole else None
+    return read_json(os.path.join(builddir, NOTE), {'source': str, 'cmake_output': str, 'facts': dict})
 
 
 def differences(facts, others):
