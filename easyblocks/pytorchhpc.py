@@ -14,6 +14,7 @@ The build is WheelBuild's (hpc_pytorch/source/wheel_build.py), the installation 
 interrupted continued; what is installed is compared with what was asked for.
 """
 import os
+import shutil
 
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
@@ -29,7 +30,7 @@ from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.rules.resource_needs import profile_to_keep
 from hpc_pytorch.source import contract, gpu_aware_mpi, installed, interrupted_builds, libraries
-from hpc_pytorch.source.wheel_build import WheelBuild, commit_of, find_program
+from hpc_pytorch.source.wheel_build import WheelBuild, commit_of
 
 
 class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
@@ -56,8 +57,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         # of the easyconfig's, those that no path has yet
         self.missing_patches = []
         if not self.cfg['features']:
-            print_warning("%s states no features, so its module sets nothing of what %s needs. Add those of gpu, nccl and "
-                          "mpi that it uses, such as features = ['mpi'], or features = ['cpu'] for none",
+            print_warning("%s states no features, so its module sets nothing of what %s needs. Add those of gpu, nccl "
+                          "and mpi that it uses, such as features = ['mpi'], or features = ['cpu'] for none",
                           self.cfg.path, self.system.system['title'])
 
     @property
@@ -88,7 +89,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             return None
         banners = {}
         for variable, command in self.compilers().items():
-            if not find_program(command):
+            if not shutil.which(command):
                 raise EasyBuildError("%s, which %s compiles with, was not found: add the module that has it to the "
                                      "dependencies", command, self.system.system['title'])
             banners[variable] = self.first_line(command)

@@ -28,13 +28,6 @@ def satisfies(version, relation, bound):
     return RELATIONS[relation](release(version), release(bound))
 
 
-def within(version, since, before):
-    """True if a version is in a range; either end may be None."""
-    if since is not None and not satisfies(version, '>=', since):
-        return False
-    return before is None or satisfies(version, '<', before)
-
-
 def holds(when, features, versions):
     """True if all (name, relation, version) hold; an unknown version satisfies none."""
     for name, relation, bound in when:

@@ -342,10 +342,7 @@ class LockedEnvironment(EasyBlock):
         self.pip().install_wheels([entry_of(path)], os.path.dirname(path))
 
     def compile_to_byte_code(self):
-        """
-        Compile what is installed on all cores. Not every file of every package is for this Python, and the packages'
-        own tests, a fifth of all, are for nobody here.
-        """
+        """Compile on all cores, but for packages' own tests, a fifth of all; not every file is for this Python."""
         with progress("compiling to byte code", self.log):
             ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
                 'site-packages/.*/(tests|testing/_internal)/', self.site_packages())

@@ -80,10 +80,6 @@ def easyconfig_of(module):
     return path
 
 
-def read_easyconfig(module):
-    return Path(easyconfig_of(module)).read_text(encoding='utf-8')
-
-
 class ModuleCheck(rfm.RunOnlyRegressionTest):
     module = parameter(sorted(INSTALLED))
     valid_prog_environs = ['builtin']
@@ -95,7 +91,7 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
         """Check only where the easyconfig has these words, and the partition these features."""
         self.modules = [self.module]
         self.valid_systems = []
-        if re.search(promised, read_easyconfig(self.module)):
+        if re.search(promised, Path(easyconfig_of(self.module)).read_text(encoding='utf-8')):
             self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)]
 
     def output(self, name):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_pytorch import HERE
 from hpc_pytorch.machine.systems import parse
-from hpc_pytorch.machine.versions import CONDITION, holds, within
+from hpc_pytorch.machine.versions import CONDITION, holds, satisfies
 
 # How a range of versions is built: the commands after `python`; `configure` only runs CMake, None where there is no
 # such command and CMake's decisions are compared after the build. The first row that is not newer than what is built.
@@ -34,13 +34,6 @@ DEPENDENCY_OPTIONS = (
     ('CUDNN_LIB_DIR', 'cuDNN', ('lib64', 'lib')),
 )
 
-# What trees from 2.7 on clone while they build, as it is no submodule: (directory, files of which one names the tag).
-# From tools/optional_submodules.py and build_pytorch_libs.py.
-CLONED = (
-    ('third_party/nccl', ('.ci/docker/ci_commit_pins/nccl.txt', '.ci/docker/ci_commit_pins/nccl-cu12.txt')),
-    ('third_party/eigen', ('third_party/eigen_pin.txt',)),
-)
-
 # Where in a source tree the names of options stand.
 OPTION_FILES = ('setup.py', 'CMakeLists.txt', 'cmake', os.path.join('tools', 'setup_helpers'),
                 os.path.join('caffe2', 'CMakeLists.txt'), os.path.join('third_party', 'gloo', 'CMakeLists.txt'))
@@ -50,7 +43,7 @@ GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBO
 
 def route(version):
     """Return how this version is built; None if it is unknown."""
-    return next((row for row in ROUTES if within(version, row.since, None)), None)
+    return next((row for row in ROUTES if satisfies(version, '>=', row.since)), None)
 
 
 def unknown_architectures(asked, listing):
@@ -113,18 +106,3 @@ def unknown_options(options, tree):
             hint = " (did you mean %s?)" % near[0] if near else ""
             problems.append(name + hint)
     return problems
-
-
-def cloned(tree, asked):
-    """Return the directories that a build with these options would clone."""
-    unneeded = set()
-    if asked.get('USE_CUDA') != '1' or asked.get('USE_NCCL') == '0' or asked.get('USE_SYSTEM_NCCL') == '1':
-        unneeded.add('third_party/nccl')
-    if asked.get('USE_SYSTEM_EIGEN_INSTALL') in ('1', 'ON'):
-        unneeded.add('third_party/eigen')
-    found = []
-    for name, pins in CLONED:
-        pinned = any(os.path.isfile(os.path.join(tree, pin)) for pin in pins)
-        if pinned and name not in unneeded and not os.path.exists(os.path.join(tree, name)):
-            found.append(name)
-    return found

@@ -3,14 +3,15 @@ import glob
 import io
 import json
 import os
+import shutil
 import sys
 import tempfile
 from contextlib import redirect_stderr
 
 import easybuild.tools.environment as env
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import IGNORE, build_path
-from easybuild.tools.filetools import read_file, which, write_file
+from easybuild.tools.config import build_path
+from easybuild.tools.filetools import read_file, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
@@ -59,10 +60,6 @@ def commit_of(source):
     if isinstance(source, dict):
         return source.get('git_config', {}).get('commit')
     return None
-
-
-def find_program(name):
-    return which(name, log_ok=False, on_error=IGNORE)
 
 
 def stubs_of(nvcc):
@@ -128,7 +125,7 @@ class WheelBuild(LockedEnvironment):
 
     def nvcc(self):
         """Return the compiler for the GPUs that were named: a module's, or the one on the path."""
-        found = find_program('nvcc')
+        found = shutil.which('nvcc')
         if not found:
             raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "
                                  "toolkit on $PATH", ', '.join(self.cuda_architectures()))
@@ -189,10 +186,6 @@ class WheelBuild(LockedEnvironment):
         self.ask_upstream(own)
         for name, value in sorted(self.asked.items()):
             env.setvar(name, value)
-        cloned = build_options.cloned(self.tree, self.asked)
-        if cloned:
-            raise EasyBuildError("The build would clone %s. Use the release tarball, which has it, or add NCCL to the "
-                                 "dependencies", ', '.join(cloned))
         self.install_build_tools()
         if self.asked.get('USE_CUDA') == '1' and not self.dry_run:
             self.keep_stubs_out_of_runpath()

@@ -110,7 +110,7 @@ def test_torchrun(way, kind):
     assert ranks(output, kind) == ['0', '0', '1', '1']
     step = {'SLURM_STEP_ID': '0', 'SLURM_STEP_NUM_TASKS': '8', 'SLURM_STEP_NUM_NODES': '2', 'SLURM_PROCID': '3'}
     output = way('torchrun --nproc=2 rank.py; echo "status $?"', env=step)
-    assert 'pytorch-srun rank.py' in output and 'status 2' in output
+    assert 'pytorch-srun PROGRAM' in output and 'status 2' in output
 
 
 @every_way

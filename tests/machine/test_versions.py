@@ -26,14 +26,14 @@ def test_order():
     assert versions.release('2.0') == versions.release('v2.0.0') == versions.release('2.0.0rc1') == [2]
 
 
-@pytest.mark.parametrize('version, since, before, expected', [
-    ('2.4.0a0', '2.4', None, True), ('2.10.0rc1', '2.9', '2.10', False), ('2.3.1', '2.4', None, False),
-    ('2.3.1', None, '2.4', True), ('2.10', '2.9', '2.11', True), ('8.8.1.3-12', '8.8.1.3', '8.9', True),
-    ('latest', '2.0', None, False),
+@pytest.mark.parametrize('version, relation, bound, expected', [
+    ('2.4.0a0', '>=', '2.4', True), ('2.10.0rc1', '<', '2.10', False), ('2.3.1', '>=', '2.4', False),
+    ('2.3.1', '<', '2.4', True), ('2.10', '>=', '2.9', True), ('8.8.1.3-12', '>=', '8.8.1.3', True),
+    ('latest', '>=', '2.0', False),
 ])
-def test_within(version, since, before, expected):
+def test_satisfies(version, relation, bound, expected):
     """A pre-release has what its release has."""
-    assert versions.within(version, since, before) is expected
+    assert versions.satisfies(version, relation, bound) is expected
 
 
 @pytest.mark.parametrize('words, found, results', [

@@ -287,7 +287,7 @@ def test_torchrun(tmp_path):
     batch = {'SLURM_JOB_ID': '1', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '8'}
     assert torchrun(tmp_path, 0, **batch) == (plain, '')
     output, error = torchrun(tmp_path, 2, SLURM_STEP_NUM_NODES='2', **SRUN)
-    assert output == '' and 'srun <options of srun> pytorch-srun train.py' in error
+    assert output == '' and 'srun <options of srun> pytorch-srun PROGRAM' in error
     output, error = torchrun(tmp_path, 0, **dict(SRUN, SLURM_STEP_NUM_TASKS='2', SLURM_STEP_NUM_NODES='2'))
     assert output == plain and 'pytorch-srun train.py' in error
 
