@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """
-A small transformer language model with FSDP2: each rank keeps a part of the weights. An example to start from.
+Training with FSDP2: each rank keeps a part of the weights. An example to start from.
 
     pytorch-run --nodes 2 --requeue 5 train_fsdp.py --steps 2000
 
 All ranks write checkpoints together, while training goes on. Started again, it goes on from the last one, also on
 another number of ranks. SIGUSR1 and SIGTERM make it save and end with status 85: the job script then requeues it.
-To make it yours, replace `Model` and `batch`; the rest can stay.
+To make it yours, replace `make_model` and `batch`; the rest can stay.
 """
 import argparse
 import glob
@@ -23,36 +23,23 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-WORDS, LENGTH, REQUEUE = 64, 32, 85
+REQUEUE = 85
 signals = []
 
 
-class Model(nn.Module):
-    """Says which word comes next; returns the loss."""
-
-    def __init__(self, width, layers):
-        super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, width), nn.Embedding(LENGTH, width)
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0, batch_first=True,
-                                                               norm_first=True) for _ in range(layers))
-        self.out = nn.Linear(width, WORDS)
-        self.register_buffer('later', torch.full((LENGTH, LENGTH), float('-inf')).triu(1))
-
-    def forward(self, text):
-        hidden = self.words(text[:, :-1]) + self.places.weight
-        for layer in self.layers:
-            hidden = layer(hidden, src_mask=self.later)
-        return nn.functional.cross_entropy(self.out(hidden).flatten(0, 1), text[:, 1:].flatten())
+def make_model(width, layers):
+    """Return a network, whose layers are sharded one by one."""
+    model = nn.Sequential(nn.Linear(16, width))
+    for _ in range(layers):
+        model.append(nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)))
+    return model.append(nn.Linear(width, 1))
 
 
 def batch(step, size):
-    """Return a step's sentences, of all ranks, from its number: but for one in eight, a word follows from the last."""
+    """Return a step's inputs, of all ranks, from its number, and what is to be learnt: their sum."""
     numbers = torch.Generator().manual_seed(step)
-    text = torch.randint(WORDS, (size, LENGTH + 1), generator=numbers)
-    follows = torch.rand(size, LENGTH + 1, generator=numbers) > 1 / 8
-    for place in range(1, LENGTH + 1):
-        text[:, place] = torch.where(follows[:, place], (3 * text[:, place - 1] + 1) % WORDS, text[:, place])
-    return text
+    inputs = torch.randn(size, 16, generator=numbers)
+    return inputs, inputs.sum(dim=1, keepdim=True)
 
 
 class Training:
@@ -99,16 +86,16 @@ def train(options, device):
     """Train until the last step, or until asked to leave; whether it is done."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
-    model = Model(options.width, options.layers).to(device)
+    model = make_model(options.width, options.layers).to(device)
     mesh = init_device_mesh(device.type, (ranks,))
-    for part in [*model.layers, model]:
+    for part in [*model, model]:
         fully_shard(part, mesh=mesh)
     training = Training(model, options.checkpoints)
     training.load()
     leaving = torch.zeros(1, device=device)
     while training.steps < options.steps and not leaving:
-        text = batch(training.steps, options.batch_size)[rank::ranks].to(device)
-        loss = model(text)
+        inputs, targets = [part[rank::ranks].to(device) for part in batch(training.steps, options.batch_size)]
+        loss = nn.functional.mse_loss(model(inputs), targets)
         training.optimizer.zero_grad()
         loss.backward()
         training.optimizer.step()
@@ -119,7 +106,7 @@ def train(options, device):
             dist.all_reduce(leaving, dist.ReduceOp.MAX)
             dist.all_reduce(loss)
             if rank == 0:
-                print("step %d, loss %.5f" % (training.steps, loss.item()), flush=True)
+                print("step %d, loss %.5g" % (training.steps, loss.item()), flush=True)
         if training.steps % options.save_every == 0 or leaving or training.steps == options.steps:
             training.save()
     if training.writing:
