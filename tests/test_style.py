@@ -10,7 +10,7 @@ from common import CHECKOUT
 FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'ramgate/ramgate', 'hpc_pytorch')
 # What runs with the Python that ./eb made its environment of, or of a module or an image: 3.9 or newer.
 FOR_NEWER = ('hpc_pytorch/start.py', 'stand_ins/make.py', 'scripts/pytorch-check', 'scripts/check-packages',
-             'scripts/vllm')
+             'scripts/vllm', 'src/inventory.py')
 
 
 def tracked():
