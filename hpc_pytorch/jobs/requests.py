@@ -39,10 +39,7 @@ def minutes_of(text, where):
 
 
 def request_for(system, needs, hours=None):
-    """
-    Combine the command line, the software's needs and the system's defaults, in this order; `hours` is what the
-    easyconfig itself says.
-    """
+    """Combine the command line, the software's needs (`hours`: of its easyconfig) and the system's defaults."""
     settings, node = system.scheduler, system.node
     asked = parse_target_resource(build_option('job_target_resource'))
     cores, memory, minutes = fitted(needs, node)

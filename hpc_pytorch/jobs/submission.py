@@ -169,10 +169,7 @@ class SystemJobs:
         print("== To see their status: %s" % status_command(), flush=True)
 
     def submitted_before(self, job):
-        """
-        True if a job for the same waits or runs, whose id is this job's from now on; or has ended well just now, after
-        EasyBuild found out what is missing.
-        """
+        """True if a job for the same is alive, whose id this one takes over, or has just ended well."""
         again = build_option('force') or build_option('rebuild')
         record = read_record(record_path(job.name))
         look = state_of(record) if record and record['job'] else None
@@ -207,10 +204,7 @@ class SystemJobs:
             self.scheduler.wait_for_end(number)
 
     def adopt(self, job, record, living):
-        """
-        Take over a living job: the one that its record names, or the latest that somebody submitted without
-        living long enough to note it. Others do nothing, as the record is not theirs.
-        """
+        """Take over a living job: its record's, or the latest of a submission that was killed before it noted it."""
         noted = [entry for entry in living if record and entry[1] == record['token']]
         job.jobid, token = noted[-1] if noted else living[-1]
         if noted and record['job'] == job.jobid:

@@ -134,10 +134,7 @@ def decided(option, cache, summary):
 
 
 def compare(options, cache, summary, named=()):
-    """
-    Return all differences between the options asked for and CMake's decisions; `named` are those options that
-    somebody asked for by name, which are compared whether or not the table has them.
-    """
+    """Return all differences between options and CMake's decisions; those in `named` need not be in the table."""
     differences = []
     for term in TERMS + other_switches(dict(named)):
         if term.option in options:

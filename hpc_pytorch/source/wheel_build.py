@@ -204,10 +204,7 @@ class WheelBuild(LockedEnvironment):
             gpu_aware_mpi.apply(self.tree)
 
     def roots(self, own):
-        """
-        Variables for what upstream's easyblock only knows of modules, where no module has it: the BLAS that was asked
-        for, which the build finds by itself, and the toolkit of the nvcc on the path, if GPUs were named.
-        """
+        """Variables of modules for what no module has: the BLAS that was asked for, and the toolkit of the nvcc."""
         found = {}
         if 'BLAS' in own and not any(map(get_software_root, build_options.BLAS_SOFTWARE)):
             found['EBROOTFLEXIBLAS'] = os.sep
