@@ -1,6 +1,7 @@
 """The run scripts, outside a container: they need no more than bash and coreutils, so most of them work here too."""
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -422,3 +423,16 @@ def test_wrapper_without_module(tmp_path):
     (tmp_path / 'runscripts').symlink_to(SCRIPTS)
     done = subprocess.run([SCRIPTS / 'run-in-container'], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 127 and 'expected a command' in done.stderr
+
+
+def test_unpacked_with_old_coreutils(tmp_path):
+    """Before 8.24 `sync` had no -f: unmake-squashfs does without."""
+    (tmp_path / 'runscripts').mkdir()
+    shutil.copy(SCRIPTS / 'unmake-squashfs', tmp_path / 'runscripts')
+    (tmp_path / 'user-software.squashfs').touch()
+    for name, text in (('sync', '[ "$1" != -f ]'), ('unsquashfs', 'mkdir "$6"')):
+        (tmp_path / name).write_text('#!/bin/sh\n%s\n' % text)
+        (tmp_path / name).chmod(0o755)
+    subprocess.run([tmp_path / 'runscripts/unmake-squashfs'], check=True, stdout=subprocess.DEVNULL,
+                   env={'PATH': '%s:/usr/bin:/bin' % tmp_path})
+    assert (tmp_path / 'user-software').is_dir() and (tmp_path / 'user-software.unpacked').exists()
