@@ -25,7 +25,8 @@ TRIED = (
     (r'MPICXX=mpicxx pip install --no-build-isolation .*', 'torch_mpi/tests/test_install.py', 'MPICXX'),
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
-    (r'\./eb (\S+ )?(--robot )?--job-(status|cancel)', 'tests/small_software.py', '--job-status'),
+    (r'\./eb (\S+ )?(--robot )?--job-status', 'tests/small_software.py', '--job-status'),
+    (r'scancel JOB', 'tests/jobs/test_slurm_jobs.py', "'scancel', job"),
     (r'\./eb --uninstall \S+', 'tests/jobs/test_uninstall.py', '--uninstall'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),
     (r'\./eb --check --references .*', 'tests/checks/small_module.py', '--references'),
@@ -73,7 +74,7 @@ TRIED = (
 )
 # ./eb EASYCONFIG ...: a dry run here
 DRY_RUN = re.compile(r'\./eb [^|$]*\b\w+-[\w.-]+\.eb\b.*')
-NOT_DRY = re.compile(r'--job-(status|cancel)|provenance|--new-version')
+NOT_DRY = re.compile(r'--job-status|provenance|--new-version')
 # A block is no command if this stands below it.
 NO_COMMAND = re.compile(r'\.\. (output|a file)|Not tried: ')
 
