@@ -30,6 +30,8 @@ MESSAGES = (
     ("FATALCannot find system pybind11\n-- pybind11 include dirs: \nCMake Error in torch/CMakeLists.txt:\n"
      "  Imported target \"pybind::pybind11\" includes non-existent path\n", "without that option"),
     ("CMake Error at cmake/Dependencies.cmake:1204 (message):\n  Cannot find gloo\n", "without that option"),
+    ("ImportError: cannot import name '_DEFAULT_NUM_WORKER_THREADS' from 'torch._C._distributed_rpc'",
+     "USE_TENSORPIPE=0"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )
 
