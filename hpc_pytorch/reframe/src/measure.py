@@ -75,6 +75,7 @@ def train(given):
         values = {'total': len(about) * each, 'each': each}
         result = {'unit': 'samples/s', 'right': len(set(weights)) == 1, 'values': values, 'ranks': about}
         print('measured: %s' % json.dumps(result))
+    dist.barrier()
     dist.destroy_process_group()
 
 
