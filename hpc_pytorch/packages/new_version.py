@@ -181,9 +181,9 @@ class Change:
             return pinned.group(1), pinned.group(2) or ''
         if 'PYPI_SOURCE' in self.text:
             return normal_name(self.values['name']), ''
-        # its wheels have the versions of its source
-        built = self.values['name'] == 'PyTorch' and 'SingularityContainer' not in self.text
-        return 'torch' if built else None, ''
+        # its wheels have the versions of its source, unless it names those of a place of their own
+        elsewhere = re.search(r"'SingularityContainer'|\.whl'", self.text)
+        return 'torch' if self.values['name'] == 'PyTorch' and not elsewhere else None, ''
 
     def find_version(self, asked):
         """Return the version that is asked for, as it is called where it is published."""
@@ -444,8 +444,9 @@ def main(arguments):
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
             change = Change(find(given.easyconfig), given.new_version, work)
             if given.new_version == 'latest' and change.version == change.old:
-                print("%s: %s is the newest; to make its locks again: ./eb --renew %s"
-                      % (given.easyconfig, change.old, shlex.quote(os.path.basename(change.easyconfig))))
+                print("%s: nothing newer than %s fits Python %s on %s; to make its locks again: ./eb --renew %s"
+                      % (given.easyconfig, change.old, change.least, change.system.name,
+                         shlex.quote(os.path.basename(change.easyconfig))))
                 return 0
             made = change.make()
     except UsersProblem as problem:

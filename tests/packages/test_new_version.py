@@ -295,7 +295,7 @@ def test_nothing_newer(toy, call):
     (toy / 'toy-1.0.in').rename(toy / 'toy-2.0.in')
     (toy / 'toy-2.0.in').write_text((toy / 'toy-2.0.in').read_text().replace('1.0', '2.0'))
     before = sorted(toy.iterdir())
-    assert '2.0 is the newest; to make its locks again: ./eb --renew' in call(
+    assert 'nothing newer than 2.0 fits Python 3.11 on workstation; to make its locks again: ./eb --renew' in call(
         '--new-version', 'latest', easyconfig='toy-2.0.eb')
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
 
@@ -390,6 +390,13 @@ def test_no_index(made):
     assert [line.split(':')[2] for line in change.by_hand] == [' checksums = []']
     with pytest.raises(UsersProblem, match='look at https://.*, and name it instead of `latest`'):
         made('latest', 'NCCL-2.26.6-1.eb')
+
+
+def test_wheels_that_are_named(made):
+    """No index is asked for wheels that the easyconfig names by their files: it may have others, for another GPU."""
+    text = (CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-2.2.2-Frontier.eb').read_text()
+    with pytest.raises(UsersProblem, match='look at https://pytorch.org/, and name it instead of `latest`'):
+        made('latest', 'PyTorch-2.2.2-Frontier.eb', text.replace('PyTorch-2.2.2-Frontier.lock', 'none.lock'))
 
 
 @pytest.mark.parametrize('name, version, by_hand', [
