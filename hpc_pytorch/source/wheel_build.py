@@ -186,6 +186,10 @@ class WheelBuild(LockedEnvironment):
         self.ask_upstream(own)
         for name, value in sorted(self.asked.items()):
             env.setvar(name, value)
+        cloned = build_options.cloned(self.tree, self.asked)
+        if cloned:
+            raise EasyBuildError("The build would clone %s. Use the release tarball, which has it, or add NCCL to the "
+                                 "dependencies", ', '.join(cloned))
         self.install_build_tools()
         if self.asked.get('USE_CUDA') == '1' and not self.dry_run:
             self.keep_stubs_out_of_runpath()
