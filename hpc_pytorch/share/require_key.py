@@ -1,9 +1,4 @@
-"""
-What a server of pytorch-serve answers without its key: whether it lives, and no more.
-
-vLLM itself asks for the key on some addresses only; /invocations answers with the model without one. vLLM imports this
-class (--middleware), and gives it each request first.
-"""
+"""What sees each request to vLLM first (--middleware): vLLM itself asks for the key on some addresses only."""
 import hmac
 import os
 
