@@ -92,8 +92,12 @@ def read_records():
     """Return all records of this prefix, the oldest first."""
     paths = glob.glob(os.path.join(glob.escape(directory()), '*.json'))
     records = filter(None, map(read_record, paths))
-    # job 9 comes before job 10
-    return sorted(records, key=lambda record: (record['time'], int(re.match(r'\d*', record['job'] or '').group() or 0)))
+    return sorted(records, key=lambda record: (record['time'], number_of(record['job'])))
+
+
+def number_of(job):
+    """Return the number in a job's id: 9 comes before 10."""
+    return int(re.match(r'\d*', job or '').group() or 0)
 
 
 def remove_record(record):

@@ -122,6 +122,10 @@ def table(findings):
     return text
 
 
+def job_script(path):
+    return "#!/bin/bash\nexec %s --survey > %s 2>&1\n" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
+
+
 def submit(system, path):
     """Submit a job that surveys the node it runs on; returns its id."""
     asked = system.scheduler
@@ -134,8 +138,7 @@ def submit(system, path):
         exclusive=asked['nodes_exclusive'], options=system.node['local_storage_option'])
     command = scheduler.command(request, 'survey', 'survey', path + '.log', [])
     with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
-        script.write("#!/bin/bash\nexec %s --survey > %s 2>&1\n" % (
-            os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path)))
+        script.write(job_script(path))
         script.flush()
         return scheduler.submit(command, script.name)
 
