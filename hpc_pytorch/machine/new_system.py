@@ -44,10 +44,6 @@ def pattern_of(host):
     return ' '.join(sorted({re.sub(r'\d', '[0-9]', host), host}))
 
 
-def with_most_gpus(partitions):
-    return max(partitions, key=lambda name: partitions[name].get('gpus') or 0)
-
-
 def gibibytes(size):
     return '%d GiB' % (size >> 30)
 
@@ -59,7 +55,8 @@ def fast_interfaces(names):
 # how answers are written that are not written as they are
 WRITTEN = {
     'system host_names': pattern_of,
-    'scheduler partition': with_most_gpus,
+    # the one with the most GPUs
+    'scheduler partition': lambda found: max(found, key=lambda name: found[name].get('gpus') or 0),
     'node memory': gibibytes,
     'node cuda': lambda version: version.split('.')[0],
     'network interfaces': fast_interfaces,

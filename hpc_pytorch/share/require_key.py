@@ -11,7 +11,7 @@ class RequireKey:
         self.expected = ('Bearer ' + os.environ['VLLM_API_KEY']).encode()
 
     async def __call__(self, scope, receive, send):
-        """Pass the request on, or refuse it; `lifespan` is the server's own start and end."""
+        """Pass the request on, or refuse it (`lifespan`: the server's own start)."""
         given = dict(scope.get('headers', ())).get(b'authorization', b'')
         if scope['type'] == 'lifespan' or scope['path'] == '/health' or hmac.compare_digest(given, self.expected):
             await self.app(scope, receive, send)
