@@ -57,11 +57,11 @@ def check_external_modules(ec):
 def advice(easyconfig, module):
     system = os.environ.get('HPC_PYTORCH_REHEARSAL')
     if system:
-        return ("This is the stand-in of %s. If the system has the module, add it to systems/%s/stand_in.cfg: "
+        return ("This is the test environment of %s. If the system has the module, add it to systems/%s/stand_in.cfg: "
                 "[module %s], with a part of hpc_pytorch/stand_ins/parts.cfg; else name another version in the "
                 "easyconfig's dependencies" % (system, system, module))
     return ("On the system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the "
-            "system's stand-in: ./eb --rehearse %s" % shlex.quote(easyconfig))
+            "system's test environment: ./eb --rehearse %s" % shlex.quote(easyconfig))
 
 
 def check_directories():

