@@ -19,8 +19,13 @@ from pathlib import Path
 import pytest
 from preloaded_eb import Preloaded
 
+from hpc_pytorch.machine.modules import LMOD_PLACES
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
+# Debian's, or the one that ./eb has unpacked beside the checkout
+LMOD = next(filter(os.path.exists, LMOD_PLACES), LMOD_PLACES[0])
+LMOD_ROOT = Path(LMOD).parent.parent
 # what tests keep between runs because making it again only costs time: fetched files, made stand-ins, images
 CACHE = CHECKOUT / '.local' / 'test-cache'
 # what is fetched and unpacked, is large and stays the same, for all checkouts; $HOME may be read-only
@@ -63,6 +68,13 @@ def needs_root():
     """The same for what a test needs in its midst, and for fixtures."""
     if NOT_ROOT:
         pytest.skip('needs root')
+
+
+def needs_program(*names):
+    """Skip the test where ./test could not install these; CI leaves nothing out."""
+    missing = [name for name in names if not shutil.which(name)]
+    if missing and not os.environ.get('CI'):
+        pytest.skip('needs ' + ' '.join(missing))
 
 
 @contextmanager
@@ -192,7 +204,7 @@ class ModulesTool:
     def __init__(self, name):
         self.name = name
         if name == 'Lmod':
-            self.start = 'source /usr/share/lmod/lmod/init/bash'
+            self.start = 'source %s/init/bash' % shlex.quote(str(LMOD_ROOT))
             self.for_easybuild = {}
         else:
             program = unpacked_environment_modules()

@@ -3,7 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, ModulesTool
+from common import CHECKOUT, EB, ModulesTool, needs_program
 from small_software import Toy, Toys
 
 # fixtures of single topics
@@ -39,6 +39,7 @@ def toys(eb, tmp_path):
 @pytest.fixture(scope='session')
 def on_arm(tmp_path_factory):
     """The environment in which EasyBuild takes this machine for an aarch64 one."""
+    needs_program('gcc')
     library = tmp_path_factory.mktemp('arm') / 'arm.so'
     subprocess.run(['gcc', '-shared', '-fPIC', '-O1', '-Wall', '-Werror', '-o', library,
                     Path(__file__).with_name('arm.c')], check=True)

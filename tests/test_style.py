@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT
+from common import CHECKOUT, needs_program
 
 # What EasyBuild itself, or a compute node's own Python, runs.
 FOR_PYTHON_3_6 = ('easyblocks', 'hooks', 'ramgate/ramgate', 'hpc_pytorch')
@@ -48,6 +48,7 @@ def test_ruff():
 
 def test_shellcheck():
     """shellcheck finds nothing in any shell script."""
+    needs_program('shellcheck')
     found = scripts('bash') + [path for path in tracked() if path.suffix in ('.sh', '.bash')]
     assert found
     done = subprocess.run(['shellcheck', *map(str, sorted(set(found)))], cwd=CHECKOUT,

@@ -96,7 +96,7 @@ def main(names):
     try:
         install(names)
     except UsersProblem as problem:
-        print("ERROR: %s" % problem, file=sys.stderr)
+        print(problem, file=sys.stderr)
         return 1
     return 0
 

@@ -33,7 +33,7 @@ def test_without_a_c_compiler_ramgate_says_what_to_do(build, tmp_path):
     build.clean()
 
 
-def test_outside_a_build_the_compiler_just_runs(tmp_path):
+def test_outside_a_build_the_compiler_just_runs(tmp_path, c_compiler):
     make_wrapper(str(tmp_path))
     environment = {name: value for name, value in os.environ.items() if name != 'RAMGATE_SOCKET'}
     done = subprocess.run([tmp_path / 'ramgate-cc', 'sh', '-c', 'exit 5'], env=environment)

@@ -3,7 +3,7 @@ import subprocess
 
 import pytest
 from checks.small_module import small_module
-from common import CHECKOUT, clean_environment
+from common import CHECKOUT, LMOD, clean_environment
 
 from hpc_pytorch.machine import systems
 
@@ -47,7 +47,7 @@ def test_beside_a_sites_own_checks(module, tmp_path, name):
     done = subprocess.run(
         [REFRAME, '-C', tmp_path / 'mine.py', '-c', CHECKOUT / 'hpc_pytorch/reframe', '--prefix', tmp_path, '--dry-run',
          '-n', 'train'], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path,
-        env=dict(clean_environment(), MODULEPATH=str(module.eb.modules), LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod'))
+        env=dict(clean_environment(), MODULEPATH=str(module.eb.modules), LMOD_CMD=LMOD))
     assert done.returncode == 0 and 'PASSED' in done.stdout, done.stdout
     scripts = [path.read_text() for path in tmp_path.glob('stage/mine/compute/builtin/*/rfm_job.sh')]
     assert len(scripts) == (1 if name == 'workstation' else 3)

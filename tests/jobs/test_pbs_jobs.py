@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, EB, FOR_ROOT, clean_environment, nightly, stand_in
+from common import CHECKOUT, EB, FOR_ROOT, LMOD, clean_environment, nightly, stand_in
 from small_software import OCCUPY, WAIT, Toys, make_wheel, site
 from batch_systems.pbs_stand_in import Pbs, patiently as wait_for
 from batch_systems.real_pbs import RealPbs
@@ -492,7 +492,7 @@ def test_eb_from_elsewhere(place, toys, pbs):
     environment.update(
         EASYBUILD_CONFIGFILES='%s,%s' % (top / 'systems/derecho/easybuild.cfg', where),
         EASYBUILD_HOOKS=str(top / 'hooks/hpc_pytorch_hooks.py'), EASYBUILD_MODULES_TOOL='Lmod',
-        LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod', MODULEPATH=str(modules), PATH='%s:%s' % (
+        LMOD_CMD=LMOD, MODULEPATH=str(modules), PATH='%s:%s' % (
             command.parent, pbs.environment['PATH']), EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES='1')
     easyconfig = toys.write('toy', modules=['ncarenv/23.09', 'cuda/12.2.1'])
     eb = EB(toys.directory / 'prefix', command=['eb'])

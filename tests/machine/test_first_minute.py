@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from common import CACHE, CHECKOUT, ModulesTool, clean_environment, kept, slow, unpack_package
+from common import CACHE, CHECKOUT, LMOD, LMOD_ROOT, ModulesTool, clean_environment, kept, slow, unpack_package
 from hpc_pytorch.machine import distribution_packages, modules
 
 PYTHON_MODULE = CHECKOUT / 'hpc_pytorch' / 'machine' / 'python_module.py'
@@ -141,8 +141,7 @@ def test_lines_fit_the_shell():
         "source '/a b/lmod'/init/tcsh", "eval `'/a b/modulecmd.tcl' tcsh autoinit`"]
     assert found['fish'] == ["source '/a b/lmod'/init/fish", "'/a b/modulecmd.tcl' fish autoinit | source"]
     assert found['nu'] == found['bash'] and found['same'] is None and 'source' in found['older']
-    lmod = '/usr/share/lmod/lmod'
-    assert all(os.path.exists('%s/init/%s' % (lmod, shell)) for shell in ('bash', 'zsh', 'tcsh', 'fish'))
+    assert all(os.path.exists('%s/init/%s' % (LMOD_ROOT, shell)) for shell in ('bash', 'zsh', 'tcsh', 'fish'))
 
 
 def program_of_shell(name):
@@ -158,7 +157,7 @@ def program_of_shell(name):
                                             slow('fish', ['-N'])])
 def test_lines_in_the_shell(tmp_path, modules_tool, shell, options):
     """Typed to the real shell, they load a module; the path of the modules tool has a blank in it."""
-    program = modules_tool.for_easybuild.get('MODULES_CMD', '/usr/share/lmod/lmod/libexec/lmod')
+    program = modules_tool.for_easybuild.get('MODULES_CMD', LMOD)
     (tmp_path / 'a b').symlink_to(os.path.dirname(os.path.dirname(program)))
     (tmp_path / 'toy').mkdir()
     (tmp_path / 'toy/1.0').write_text('#%Module1.0\nsetenv TOY yes\n')

@@ -3,6 +3,7 @@ import os
 import time
 
 import pytest
+from common import LMOD
 
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 
@@ -19,7 +20,7 @@ def shell(tmp_path, modules_tool):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text('#%%Module1.0\nmodule use %s\nsetenv LAST %s\n' % (tmp_path / str(number + 1), name))
         (tmp_path / str(number + 1)).mkdir()
-    program = modules_tool.for_easybuild.get('MODULES_CMD', '/usr/share/lmod/lmod/libexec/lmod')
+    program = modules_tool.for_easybuild.get('MODULES_CMD', LMOD)
     return ModulesShell(program, {'PATH': os.environ['PATH'], 'HOME': str(tmp_path),
                                   'MODULEPATH': str(tmp_path / '0')})
 
@@ -51,7 +52,7 @@ def test_environment_of_the_login(tmp_path, lmod):
                            ('%s/mpi/1.0' % compiler, ''), ('%s/only-%s/1.0' % (compiler, compiler), '')):
             (tmp_path / name).parent.mkdir(parents=True)
             (tmp_path / name).write_text('#%Module1.0\n' + text)
-    shell = ModulesShell('/usr/share/lmod/lmod/libexec/lmod', {'PATH': os.environ['PATH'], 'HOME': str(tmp_path),
+    shell = ModulesShell(LMOD, {'PATH': os.environ['PATH'], 'HOME': str(tmp_path),
                                                                'MODULEPATH': str(tmp_path / 'login')})
     shell.load(['intel', 'mpi'])
     shell.beginning = dict(shell.environ)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 from stand_ins import test_rehearsal
-from common import CHECKOUT, EB, clean_environment, slow, stand_in
+from common import CHECKOUT, EB, LMOD, clean_environment, slow, stand_in
 
 from hpc_pytorch import start
 
@@ -270,7 +270,7 @@ def test_installed_with_pip(tmp_path):
                     [python, '-m', 'pip', 'install', '--no-index', '--find-links', tmp_path, 'hpc-pytorch']):
         subprocess.run(command + ['--quiet'], env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
     plain = dict(clean_environment(), EB_PYTHON=python, COLUMNS='10000', EASYBUILD_MODULES_TOOL='Lmod',
-                 LMOD_CMD='/usr/share/lmod/lmod/libexec/lmod', EASYBUILD_PREFIX=str(tmp_path / 'prefix'))
+                 LMOD_CMD=LMOD, EASYBUILD_PREFIX=str(tmp_path / 'prefix'))
     if os.geteuid() == 0:
         plain['EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES'] = '1'
 

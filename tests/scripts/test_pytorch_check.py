@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-from common import SCRIPTS, clean_environment
+from common import SCRIPTS, clean_environment, needs_program
 from torch_mpi.tests.mpi_installation import kept_venv
 
 # c10::Error's constructor with GCC's new std::string, and with the old one that torchtext 0.14.1's wheel was made for
@@ -16,6 +16,7 @@ NEW, OLD = '_ZN3c105ErrorC1ENSt7__cxx1112basic_stringIcEE', '_ZN3c105ErrorC1ESs'
 
 def compiled(path, text):
     """A library made of this C."""
+    needs_program('gcc')
     path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(['gcc', '-shared', '-fPIC', '-xc', '-', '-o', path], input=text, text=True, check=True)
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT
+from common import CHECKOUT, needs_program
 
 from hpc_pytorch.machine.systems import FOR_JOBS
 
@@ -16,6 +16,7 @@ SCRIPT = CHECKOUT / 'hpc_pytorch/scripts/pytorch-jobscript'
 @pytest.fixture
 def jobscript(tmp_path):
     """A function that runs it as an installed module of a system would."""
+    needs_program('shellcheck')
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'share').mkdir()
     for name in ('pytorch-jobscript', 'pytorch-run', 'pytorch-stage'):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from common import CHECKOUT, nightly
+from common import CHECKOUT, needs_program, nightly
 from batch_systems.real_slurm import wait_for
 
 SCRIPTS = CHECKOUT / 'hpc_pytorch/scripts'
@@ -375,6 +375,7 @@ def test_signal_that_python_handles(tmp_path):
 
 def test_signals_at_any_time(tmp_path):
     """A signal while the script starts is not lost, and leaves no Python behind."""
+    needs_program('pgrep')
     for delay in range(12):
         process = start(tmp_path, 'import time; time.sleep(100)', 'mark-%d-%d' % (os.getpid(), delay))
         # not to wait for something, but to hit every place of the script

@@ -3,6 +3,7 @@ import subprocess
 import zipfile
 
 import pytest
+from common import needs_program
 
 from hpc_pytorch.source import libraries
 
@@ -17,6 +18,7 @@ LDD = """\tlibgomp.so.1 => /usr/lib/libgomp.so.1 (0x0)
 @pytest.fixture
 def library(tmp_path):
     """Link a library with these words."""
+    needs_program('gcc')
     source = tmp_path / 'x.c'
     source.write_text('int x(void) { int n = 0;\n#pragma omp parallel\nn = 1;\nreturn n; }\n')
 

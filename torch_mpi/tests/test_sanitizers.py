@@ -1,6 +1,8 @@
 """Compiled with the compiler's sanitizers: no error of memory, no undefined behaviour, no race between threads."""
 
+import os
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -38,6 +40,7 @@ class Sanitized(Installed):
         return super().run(*arguments, **self.settings, **options)
 
 
+@pytest.mark.skipif(not shutil.which("gcc") and "CI" not in os.environ, reason="needs gcc")
 @pytest.mark.parametrize("variant", sorted(SANITIZERS))
 def test_the_sanitizer_finds_what_is_planted(variant, tmp_path):
     """The check of every day: compiler, libraries and settings of the nightly tests do what these rely on."""
