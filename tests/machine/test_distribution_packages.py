@@ -48,13 +48,14 @@ def test_quick_without_packages(tmp_path, arguments, ci, status):
     """Whoever may not install packages still gets an answer from ./test quick: of the tests that need none of them."""
     python = '#!/bin/sh\ncase "$*" in *distribution_packages*) echo "Install with: x" >&2; exit 1;; esac\necho "ran $*"\n'
     programs = {'hpc_pytorch/environments/make-environment': '#!/bin/sh\n', '.venv-test/bin/python': python,
-                'eb': '#!/bin/sh\n', 'tests/debian-packages.txt': '[quick]\nno-such\n[all]\n',
+                'bin/python3': python, 'eb': '#!/bin/sh\n', 'tests/debian-packages.txt': '[quick]\nno-such\n[all]\n',
                 'test': (CHECKOUT / 'test').read_text()}
     for name, text in programs.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {name: value for name, value in os.environ.items() if name != 'CI'}
+    environment['PATH'] = '%s:%s' % (tmp_path / 'bin', environment['PATH'])
     done = subprocess.run([tmp_path / 'test', *arguments], env=dict(environment, **ci), stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == status and 'Install with: x' in done.stdout, done.stdout
