@@ -46,7 +46,7 @@ def test_only_what_is_missing(monkeypatch):
 @pytest.mark.parametrize('arguments, ci, status', [(['quick'], {}, 0), (['quick'], {'CI': 'true'}, 1), ([], {}, 1)])
 def test_quick_without_packages(tmp_path, arguments, ci, status):
     """Whoever may not install packages still gets an answer from ./test quick: of the tests that need none of them."""
-    python = '#!/bin/sh\ncase "$*" in *distribution_packages*) echo "Install with: x" >&2; exit 1;; esac\necho "ran $*"\n'
+    python = '#!/bin/sh\ncase $* in *distribution_packages*) echo "Install with: x" >&2; exit 1;; esac\necho "ran $*"\n'
     programs = {'hpc_pytorch/environments/make-environment': '#!/bin/sh\n', '.venv-test/bin/python': python,
                 'bin/python3': python, 'eb': '#!/bin/sh\n', 'tests/debian-packages.txt': '[quick]\nno-such\n[all]\n',
                 'test': (CHECKOUT / 'test').read_text()}
