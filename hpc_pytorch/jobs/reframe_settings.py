@@ -59,8 +59,8 @@ def partition(system):
         }},
     }
     if gpus:
-        option = system.scheduler['gpus_option'] or 'ngpus='
-        found['resources'] = [{'name': 'gpus', 'options': [option + '{number}']}]
+        option = system.scheduler['gpus_option'] or {'pbs': 'ngpus='}.get(system.scheduler['kind'], '')
+        found['resources'] = [{'name': 'gpus', 'options': [option + '{number}'] * bool(option)}]
     return found
 
 

@@ -78,6 +78,7 @@ def request_for(system, needs, hours=None):
         gpus_option=settings['gpus_option'],
         exclusive=exclusive,
         options=settings['options'],
+        refused=settings['refused_options'],
     )
 
 

@@ -17,7 +17,7 @@ PATIENCE = 20
 TRY_AGAIN = (1, 5)
 
 # minutes; memory in bytes or None: all that the node has; options: more words for the command that submits
-Request = namedtuple('Request', 'account partition qos cores memory minutes gpus gpus_option exclusive options')
+Request = namedtuple('Request', 'account partition qos cores memory minutes gpus gpus_option exclusive options refused')
 # state is one of those below; word: the batch system's own; about: more, for people. UNKNOWN: nobody may act on it
 Look = namedtuple('Look', 'state word about')
 WAITING, RUNNING, DONE, FAILED, CANCELLED = 'waiting', 'running', 'done', 'failed', 'cancelled'
@@ -123,11 +123,10 @@ class Slurm(BatchSystem):
         """Return sbatch with everything but the script."""
         log = log.replace('%', '%%').replace('{job}', '%j')
         # --mem=0: all that the node has
-        memory = request.memory or 0
         command = ['sbatch', '--parsable', '--export=NONE', '--propagate=NONE', '--requeue', '--open-mode=truncate',
                    '--job-name=' + name, '--comment=' + mark, '--output=' + log, '--input=/dev/null',
                    '--nodes=1', '--ntasks=1', '--cpus-per-task=%d' % request.cores,
-                   '--time=%d' % request.minutes, '--mem=%d' % (memory // MIB)]
+                   '--time=%d' % request.minutes, '--mem=%d' % ((request.memory or 0) // MIB)]
         for option in ('account', 'partition', 'qos'):
             value = getattr(request, option)
             if value:
@@ -135,9 +134,9 @@ class Slurm(BatchSystem):
         if after:
             command += ['--dependency=afterok:' + ':'.join(after), '--kill-on-invalid-dep=yes']
         if request.gpus:
-            option = request.gpus_option or '--gpus-per-node='
-            command.append(option + str(request.gpus))
-        return command + [word for word in request.options if not word.startswith(('--export', '--mem'))]
+            command.append((request.gpus_option or '--gpus-per-node=') + str(request.gpus))
+        command += [word for word in request.options if not word.startswith(('--export', '--mem'))]
+        return [word for word in command if not word.startswith(tuple(request.refused))]
 
     def cancel(self, jobs):
         for job in jobs:

@@ -135,7 +135,8 @@ def submit(system, path):
     request = batch_systems.Request(
         account=os.environ.get(asked['account_variable'] or ''), partition=asked['partition'], qos=asked['qos'],
         cores=1, memory=None, minutes=5, gpus=system.node['gpus'], gpus_option=asked['gpus_option'],
-        exclusive=asked['nodes_exclusive'], options=system.node['local_storage_option'])
+        exclusive=asked['nodes_exclusive'], options=system.node['local_storage_option'],
+        refused=asked['refused_options'])
     command = scheduler.command(request, 'survey', 'survey', path + '.log', [])
     with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
         script.write(job_script(path))

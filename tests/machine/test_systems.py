@@ -1,5 +1,6 @@
 """The systems as data: the schema, its errors, and the choice between systems."""
 import configparser
+import json
 import re
 import subprocess
 import sys
@@ -112,6 +113,33 @@ def test_values_are_typed(tmp_path):
     assert test.settings[2].reason == 'a reason that goes on'
     assert test.sources == {'notes': ('2026-08-21', "the plugin's release notes"), 'ours': ('2026', 'nobody but us')}
     assert test.settings[2].source == 'ours'
+
+
+# with EasyBuild's Python: the commands that submit a build and a survey, and what ReFrame knows of the GPUs
+SUBMISSIONS = """
+import json, sys
+from hpc_pytorch.jobs import reframe_settings, requests
+from hpc_pytorch.machine import batch_systems, survey, systems
+from hpc_pytorch.rules.resource_needs import OTHERS
+batch_systems.Slurm.submit = lambda self, command, script: command
+requests.build_option = {'job_max_walltime': 24}.get
+found = systems.load_file(sys.argv[1])
+built = batch_systems.Slurm().command(requests.request_for(found, OTHERS), 'toy', 'mark', 'log', [])
+print(json.dumps([built, survey.submit(found, 'log'), reframe_settings.partition(found)['resources']]))
+"""
+
+
+def test_refused_options(tmp_path):
+    """TACC's Slurm takes no job that names memory or GPUs: neither builds, nor the survey, nor ReFrame's checks do."""
+    kind = 'kind = slurm\nnodes_exclusive = yes\nrefused_options = --mem --gpus'
+    path = written(tmp_path, GOOD.replace('kind = slurm', kind))
+    env = {'HPC_PYTORCH_COMMAND': './eb', 'PYTHONPATH': str(CHECKOUT)}
+    done = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', SUBMISSIONS, path], stdout=subprocess.PIPE,
+                          env=env, check=True)
+    *commands, resources = json.loads(done.stdout)
+    for command in commands:
+        assert '--nodes=1' in command and not [word for word in command if word.startswith(('--mem', '--gpus'))]
+    assert resources == [{'name': 'gpus', 'options': []}]
 
 
 def test_settings_by_feature_and_version(tmp_path):
