@@ -5,12 +5,15 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import docutils.core
 import pytest
 import snowballstemmer
 from common import CHECKOUT
 from test_style import tracked
+
+from hpc_pytorch.machine.python_module import PROBE
 
 DOCS = CHECKOUT / 'docs'
 # A path of the collection, as documents write it.
@@ -85,6 +88,19 @@ def test_every_system_has_a_page():
     for system, text in pages.items():
         assert ':start-after: .. Begin: prerequisites' in text and '``git clone`` the repository_' in text, system
         assert system == 'workstation' or '**Not yet run on ' in text, system
+
+
+def test_what_the_first_pages_promise():
+    """How many supercomputers, on which nothing has been run yet; and the Python that ./eb asks for, everywhere."""
+    systems = {path.parent.name for path in (CHECKOUT / 'systems').glob('*/system.cfg')} - {'workstation'}
+    number = 'no one two three four five six seven eight nine ten'.split()[len(systems)]
+    for path in (CHECKOUT / 'README.rst', DOCS / 'index.rst'):
+        beginning = ' '.join(path.read_text().split())[:700]
+        assert 'on %s supercomputers' % number in beginning, path
+        assert '**It has not yet been run on the supercomputers themselves**' in beginning, path
+    everything = ' '.join(' '.join(map(Path.read_text, documents())).split())
+    promised = re.findall(r'``\./eb`` needs Python ([\d.]+) or newer', everything)
+    assert set(promised) == {'.'.join(re.search(r'>= \((\d), (\d+)\)', PROBE).groups())}
 
 
 def printed():
