@@ -246,7 +246,7 @@ def nested(builds):
 QUICK = (by_name,)
 SLOW = (by_path, static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake,
         xargs, shell, setuptools, autotools, cargo, meson, nested)
-NIGHTLY = (static, response_files, make_by_path, sccache, cmake_before, autotools, cargo, meson)
+NIGHTLY = (by_path, static, response_files, make_by_path, sccache, cmake_before, xargs, shell, autotools, cargo, meson)
 EACH = QUICK + tuple(pytest.param(way, marks=[pytest.mark.slow] + [pytest.mark.nightly] * (way in NIGHTLY))
                      for way in SLOW)
 

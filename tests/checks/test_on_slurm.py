@@ -76,6 +76,7 @@ def test_two_and_four_nodes(cluster):
     assert set(checks['SpeedCheck %what=train %nodes=4']['values']) == {'total', 'each'}
 
 
+@pytest.mark.nightly
 def test_network(cluster):
     """The fast network by its name; another interface; and the same network, slowed down."""
     frontier = {'HPC_SYSTEM': 'frontier'}

@@ -157,6 +157,7 @@ def test_without_mpi(small):
     assert 'CMake did not enable the requested options (USE_MPI)' in output and 'asked for:     ON' in output
 
 
+@pytest.mark.nightly
 def test_installed_without_mpi(small):
     """CMake found MPI, and what comes out is without it all the same: there is no module of it."""
     cmake = small.tree / 'CMakeLists.txt'
@@ -295,6 +296,7 @@ def with_patch(small, name):
         name, small.digest, name), text, flags=re.M))
 
 
+@pytest.mark.nightly
 def test_patches_of_upstream(small, distribution):
     """Taken out of the distribution once, and applied; then without it and without a network."""
     with_patch(small, OF_UPSTREAM)

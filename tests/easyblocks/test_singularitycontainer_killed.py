@@ -9,6 +9,7 @@ import time
 import zipfile
 
 import pytest
+from common import nightly
 from containers import images as containers
 from lumi.lumi_site import Place
 
@@ -112,7 +113,7 @@ def at_work(place):
 
 
 @pytest.mark.parametrize('command, undo', [
-    ('make-squashfs', 'user-software.squashfs'), ('unmake-squashfs', 'user-software')])
+    ('make-squashfs', 'user-software.squashfs'), nightly('unmake-squashfs', 'user-software')])
 def test_packing(installed, chance, command, undo):
     """Both are whole whenever it is killed; a removal that is killed is noticed."""
     installed.at_work = lambda: at_work(installed)

@@ -11,7 +11,6 @@ import time
 
 import pytest
 from batch_systems.real_slurm import wait_for
-from common import nightly
 
 from frontier.frontier_site import MODULE
 
@@ -95,7 +94,8 @@ def test_torchrun_in_srun(frontier):
     assert 'pytorch-srun PROGRAM' in output and 'Traceback' not in output
 
 
-@pytest.mark.parametrize('times', [1, nightly(20)])
+@pytest.mark.nightly
+@pytest.mark.parametrize('times', [1, 20])
 def test_killed_again_and_again(frontier, tmp_path, times):
     """Killed in mid-epoch: the end is the same as undisturbed. A rank on each node will do."""
     run = SRUN.replace('-n4 --ntasks-per-node=2', '-n2 --ntasks-per-node=1')

@@ -198,6 +198,7 @@ def test_ten_comes_after_nine(toys, pbs):
     assert list(toys.wait_for_end()) == ['base/1.0-Derecho', 'top/1.0-Derecho']
 
 
+@pytest.mark.nightly
 @FOR_ROOT
 def test_disk_is_full(toys, pbs):
     """No room for the files of jobs: the reason, and neither a job nor half a file is left."""

@@ -200,6 +200,7 @@ def test_users_environment(toys, slurm):
     assert facts(slurm, job)['TimeLimit'] == '00:33:00'
 
 
+@pytest.mark.nightly
 def test_controller_does_not_answer(toys, slurm):
     """sbatch gets no answer, and the job is in the queue later: nobody says that there is none; submitted once."""
     tools = toys.directory / 'tools'

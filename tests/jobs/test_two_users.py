@@ -112,6 +112,7 @@ def test_two_users(both, lmod):
     assert len((ann.eb.prefix / 'builders').read_text().split()) == 1
 
 
+@pytest.mark.nightly
 def test_the_others_job(both):
     """It can be seen and not replaced; when it has failed, the other one submits again and builds."""
     ann, ben = both

@@ -224,6 +224,7 @@ def test_torchrun_and_mpirun(user):
     assert sorted(found) == [0, 1] and found[1][1] == '2' and found[1][3] == '1'
 
 
+@pytest.mark.nightly
 def test_torchrun_on_two_nodes(user):
     """PyTorch's own torchrun, one on each node, of two jobs at once."""
     output = user('''

@@ -66,6 +66,7 @@ def test_settings_arrive(table, directory):
     assert {option: found.get(option) for option in expected} == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_commands(table, directory):
     """Those that do something, one after the other."""

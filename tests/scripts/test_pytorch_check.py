@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-from common import SCRIPTS, clean_environment, needs_program
+from common import SCRIPTS, clean_environment, needs_program, nightly
 from torch_mpi.tests.mpi_installation import kept_venv
 
 # c10::Error's constructor with GCC's new std::string, and with the old one that torchtext 0.14.1's wheel was made for
@@ -110,7 +110,7 @@ def test_unknown_probe():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('variables, status, words', [
-    ({}, 0, 'compile  works: torch.compile and an extension in C++, with /'),
+    nightly({}, 0, 'compile  works: torch.compile and an extension in C++, with /'),
     ({'CXX': 'CC-of-no-module'}, 1, "compile  FAILS: there is no CC-of-no-module: load a compiler's module"),
 ])
 def test_compile(tmp_path, variables, status, words):

@@ -375,6 +375,7 @@ def test_requeued(slurm, tmp_path):
     assert 'saved its state and stopped' in errors and 'what each rank printed: train-%s.1/' % number in errors
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_requeued_on_pbs(pbs, tmp_path):
     """PBS has no signals: timeout sends it, and mpirun hands it on. A second job, in which it ends well."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from common import CCACHE, CHECKOUT
+from common import CCACHE, CHECKOUT, nightly
 from source import pytorch_sources
 
 from hpc_pytorch import UsersProblem
@@ -128,6 +128,7 @@ def test_hidden_from_the_easyblock(tmp_path):
     assert "the MPI's module is not loaded" in output and 'libnuma-dev' in output
 
 
+@pytest.mark.nightly
 def test_hidden_from_python(configured, again, tmp_path):
     """NumPy; and what depends on a switch that is off, which CMake's cache shows as it was asked for."""
     (tmp_path / 'numpy.py').write_text("raise ImportError('hidden')\n")
@@ -140,7 +141,7 @@ def test_hidden_from_python(configured, again, tmp_path):
 
 
 @pytest.mark.parametrize('options, forget, files, error', [
-    ([], 'OpenBLAS*', [LIBRARIES + 'libopenblas.*'], 'Could not find OpenBLAS'),
+    nightly([], 'OpenBLAS*', [LIBRARIES + 'libopenblas.*'], 'Could not find OpenBLAS'),
     # which this machine never had
     (['BLAS=MKL'], 'MKL*', [], 'MKL library not found'),
     ([], 'Gloo*', ['/usr/lib/libgloo.so'], 'Cannot find gloo'),

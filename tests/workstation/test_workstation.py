@@ -86,7 +86,7 @@ def test_says_what_to_type(installed, tmp_path):
                           stderr=subprocess.STDOUT, text=True, cwd=tmp_path,
                           env={'PATH': os.environ['PATH'], 'HOME': '/'})
     assert done.returncode == 0, done.stdout
-    for way in ('import', 'gloo'):
+    for way in ('import', 'gloo', 'compile'):
         assert '%-8s works' % way in done.stdout
     # nobody is to wait for a compiler in the first command
     assert not re.search('building (torch_mpi|mpi4py)', output)
@@ -94,7 +94,7 @@ def test_says_what_to_type(installed, tmp_path):
 
 
 @pytest.mark.parametrize('name, syntax', [
-    ('Lmod', 'Lua'), nightly('Lmod', 'Tcl'), ('Environment Modules', 'Tcl')])
+    ('Lmod', 'Lua'), nightly('Lmod', 'Tcl'), nightly('Environment Modules', 'Tcl')])
 def test_train_on_two_processes(modules, tmp_path, name, syntax):
     """A small model, trained by two processes, in each syntax and with each modules tool."""
     (tmp_path / 'train.py').write_text(TRAIN)
