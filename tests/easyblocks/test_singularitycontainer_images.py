@@ -23,7 +23,7 @@ WHEEL = 'hpc_small-1.2-py3-none-any.whl'
 MORE = """import_name = 'torch'
 package_version = '9.9.0'
 venv = True
-wrappers = ['python', 'pip', 'torchrun']
+wrappers = ['python', 'python3', 'pip', 'torchrun']
 run_image = {run}"""
 # what a rank sees, in one write, as ranks share the output
 RANK = """import os, sys, hpc_small, torch

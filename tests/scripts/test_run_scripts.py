@@ -54,6 +54,29 @@ def test_every_script_is_installed():
     assert [name for name in scripts if name not in table and "'%s'" % name not in easyconfigs] == []
 
 
+@pytest.mark.parametrize('option, found', [('--nodes', 'host'), ('--here', 'container')])
+@pytest.mark.parametrize('program', ['pytorch-run', 'pytorch-serve'])
+def test_what_submits_jobs_runs_outside(tmp_path, program, option, found):
+    """Its first line is `env python3`, which the module of a container has, too: the host's Python takes it."""
+    for name in ('bin', 'runscripts', 'share', 'host'):
+        (tmp_path / name).mkdir()
+    (tmp_path / 'share/container').write_text('SIFPYTORCH exec PyTorch/1.0\n')
+    shutil.copy(SCRIPTS / 'run-in-container', tmp_path / 'runscripts')
+    (tmp_path / 'runscripts' / program).write_text((SCRIPTS / program).read_text().splitlines(True)[0])
+    (tmp_path / 'runscripts' / program).chmod(0o755)
+    for name, target in (('python3', 'run-in-container'), (program, program)):
+        (tmp_path / 'bin' / name).symlink_to('../runscripts/' + target)
+    for place, name in (('python3', 'host'), ('singularity', 'container')):
+        (tmp_path / 'host' / place).write_text('#!/bin/bash\necho "%s: $*"\n' % name)
+        (tmp_path / 'host' / place).chmod(0o755)
+    # as on LUMI, the prefix may be a link
+    (tmp_path / 'link').symlink_to('.')
+    path = '%s/link/bin:%s/host:/usr/bin:/bin' % (tmp_path, tmp_path)
+    done = subprocess.run([program, option, 'train.py'], stdout=subprocess.PIPE, text=True, check=True, timeout=60,
+                          env={'PATH': path, 'SIFPYTORCH': '/dev/null'})
+    assert done.stdout.startswith(found + ': ') and done.stdout.endswith('/%s %s train.py\n' % (program, option))
+
+
 # -- get-master
 
 @pytest.fixture(scope='module')
