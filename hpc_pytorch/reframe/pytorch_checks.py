@@ -26,6 +26,7 @@ from reframe.core.exceptions import SanityError
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.append(os.path.dirname(os.path.dirname(HERE)))
 from hpc_pytorch.machine.module_files import installed  # noqa: E402
+from hpc_pytorch.share.endings import why  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
 from hpc_pytorch.source import installed as installed_pytorch  # noqa: E402
 sys.path.pop()
@@ -108,7 +109,8 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
             raise SanityError("%s was not found: does the module still set PATH?" % missing.group(1))
         if not found:
             text = '%s\n%s' % (self.output(self.stdout), self.output(self.stderr))
-            raise SanityError("nothing like %r in: %s" % (pattern, text[-2000:]))
+            ends = '\n'.join(why(os.path.join(self.stagedir, str(self.stdout)), [text]))
+            raise SanityError("nothing like %r in: %s\n%s" % (pattern, text[-2000:], ends))
         return found
 
     def values(self):

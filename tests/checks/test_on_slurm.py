@@ -1,6 +1,7 @@
 """Checks on a real Slurm: jobs of two and four nodes, and each check fails when what it watches is broken."""
 import json
 import os
+import re
 import shutil
 import subprocess
 from contextlib import contextmanager
@@ -149,6 +150,19 @@ def test_slow_node(cluster):
         (Path('/sys/fs/cgroup/cpu/cgroup.procs')).write_text(str(daemon.pid))
         wait_for(lambda: not (group / 'cgroup.procs').read_text().strip(), "the group is empty")
         group.rmdir()
+
+
+def test_killed_rank(cluster, tmp_path):
+    """The report names it, however much the others print when it has gone."""
+    (tmp_path / 'rank.py').write_text(
+        "import os, signal, sys, time\nscript = %r\n"
+        "if os.environ['RANK'] == '1':\n    with open(script + '.new', 'w') as handle:\n"
+        "        print(os.getppid(), file=handle)\n    os.rename(script + '.new', script)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "while not os.path.exists(script) or os.path.exists('/proc/' + open(script).read().strip()):\n"
+        "    time.sleep(0.05)\nsys.exit('Connection closed by peer\\n' * 100)\n" % str(tmp_path / 'script'))
+    reasons = cluster.reasons('train.*nodes=2', '-SSpeedCheck.executable=pytorch-srun %s/rank.py' % tmp_path)
+    assert re.search(r'^rank 1 on nid\d+ ended first, with status 137', reasons, re.M), reasons
 
 
 def test_wrong_binding(cluster, tmp_path):

@@ -11,7 +11,8 @@ REFRAME = CHECKOUT / '.venv-checks/bin/reframe'
 # what a job on two nodes asks for, and how it starts its ranks
 HEADERS = {
     'archer2': ['#SBATCH --ntasks=2', '#SBATCH --ntasks-per-node=1', '#SBATCH --partition=standard',
-                '#SBATCH --qos=standard', '#SBATCH --account=project', 'srun --cpus-per-task=128'],
+                '#SBATCH --qos=standard', '#SBATCH --account=project', '#SBATCH --hint=nomultithread',
+                '#SBATCH --distribution=block:block', 'srun --cpus-per-task=128'],
     'bede': ['#SBATCH --gres=gpu:1', '#SBATCH --partition=gh', 'mpirun -np 2 --map-by ppr:1:node --bind-to none'],
     'derecho': ['#PBS -l select=2:mpiprocs=4:ncpus=64:ngpus=4', '#PBS -q main', '#PBS -A project',
                 'mpiexec -n 8 --ppn 4 --cpu-bind numa'],
