@@ -94,27 +94,20 @@ def extend_groups():
     def new_group(ranks=None, timeout=None, backend=None, *others, **options):
         default = c10d._get_default_group()
         default_backend, store = c10d._world.pg_map[default]
-        wanted = str(backend or default_backend).lower()
+        wanted, limit = str(backend or default_backend).lower(), timeout or c10d.default_pg_timeout
         if default_backend == "mpi" and wanted != "mpi" and not isinstance(store, dist.TCPStore):
             if options.get("use_local_synchronization"):
                 raise MPIUnavailable(
                     "torch_mpi: the first group of another backend beside a default group of mpi takes all ranks: make "
                     "one without use_local_synchronization before, for example new_group(backend=\"gloo\")")
-            c10d._world.pg_map[default] = default_backend, meet(timeout or c10d.default_pg_timeout)[0]
+            c10d._world.pg_map[default] = default_backend, meet(limit)[0]
         elif "mpi" in wanted and not state["started"]:
-            meet_and_start(store, timeout)
+            # MPI's start would wait without end for one that does not come
+            c10d._store_based_barrier(dist.get_rank(), store, "torch_mpi", dist.get_world_size(), limit)
+            start(limit)
         return original(ranks, timeout, backend, *others, **options)
 
     c10d._new_group_with_tag = new_group
-
-
-def meet_and_start(store, timeout):
-    """Start MPI when all processes have come, which its start would otherwise wait for without end."""
-    import torch.distributed as dist
-    c10d = dist.distributed_c10d
-    timeout = timeout or c10d.default_pg_timeout
-    c10d._store_based_barrier(dist.get_rank(), store, "torch_mpi", dist.get_world_size(), timeout)
-    start(timeout)
 
 
 def create_for_plugin(options, _):

@@ -99,18 +99,13 @@ void Communicator::fail(const std::string& reason) {
 }
 
 void Communicator::look_for_notice() {
-  if (failed())
-    return;
   char text[kNoticeLength + 1] = {};
   const int tag = Runtime::get().tag(Runtime::notice);
   int found = 0;
   MPI_Status status;
-  {
-    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-    if (MPI_Iprobe(MPI_ANY_SOURCE, tag, handle, &found, &status) != MPI_SUCCESS || !found)
-      return;
-    MPI_Recv(text, kNoticeLength, MPI_CHAR, status.MPI_SOURCE, tag, handle, MPI_STATUS_IGNORE);
-  }
+  if (failed() || MPI_Iprobe(MPI_ANY_SOURCE, tag, handle, &found, &status) != MPI_SUCCESS || !found)
+    return;
+  MPI_Recv(text, kNoticeLength, MPI_CHAR, status.MPI_SOURCE, tag, handle, MPI_STATUS_IGNORE);
   mark_failed(text);
 }
 
@@ -133,7 +128,7 @@ bool MPIWork::cancel_receive() {
   return false;
 }
 
-void MPIWork::give_up(const std::string& reason) {
+void MPIWork::give_up(const std::string& why) {
   if (!Runtime::get().usable())
     return;
   WorkPointer held;
@@ -143,8 +138,9 @@ void MPIWork::give_up(const std::string& reason) {
       return;
     state_.store(completing, std::memory_order_release);
     held = Runtime::get().remove(*this);
+    compared();
   }
-  const auto message = c10::str(description(), " of rank ", rank_, ": ", reason);
+  const auto message = c10::str(description(), " of rank ", rank_, ": ", disagreement_.empty() ? why : disagreement_);
   const bool at_an_end = cancel_receive();
   if (at_an_end && !cancelled_)
     return end(nullptr);  // it arrived meanwhile
@@ -169,7 +165,10 @@ void MPIWork::name_late_neighbour(Clock::time_point now) {
 // Its group has failed, maybe on another rank, or whoever sends or receives the other half has ended.
 void MPIWork::give_up_if_lost(Clock::time_point now) {
   name_late_neighbour(now);
-  communicator_->look_for_notice();
+  {
+    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
+    communicator_->look_for_notice();
+  }
   if (communicator_->failed())
     give_up("the process group failed: " + communicator_->reason());
   else if (
@@ -214,14 +213,17 @@ void Runtime::give_up_late_ones() {
   }
 }
 
-// MPI may refuse what does not fit what another rank sent; the neighbour's call, if that is it, says it better.
-void MPIWork::await_neighbour() {
-  Runtime::get().test_until(Clock::now() + kPatience, [this] { return compared(); });
+// MPI may refuse what does not fit what another rank sent; a rank that hears both calls explains it better.
+void MPIWork::await_reason() {
+  Runtime::get().test_until(Clock::now() + kPatience, [this] {
+    communicator_->look_for_notice();
+    return compared() && (is_message() || communicator_->failed() || !disagreement_.empty());
+  });
 }
 
 // MPI may hold the memory of what was posted before the error, and the other ranks wait for all of it.
 void Runtime::posting_failed(const WorkPointer& work) {
-  work->await_neighbour();
+  work->await_reason();
   bool held = work->comparison_ != nullptr;
   for (const auto request : work->requests_)
     held |= request != MPI_REQUEST_NULL;

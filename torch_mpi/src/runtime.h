@@ -74,10 +74,10 @@ class Communicator {
   void throw_if_failed();
   // Marks it as failed and notifies the other ranks, so that they end with the same reason instead of waiting.
   void fail(const std::string& reason);
-  // Has another rank sent notice of a failure?
+  // Under the lock. Has another rank sent notice of a failure?
   void look_for_notice();
-  // Under the lock. What became of those that nobody waited for: throws where the ranks disagree.
-  void compare_earlier();
+  // Under the lock. What became of those that nobody waited for: how the ranks disagree, or nothing.
+  std::string compare_earlier();
   // Under the lock. This rank makes no more calls here.
   void say_goodbye();
   // The process of MPI_COMM_WORLD that is this rank of the group.
@@ -165,11 +165,11 @@ class MPIWork : public c10d::Work {
   bool test_own_requests();
   // Without any lock: finishes and notifies everyone who waits.
   void end(std::exception_ptr error);
-  void give_up(const std::string& reason);
+  void give_up(const std::string& why);
   void give_up_if_lost(Clock::time_point now);
   void name_late_neighbour(Clock::time_point now);
   bool compared();
-  void await_neighbour();
+  void await_reason();
   bool cancel_receive();
   std::string description() const;
 

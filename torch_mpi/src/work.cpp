@@ -77,7 +77,9 @@ MPIWork::MPIWork(
 void MPIWork::compare(Call mine, Call expected, bool needs_all) {
   if (communicator_->size == 1 || !Runtime::get().compares)
     return;
-  communicator_->compare_earlier();
+  disagreement_ = communicator_->compare_earlier();
+  if (!disagreement_.empty())
+    C10_THROW_ERROR(DistBackendError, disagreement_);
   needs_all_ = needs_all;
   mine.what = expected.what = static_cast<int32_t>(opType_);
   comparison_ = std::make_unique<Comparison>(mine, expected, communicator_->rank, communicator_->size);
@@ -147,9 +149,10 @@ std::string MPIWork::description() const {
 
 void MPIWork::end(std::exception_ptr error) {
   if (!error && (mpi_error_ != MPI_SUCCESS || !disagreement_.empty())) {
+    await_reason();
+    const auto known = disagreement_.empty() && communicator_->failed() ? communicator_->reason() : disagreement_;
     const auto reason = c10::str(
-        description(), " of rank ", rank_, ": ",
-        disagreement_.empty() ? mpi_error_text(mpi_error_) : disagreement_);
+        description(), " of rank ", rank_, ": ", known.empty() ? mpi_error_text(mpi_error_) : known);
     communicator_->fail(reason);
     Runtime::get().abandon(WorkPointer::reclaim_copy(this));
     error = error_of("torch_mpi: " + reason);

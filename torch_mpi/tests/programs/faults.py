@@ -176,7 +176,7 @@ def truncated():
         report_together(*outcome(dist.recv, torch.ones(5), 0))
 
 
-def calls_that_differ(mine):
+def calls_that_differ(mine, ones):
     """What rank 1 calls, and what the others do: what differs → a function of the group. `mine`: on rank 1."""
     number = 8 if mine else 4
     real = torch.float64 if mine else torch.float32
@@ -186,39 +186,54 @@ def calls_that_differ(mine):
 
     def exchange(group):
         splits = [number] * size
-        dist.all_to_all_single(torch.ones(sum(splits)), torch.ones(sum(splits)), splits, splits, group=group)
+        dist.all_to_all_single(ones(sum(splits)), ones(sum(splits)), splits, splits, group=group)
     return {
-        "size of all_reduce": lambda group: dist.all_reduce(torch.ones(number), group=group),
-        "large all_reduce": lambda group: dist.all_reduce(torch.ones(number << 18), group=group),
-        "type of all_reduce": lambda group: dist.all_reduce(torch.ones(4, dtype=real), group=group),
+        "size of all_reduce": lambda group: dist.all_reduce(ones(number), group=group),
+        "fewer of all_reduce": lambda group: dist.all_reduce(ones(2 if mine else 4), group=group),
+        "large all_reduce": lambda group: dist.all_reduce(ones(number << 18), group=group),
+        "type of all_reduce": lambda group: dist.all_reduce(ones(4, dtype=real), group=group),
         "operation of all_reduce": lambda group: dist.all_reduce(
-            torch.ones(4), dist.ReduceOp.MAX if mine else dist.ReduceOp.MIN, group=group),
-        "size of broadcast": lambda group: dist.broadcast(torch.ones(number), 0, group=group),
-        "root of broadcast": lambda group: dist.broadcast(torch.ones(4), int(mine), group=group),
-        "size of reduce": lambda group: dist.reduce(torch.ones(number), 0, group=group),
-        "size of all_gather": lambda group: gather(torch.ones(number * size), torch.ones(number), group=group),
+            ones(4), dist.ReduceOp.MAX if mine else dist.ReduceOp.MIN, group=group),
+        "size of broadcast": lambda group: dist.broadcast(ones(number), 0, group=group),
+        "root of broadcast": lambda group: dist.broadcast(ones(4), int(mine), group=group),
+        "size of reduce": lambda group: dist.reduce(ones(number), 0, group=group),
+        "size of all_gather": lambda group: gather(ones(number * size), ones(number), group=group),
         "list of all_gather": lambda group: dist.all_gather(
-            [torch.ones(number + rank) for rank in range(size)], torch.ones(number + dist.get_rank()), group=group),
-        "size of reduce_scatter": lambda group: scatter(torch.ones(number), torch.ones(number * size), group=group),
+            [ones(number + rank) for rank in range(size)], ones(number + dist.get_rank()), group=group),
+        "size of reduce_scatter": lambda group: scatter(ones(number), ones(number * size), group=group),
         "type of scatter": lambda group: dist.scatter(
-            torch.ones(4, dtype=real), None if dist.get_rank() else [torch.ones(4, dtype=real)] * size, 0, group=group),
+            ones(4, dtype=real), None if dist.get_rank() else [ones(4, dtype=real)] * size, 0, group=group),
         "splits of all_to_all": exchange,
         "the collective": lambda group: (dist.barrier if mine else lambda group: dist.all_reduce(
-            torch.ones(4), group=group))(group=group),
+            ones(4), group=group))(group=group),
     }
 
 
 def disagreeing():
-    """Rank 1 calls something else than the others: each of them is told, and no timeout passes."""
-    rank, size = start(100)
-    for what, call in calls_that_differ(rank == 1).items():
-        group = dist.new_group()
-        begin, text = time.monotonic(), "no error"
-        while text == "no error" and time.monotonic() < begin + 20:  # who needs nothing of rank 1 goes on
-            text, _ = outcome(call, group)
-        named = "the ranks disagree: rank 0 calls" in text or "the ranks disagree: rank 1 calls" in text
-        report("%s: %s" % (what, "told" if named else text), time.monotonic() - begin)
-        dist.barrier()
+    """Rank 1 calls something else than the others, and another rank is late each time; who comes first goes on."""
+    rank, size = start(300)
+    made = []
+
+    def ones(*arguments, **options):
+        made.append(torch.ones(*arguments, **options))
+        return made[-1]
+    calls = calls_that_differ(rank == 1, ones)
+    for late in (None, 0, 2):
+        for what, call in calls.items():
+            group = dist.new_group()
+            dist.barrier()
+            time.sleep(0.05 if rank == late else 0)
+            begin, text, wrong = time.monotonic(), "no error", ""
+            while text == "no error" and time.monotonic() < begin + 200:  # who needs nothing of rank 1 goes on
+                made.clear()
+                text, _ = outcome(call, group)
+                if text == "no error" and any(((one != 1) & (one != size)).any() for one in made):
+                    wrong = ", after a wrong result"
+            named = "the ranks disagree: rank 0 calls" in text or "the ranks disagree: rank 1 calls" in text
+            found = "%s, %s is late: %s%s" % (what, late, "told" if named else text, wrong)
+            report(found, time.monotonic() - begin)
+            assert text != "no error" and "Timed out" not in text  # which ends all ranks
+            dist.barrier()
     report_together("all said", 0)
 
 
