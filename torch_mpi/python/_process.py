@@ -6,10 +6,7 @@ import os
 import sys
 
 # MPI that torch_mpi is built for → variables in which the other one's mpirun sets the number of processes.
-FOREIGN_SIZE = {
-    "Open MPI": ["PMI_SIZE", "MPI_LOCALNRANKS"],
-    "MPICH": ["OMPI_COMM_WORLD_SIZE"],
-}
+FOREIGN_SIZE = {"Open MPI": ["PMI_SIZE", "MPI_LOCALNRANKS"], "MPICH": ["OMPI_COMM_WORLD_SIZE"]}
 
 state = {"started": False, "failed": False}
 
