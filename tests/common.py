@@ -207,6 +207,7 @@ class ModulesTool:
             self.start = 'source %s/init/bash' % shlex.quote(str(LMOD_ROOT))
             self.for_easybuild = {}
         else:
+            needs_program('tclsh')
             program = unpacked_environment_modules()
             self.start = 'eval "$(%s bash autoinit)"' % shlex.quote(str(program))
             self.for_easybuild = {'EASYBUILD_MODULES_TOOL': 'EnvironmentModules', 'EASYBUILD_MODULE_SYNTAX': 'Tcl',

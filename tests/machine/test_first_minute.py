@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from common import CACHE, CHECKOUT, LMOD, LMOD_ROOT, ModulesTool, clean_environment, kept, slow, unpack_package
+from common import (CACHE, CHECKOUT, LMOD, LMOD_ROOT, ModulesTool, clean_environment, kept, needs_program, slow,
+                    unpack_package)
 from hpc_pytorch.machine import distribution_packages, modules
 
 PYTHON_MODULE = CHECKOUT / 'hpc_pytorch' / 'machine' / 'python_module.py'
@@ -35,6 +36,7 @@ def python_module(tmp_path, tool, *arguments, brings=sys.executable):
 
 
 def test_python_of_the_systems_module(tmp_path, modules_tool):
+    needs_program('tclsh')
     done = python_module(tmp_path, modules_tool, 'PyTorch-1.13.1-ARCHER2.eb', '--robot')
     assert done.returncode == 0, done.stderr
     assert os.path.realpath(done.stdout.strip()) == os.path.realpath(sys.executable) and done.stderr == ''
@@ -157,6 +159,7 @@ def program_of_shell(name):
                                             slow('fish', ['-N'])])
 def test_lines_in_the_shell(tmp_path, modules_tool, shell, options):
     """Typed to the real shell, they load a module; the path of the modules tool has a blank in it."""
+    needs_program('tclsh')
     program = modules_tool.for_easybuild.get('MODULES_CMD', LMOD)
     (tmp_path / 'a b').symlink_to(os.path.dirname(os.path.dirname(program)))
     (tmp_path / 'toy').mkdir()

@@ -3,7 +3,7 @@ import os
 import time
 
 import pytest
-from common import LMOD
+from common import LMOD, needs_program
 
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 
@@ -14,6 +14,7 @@ NAMES = ['m%d/1.0' % number for number in range(10)]
 @pytest.fixture
 def shell(tmp_path, modules_tool):
     """Ten modules, of which each opens the next one's directory."""
+    needs_program('tclsh')
     for number, name in enumerate(NAMES):
         for version in ('1.0', '2.0'):
             path = tmp_path / str(number) / name.replace('1.0', version)
@@ -47,6 +48,7 @@ def test_first_that_is_missing(shell):
 
 def test_environment_of_the_login(tmp_path, lmod):
     """What only a default module opens goes with it, when one that is asked for takes its place."""
+    needs_program('tclsh')
     for compiler in ('gcc', 'intel'):
         for name, text in (('login/%s/1.0' % compiler, 'family compiler\nmodule use %s\n' % (tmp_path / compiler)),
                            ('%s/mpi/1.0' % compiler, ''), ('%s/only-%s/1.0' % (compiler, compiler), '')):

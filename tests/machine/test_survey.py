@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from common import CHECKOUT, clean_environment
+from common import CHECKOUT, clean_environment, needs_program
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine import inspection, new_system, survey, systems
 
@@ -176,6 +176,7 @@ DIFFERENCES = [
 
 
 def test_nothing_differs(place, monkeypatch):
+    needs_program('tclsh')
     for job in (False, True):
         differ, findings = place.survey(job, monkeypatch)
         assert differ == [], findings
@@ -199,6 +200,7 @@ def test_same_difference_in_two_easyconfigs(place, monkeypatch):
 
 def test_planted_differences(place, monkeypatch, tmp_path):
     """Each is found by its name, and nothing else is; one that spoils the GPUs' number spoils their cores, too."""
+    needs_program('tclsh')
     for number, (job, name, plant) in enumerate(DIFFERENCES):
         other_place = Place(tmp_path / str(number))
         plant(other_place)
@@ -304,6 +306,7 @@ def test_draft_takes_a_compiler_that_has_an_mpi(cray):
 
 def test_draft_of_a_site_with_easybuilds_modules(cray):
     """An MPI's module loads its own compiler, in the place of a newer one; names have the toolchain behind a dash."""
+    needs_program('tclsh')
     mpi = 'OpenMPI/4.1.6-GCC-13.2.0'
     machine = cray(top={'GCC/14.2.0': 'conflict OldGCC', 'GCC/13.2.0': '', mpi: 'module switch GCC GCC/13.2.0',
                         'OpenMPI/5.0.8-GCC-15.2.0': 'module load GCC/15.2.0', 'CUDA/compat/12.4.1': ''})
@@ -316,6 +319,7 @@ def test_draft_of_a_site_with_easybuilds_modules(cray):
 
 def test_draft_names_a_python(cray, tmp_path, monkeypatch):
     """A module that brings one, where python3 is that of SLES 15."""
+    needs_program('tclsh')
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'new').mkdir()
     (tmp_path / 'bin/python3').write_text('#!/bin/sh\necho\n')
@@ -341,6 +345,7 @@ def test_draft_has_the_cores_of_gpus(place):
 
 def test_broken_module(place, monkeypatch):
     """One that is there and fails: in its own words. In an easyconfig of an earlier state it is only noted."""
+    needs_program('tclsh')
     place.write('opened/cuda/12.2.1', '#%Module1.0\nerror "the licence server of cuda is gone"\n')
     name = 'modules of Test-1.0-Surveyed.eb'
     differ, findings = place.survey(False, monkeypatch, name)

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import small_software
-from common import SCRIPTS, clean_environment
+from common import SCRIPTS, clean_environment, needs_program
 
 from hpc_pytorch.machine.systems import FOR_JOBS
 
@@ -124,6 +124,7 @@ class Served:
 
     def ask(self, path, *words, enter=(), below='/v1'):
         """curl's status and answer, from where the nodes are."""
+        needs_program('curl')
         address = self.url[:-len('/v1')] + below + path
         done = subprocess.run([*enter, 'curl', '-s', '--noproxy', '*', '-w', '\n%{http_code}', *words, address],
                               stdout=subprocess.PIPE, text=True, check=True)
