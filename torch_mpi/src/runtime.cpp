@@ -220,7 +220,9 @@ std::string Communicator::compare_earlier() {
     if (!earliest->agrees())
       return "in an earlier call " + earliest->disagreement();
   }
-  return {};
+  if (!comparisons.empty())  // a root needs to wait for nobody, so it would not look
+    look_for_notice();
+  return reason();
 }
 
 int Communicator::world_rank(int of) const {

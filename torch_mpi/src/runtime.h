@@ -76,7 +76,7 @@ class Communicator {
   void fail(const std::string& reason);
   // Under the lock. Has another rank sent notice of a failure?
   void look_for_notice();
-  // Under the lock. What became of those that nobody waited for: how the ranks disagree, or nothing.
+  // Under the lock. What became of those that nobody waited for: why the group has failed, or nothing.
   std::string compare_earlier();
   // Under the lock. This rank makes no more calls here.
   void say_goodbye();
