@@ -16,6 +16,7 @@ BELOW = 'PyTorch/2.13.0-workstation'
 @contextmanager
 def on_top(easyconfig):
     """On top of hard links to the kept PyTorch, which do not lead to other disks: ./eb, and PyTorch's root."""
+    CACHE.mkdir(parents=True, exist_ok=True)
     directory = Path(tempfile.mkdtemp(prefix='on-top-', dir=CACHE))
     os.chmod(directory, 0o755)
     eb = EB(directory / 'prefix')
