@@ -48,6 +48,8 @@ def usage(ec):
     if container and 'pytorch-srun' not in commands:
         # it may have no Python
         lines.append("run-in-container COMMAND ARGUMENT ...")
+    elif 'pytorch-serve' in commands and not container:
+        lines.append("pytorch-serve DIRECTORY")
     elif system.scheduler['kind'] != 'none':
         launcher = ' '.join(system.launcher['two_processes'])
         program = 'pytorch-srun' if container else 'python'

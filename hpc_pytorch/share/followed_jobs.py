@@ -20,6 +20,7 @@ LATE = 10
 
 class Job:
     """The job that a script becomes, and its output."""
+    said = "job {number}, written to {path}; what it prints goes to {output}"
 
     def __init__(self, script):
         self.script = script
@@ -50,7 +51,7 @@ class Job:
         if not self.number:
             self.waiting.wait()
             raise Problem("the batch system refused %s; see above" % self.path)
-        say("job %s, written to %s; what it prints goes to %s" % (self.number, self.path, self.output))
+        say(self.said.format(number=self.number, path=self.path, output=self.output))
 
     def show(self):
         """Print what has been added to the output."""

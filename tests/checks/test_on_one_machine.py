@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import wait_for
-from common import CHECKOUT, needs_root
+from common import CHECKOUT, SCRIPTS, needs_root
 
 from checks.small_module import NAME, small_module
 from small_software import sha256
+
+from hpc_pytorch.machine.systems import FOR_JOBS
 
 pytestmark = pytest.mark.slow
 
@@ -55,6 +57,36 @@ def test_all_is_well(module):
     assert 'total=' in reasons and 'each' not in reasons and 'all_reduce' not in reasons
     module.check('--update', '--name=bandwidth')
     assert json.loads(references.read_text())['margins']['GB/s'] == 0.99
+
+
+def test_server(module):
+    """A server's first token and tokens a second, compared with the last good run; one that asks for no key."""
+    shutil.copy(SCRIPTS / 'pytorch-serve', module.root / 'bin')
+    shutil.copy(CHECKOUT / 'tests/serve/small_vllm', module.root / 'bin/vllm')
+    for path in FOR_JOBS:
+        shutil.copy(path, module.root / 'share')
+    model = module.directory / 'config.json'
+    model.write_text('{}')
+    tiny_model = module.root / 'bin/tiny-model'
+    tiny_model.write_text('#!/bin/sh\nmkdir "$1" && cp %s "$1" && touch "$1/model.safetensors"\n' % model)
+    tiny_model.chmod(0o755)
+    module.promise("scripts = ['pytorch-serve']")
+    output, checks = module.check('--name=probe=vllm', '--update')
+    assert '%s: 1 of 1 checks passed' % NAME in output
+    (name, found), = checks.items()
+    assert found['values']['first_token'][1] == 's' and found['values']['tokens'][1] == 'tokens/s'
+    references = module.directory / 'references.json'
+    known = json.loads(references.read_text())
+    kept = known['modules'][NAME][name]['values']
+    # as if it had been slow with the first token and fast with the others, then the other way round
+    for factor, slower, other in ((1000, 'tokens=', 'first_token='), (0.001, 'first_token=', 'tokens=')):
+        for value, (last, _) in found['values'].items():
+            kept[value][0] = last * factor
+        references.write_text(json.dumps(known))
+        reasons = module.reasons('probe=vllm')
+        assert slower in reasons and other not in reasons
+    model.write_text('{"asks for no key": true}')
+    assert 'the server does not refuse a wrong key' in module.reasons('probe=vllm')
 
 
 def test_broken_installation(module):

@@ -89,6 +89,9 @@ def test_refused(nowhere, tmp_path):
             status, output, errors = nowhere(*arguments)
             lines = [line for line in (output + errors).splitlines() if line.startswith('pytorch-serve: ')]
             assert status == 1 and len(lines) == 1 and says in lines[0], output + errors
+    # vLLM's options without the dashes before them
+    status, _, errors = nowhere('tiny', '--max-model-len', '9')
+    assert status == 2 and errors.startswith('usage: pytorch-serve [options] DIRECTORY [-- options of vllm serve]\n')
     assert not nowhere.files() and not list(nowhere.temporary.iterdir())
 
 
@@ -172,7 +175,8 @@ def test_job_that_fails(slurm):
     slurm.model('long', says=TOO_LONG)
     status, _, errors = slurm('long')
     assert status == 1 and 'Add: -- --max-model-len 25392' in errors.splitlines()[-1], errors
-    assert len(slurm.files()) == 1
+    log, = slurm.files()
+    assert errors.startswith('pytorch-serve: job %s; what it prints goes to %s\n' % (log[5:-4], log))
     wait_for(lambda: not slurm.slurm.output('squeue', '-h'), "the job's end")
 
 
