@@ -110,8 +110,9 @@ def test_check_in_a_container(login, apptainer):
         bound = ','.join(['/usr', str(login.prefix), os.path.realpath(sys.base_prefix)])
         variables = dict(containers.FOR_ROOT, APPTAINER_BIND=bound, SINGULARITY_BIND=bound)
         place.install(place.easyconfig("import_name = 'torch'\npackage_version = '2.13.0'", 'PyTorch'), env=variables)
-        output = ModulesTool('Lmod').run('module use %s; module load PyTorch; run-in-container which pytorch-serve; '
-                                         'pytorch-check vllm' % place.eb.modules, cwd=login.directory, env=variables)
+        output = ModulesTool('Lmod').run('module use %s; module load PyTorch; run-in-container bash -c "type -P '
+                                         'pytorch-serve"; pytorch-check vllm' % place.eb.modules, cwd=login.directory,
+                                         env=variables)
         assert '/runscripts/pytorch-serve' in output and 'vllm     works: first token after ' in output
     finally:
         place.remove()
