@@ -2,6 +2,7 @@
 import contextlib
 import glob
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import wait_for
-from common import CHECKOUT, SCRIPTS, needs_root
+from common import CHECKOUT, SCRIPTS, clean_environment, needs_root
 
 from checks.small_module import NAME, small_module
 from small_software import sha256
@@ -86,7 +87,10 @@ def test_server(module):
         reasons = module.reasons('probe=vllm')
         assert slower in reasons and other not in reasons
     model.write_text('{"asks for no key": true}')
-    assert 'the server does not refuse a wrong key' in module.reasons('probe=vllm')
+    path = '%s:%s' % (tiny_model.parent, os.environ['PATH'])
+    done = subprocess.run(['pytorch-check', 'vllm'], env=dict(clean_environment(), PATH=path), text=True,
+                          stdout=subprocess.PIPE)
+    assert done.returncode == 1 and 'the server does not refuse a wrong key' in done.stdout
 
 
 def test_broken_installation(module):

@@ -17,6 +17,11 @@ from serve.login import Login, Served, enter, processes
 TOO_LONG = ("ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB KV cache is "
             "needed, which is larger than the available KV cache memory (3.12 GiB). Based on the available memory, the "
             "estimated maximum model length is 25392. Try increasing `gpu_memory_utilization`")
+# a warning is no reason
+WARNING = ("(APIServer pid=1) WARNING 11-24 19:28:33 [system_utils.py:255] Found ulimit of 20000 and failed to "
+           "automatically increase with error current limit exceeds maximum limit. This can cause fd limit errors like "
+           "`OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n\n")
+FULL = "(Worker pid=2) ERROR 11-24 19:38:30 [multiproc_executor.py:1063] OSError: [Errno 28] No space left on device"
 
 
 @pytest.fixture(scope='module')
@@ -75,6 +80,7 @@ def test_refused(nowhere, tmp_path):
     (nowhere.directory / 'unfinished').mkdir()
     (nowhere.directory / 'unfinished/config.json').write_text('{}')
     nowhere.model('long', says=TOO_LONG)
+    nowhere.model('full', says=WARNING + FULL)
     with socket.create_server(('127.0.0.1', 0)) as taken:
         port = str(taken.getsockname()[1])
         for arguments, says in ((['empty'], 'empty is no directory with a model: it has no config.json'),
@@ -84,6 +90,7 @@ def test_refused(nowhere, tmp_path):
                                 (['tiny', '--', '--api_key', 'x'], '--api-key would show the key'),
                                 (['tiny', '--', '--grpc'], '--grpc would answer without the key'),
                                 (['tiny', '--', '--port', port], 'port %s cannot be used on ' % port),
+                                (['full'], 'OSError: [Errno 28] No space left'),
                                 (['long'], 'of 131072 tokens needs 16.0 GiB of memory, and 3.12 GiB are free. Add: -- '
                                            '--max-model-len 25392')):
             status, output, errors = nowhere(*arguments)
@@ -113,7 +120,7 @@ def test_on_this_machine(nowhere):
     status, answer = served.ask('/models', '-H', '@%s' % file)
     file.unlink()
     answer = json.loads(answer)
-    assert status == 200 and answer['offline'] == '1'
+    assert status == 200 and answer['offline'] == '1' and answer['cache'].startswith(str(nowhere.temporary))
     assert answer['words'][1:4] == ['serve', str(nowhere.directory / 'tiny'), '--served-model-name']
     assert not any(served.key in word for word in answer['words'])
     served.process.send_signal(signal.SIGINT)

@@ -55,9 +55,14 @@ def login(tmp_path_factory):
         yield login
 
 
+def shared_memory():
+    """Python's, as vLLM's; other tests' programs have others'."""
+    return set(Path('/dev/shm').glob('psm_*'))
+
+
 def test_two_nodes(login):
     """Answers who has the key; after scancel nothing but the log is left."""
-    memory = set(Path('/dev/shm').iterdir())
+    memory = shared_memory()
     served = Served(login, '--nodes', '2', 'tiny', '--', *SMALL)
     key = '@%s/tiny-%s.key' % (login.directory, served.job)
     refuses_without_key(served, key, enter(login.slurm))
@@ -69,7 +74,7 @@ def test_two_nodes(login):
     wait_for(lambda: not login.slurm.output('squeue', '-h'), "the job's end", 120)
     assert login.files() == ['tiny-%s.out' % served.job]
     wait_for(lambda: not processes(served.key) and not processes(str(login.directory / 'tiny')), "no process", 120)
-    assert not list(login.temporary.iterdir()) and set(Path('/dev/shm').iterdir()) <= memory
+    assert not list(login.temporary.iterdir()) and shared_memory() <= memory
 
 
 def refuses_without_key(served, key, where):
