@@ -152,6 +152,24 @@ def test_environment_of_ones_own(kinds, way, kind):
     assert 'the container does not see %s' % own in output and 'status 1' in output
 
 
+def test_uv_in_an_environment_of_ones_own(kinds):
+    """As docs/systems/lumi.rst has it: in the container; outside, the environment has no Python for it."""
+    output = kinds.as_user("""
+        extend-venv-activate uvs > /dev/null; . uvs/bin/activate; cp %s uvs/bin
+        # the small image has none
+        libgcc=$(ldd uvs/bin/uv | grep -o '/[^ ]*libgcc_s[^ ]*')
+        export {SINGULARITY,APPTAINER}_BIND=$libgcc
+        run-in-container uv pip install --offline --no-deps %s 2>&1
+        python -c 'import hpc_small, torch; print("found", hpc_small.__file__, torch.__file__)'
+        echo "local $(pip list --local --format=freeze | paste -sd ' ')"
+        uv pip install --offline hpc-small 2>&1; echo "status $?"
+    """ % (CHECKOUT / '.venv/bin/uv', kinds.directory / WHEEL), 'venv')
+    assert '+ hpc-small==1.2' in output, output
+    assert re.search('^found %s/uvs/.* %s' % (kinds.home, TORCH['venv']), output, re.M), output
+    assert re.search('^local hpc-small==1.2 pip==[0-9.]+( setuptools==[0-9.]+)?$', output, re.M), output
+    assert 'Broken symlink' in output and 'status 2' in output, output
+
+
 @every_way
 def test_help(way, kind):
     """One way to train, and each command in a line."""
