@@ -156,9 +156,9 @@ def test_uv_in_an_environment_of_ones_own(kinds):
     """As docs/systems/lumi.rst has it: in the container; outside, the environment has no Python for it."""
     output = kinds.as_user("""
         extend-venv-activate uvs > /dev/null; . uvs/bin/activate; cp %s uvs/bin
-        # the small image has none
-        libgcc=$(ldd uvs/bin/uv | grep -o '/[^ ]*libgcc_s[^ ]*')
-        export {SINGULARITY,APPTAINER}_BIND=$libgcc
+        # the small image lacks some
+        libraries=$(ldd uvs/bin/uv | grep -o ' /[^ ]*[.]so[^ ]*' | paste -sd, | tr -d ' ')
+        export {SINGULARITY,APPTAINER}_BIND=$libraries
         run-in-container uv pip install --offline --no-deps %s 2>&1
         python -c 'import hpc_small, torch; print("found", hpc_small.__file__, torch.__file__)'
         echo "local $(pip list --local --format=freeze | paste -sd ' ')"
