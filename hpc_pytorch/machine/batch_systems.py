@@ -127,10 +127,8 @@ class Slurm(BatchSystem):
                    '--job-name=' + name, '--comment=' + mark, '--output=' + log, '--input=/dev/null',
                    '--nodes=1', '--ntasks=1', '--cpus-per-task=%d' % request.cores,
                    '--time=%d' % request.minutes, '--mem=%d' % ((request.memory or 0) // MIB)]
-        for option in ('account', 'partition', 'qos'):
-            value = getattr(request, option)
-            if value:
-                command.append('--%s=%s' % (option, value))
+        given = [(option, getattr(request, option)) for option in ('account', 'partition', 'qos')]
+        command += ['--%s=%s' % (option, value) for option, value in given if value]
         if after:
             command += ['--dependency=afterok:' + ':'.join(after), '--kill-on-invalid-dep=yes']
         if request.gpus:

@@ -162,7 +162,7 @@ class Change:
                 path = named_file(self.easyconfig, os.path.splitext(name)[0] + '.in')
                 if path and (self.renewed or self.old in name):
                     self.inputs.append(path)
-                elif not path:
+                elif not path and name.split('-')[0] not in self.values.get('package_urls', ()):
                     print("%s has no .in file: it stays as it is" % name)
         if self.renewed and not self.inputs:
             raise UsersProblem("it has no lock files that are made from .in files")
@@ -328,13 +328,13 @@ class Change:
         if os.path.exists(self.target):
             raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
                                % (self.target, shlex.quote(os.path.basename(self.target))))
-        made = self.make_sources()
-        made.update(self.make_locks())
+        made = {**self.make_sources(), **self.make_locks()}
         made[self.target] = self.new_easyconfig()
         rows = table('new_version')
+        new = '|'.join(map(re.escape, self.words.values()))
         for path, text in made.items():
             for number, line in enumerate(text.splitlines(), 1):
-                what = [row.cause for row in rows if row.pattern.search(line.replace(self.version, ''))]
+                what = [row.cause for row in rows if row.pattern.search(re.sub(new, '', line))]
                 if what:
                     place = '%s:%d: %s' % (os.path.basename(path), number, line)
                     self.by_hand.append(': '.join([place] + what).replace('EASYCONFIG', self.target_name))

@@ -340,17 +340,19 @@ def test_other_packages(toy, made):
     assert 'torch' not in re.sub('#.*', '', files['toy-5.1.lock']) and not change.by_hand
 
 
-def test_companion_from_its_source(toy, made):
-    """Its version follows PyTorch's; zeros stand for the SHA256."""
+def test_companion_from_its_source(toy, made, capsys):
+    """Its version follows PyTorch's; zeros stand for the SHA256. Its lock is a new one, and nobody need look at it."""
+    add(toy / 'index', 'torchvision', '0.7.1', 'torch==2.0')
     (toy / 'torchvision-0.1.0.lock').write_text('torchvision==0.1.0 --hash=sha256:%s\n' % ('a' * 64))
     text = EASYCONFIG.replace('LockedWheels', 'EB_PyTorchHPC').replace("'toy'", "'PyTorch'", 1)
     text = text.replace("'toy-%(version)s.lock'", "'torchvision-0.1.0.lock'")
     text += "package_urls = {'torchvision': 'https://localhost:9/v0.1.0.tar.gz'}\nv = {'BUILD_VERSION': '0.1.0'}\n"
     change, files = made('2.0', 'PyTorch-1.0.eb', text)
-    assert "localhost:9/v0.2.0.tar.gz'}\nv = {'BUILD_VERSION': '0.2.0'}" in files['PyTorch-2.0.eb']
-    assert 'torchvision==0.2.0 --hash=sha256:%s ' % ('0' * 64) in files['torchvision-0.2.0.lock']
-    line, *_ = change.by_hand
-    assert '# of https://localhost:9/v0.2.0.tar.gz: put its SHA256 in the place of the zeros' in line
+    assert "localhost:9/v0.7.1.tar.gz'}\nv = {'BUILD_VERSION': '0.7.1'}" in files['PyTorch-2.0.eb']
+    assert 'torchvision==0.7.1 --hash=sha256:%s ' % ('0' * 64) in files['torchvision-0.7.1.lock']
+    line, *others = change.by_hand
+    assert '# of https://localhost:9/v0.7.1.tar.gz: put its SHA256 in the place of the zeros' in line
+    assert 'for an older version' not in ' '.join(others) and 'it stays as it is' not in capsys.readouterr().out
 
 
 def test_zeros_for_a_checksum(toy, call):
@@ -399,7 +401,18 @@ def test_wheels_that_are_named(made):
         made('latest', 'PyTorch-2.2.2-Frontier.eb', text.replace('PyTorch-2.2.2-Frontier.lock', 'none.lock'))
 
 
+@pytest.mark.parametrize('name', ['torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', 'caches-1.0-Frontier.eb',
+                                  'proxy-1.0-Frontier.eb'])
+def test_of_the_collection(made, name):
+    """What is nowhere but in the collection has its versions where the collection is."""
+    text = Path(new_version.find(name)).read_text()
+    address, = re.findall('^Repository = "(.*)"', (CHECKOUT / 'pyproject.toml').read_text(), re.M)
+    with pytest.raises(UsersProblem, match='look at %s, and name it' % re.escape(address)):
+        made('latest', name, text)
+
+
 @pytest.mark.parametrize('name, version, by_hand', [
+    ('torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', '2.1.0', ["for another PyTorch change it, and `dependencies`"]),
     ('PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb', '2.11.0', ['versionsuffix =', 'local_tag =']),
     ('PyTorch-26.03-NGC-workstation.eb', '26.05', ['skopeo inspect']),
     ('Python-3.12.14-standalone.eb', '3.12.15', ['source_urls =', 'checksums =']),
