@@ -155,6 +155,7 @@ SYSTEMS = [path for path in sorted(DOCS.glob('systems/*.rst')) if path.stem != '
 def test_job_scripts(path, tmp_path):
     """The one on each page is what pytorch-run submits, with the page's last words and the module that it loads."""
     jobs = ['\n'.join(line[4:] for line in lines).strip() + '\n' for _, lines, _ in blocks(path) if is_job(lines)]
+    assert jobs, "%s: expected the job script that pytorch-run --dry-run prints" % path.stem
     called = [command for page, _, command in commands() if page == path and command.startswith('pytorch-run')][-1]
     system = 'systems/%s/system.cfg' % path.stem
     shared = [('share', path) for path in [system] + FOR_JOBS]

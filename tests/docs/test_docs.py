@@ -150,9 +150,11 @@ def test_the_address_is_the_same_everywhere():
 
 
 def test_the_readme_is_one_page():
-    """Nobody reads more, or scrolls sideways."""
+    """Nobody reads more, or scrolls sideways; each system has a row."""
     lines = (CHECKOUT / 'README.rst').read_text().splitlines()
-    assert len(lines) <= 130 and [line for line in lines if len(line) > 120] == []
+    rows = [line for line in lines if line.startswith('   `')]
+    assert len(lines) - len(rows) <= 123 and len(rows) == len(list((CHECKOUT / 'systems').glob('*/system.cfg')))
+    assert [line for line in lines if len(line) > 120] == []
 
 
 # What people type into the site's search, and the page that answers. Sphinx finds pages that have all words.
