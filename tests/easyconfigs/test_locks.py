@@ -43,6 +43,18 @@ def test_made_for_the_oldest(lock):
         assert release(least) <= min(release(python) for python, _ in PROMISED[lock])
 
 
+@pytest.mark.parametrize('source', sorted(CHECKOUT.glob('easyconfigs/*/*/locks/*.in')), ids=lambda source: source.name)
+def test_made_from_its_in_file(source):
+    """Whoever edits an .in file must also run its command."""
+    locked = {}
+    for entry in read_lock(str(source.with_suffix('.lock'))):
+        locked.setdefault(entry.name, set()).add(entry.version)
+    elsewhere = re.findall(r'--no-emit-package[ =](\S+)', source.read_text())
+    for name, version in re.findall(r'^([A-Za-z][\w.-]*)(?:\[.*?\])?(?:==([^\s;]+))?', source.read_text(), re.M):
+        if name not in elsewhere:
+            assert version in locked[normal_name(name)] or not version, name
+
+
 # the index answers slowly: ./test asks for the smallest lock alone
 @pytest.mark.slow
 @pytest.mark.parametrize('lock', [
