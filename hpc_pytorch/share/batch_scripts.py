@@ -96,7 +96,7 @@ class Script:
         self.program = program
         # what comes before the command that starts the ranks
         self.preparation = OUTPUTS
-        self.batch_systems = read_share('batch_systems.cfg')
+        self.batch_systems = read_share('batch_scripts.cfg')
         if self.kind not in self.batch_systems:
             raise Problem("there is no batch system here; on one machine: " + alone)
         self.words = self.batch_systems[self.kind]
