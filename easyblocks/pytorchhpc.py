@@ -19,7 +19,7 @@ import shutil
 from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
-from easybuild.tools.config import build_path
+from easybuild.tools.config import build_path, source_paths
 from easybuild.tools.filetools import copy_file, create_patch_info, mkdir
 from easybuild.tools.utilities import nub
 
@@ -65,15 +65,11 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
     def memory_profile(self):
         return profile_to_keep(self.cfg)
 
-    def built_stores(self):
-        """Return where wheels that were built here are looked for."""
-        name = '%s-%s%s-built' % (self.name, self.version, self.cfg['versionsuffix'])
-        return [os.path.join(directory, name) for directory in self.source_directories(self.name)]
-
     def check_before_fetching(self):
         """Look for a wheel that was built from the same; without one, look whether it can be built."""
         self.facts = self.identity()
-        self.wheel = built_wheels.find(self.built_stores(), self.facts) if self.facts else None
+        stores = built_wheels.stores(self.cfg, source_paths())
+        self.wheel = built_wheels.find(stores, self.facts) if self.facts else None
         if self.wheel:
             print_msg("using the wheel that was built earlier: %s", self.wheel, log=self.log)
         else:
@@ -209,8 +205,9 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
     def keep_for_the_next(self):
         """Keep the wheel with what it was built from; what fails PyTorch's own tests does not get here."""
         more = {'asked': self.asked, 'loaded': self.modules_tool.loaded_modules()}
+        store = built_wheels.stores(self.cfg, source_paths())[0]
         try:
-            self.wheel = built_wheels.keep(self.wheel, self.built_stores()[0], self.facts, more)
+            self.wheel = built_wheels.keep(self.wheel, store, self.facts, more)
         except OSError as err:
             # hours of work are not lost because the source path is read-only
             print_msg("%s could not be kept in the source path: %s", os.path.basename(self.wheel), err, log=self.log)

@@ -14,9 +14,9 @@ from easybuild.tools.filetools import det_lock_path
 from hpc_pytorch.jobs.records import read_records, remove_record
 from hpc_pytorch.jobs.status import state_of, with_prefix
 from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
+from hpc_pytorch.machine.module_files import ROOT
 from hpc_pytorch.rules.installation_locks import remove_stale_lock
 
-ROOT = re.compile(r'^(?:local root =|set root) "?(/[^"\n]+)', re.M)
 DEPENDENCY = re.compile(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?")
 LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)')
 

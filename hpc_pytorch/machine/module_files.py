@@ -53,6 +53,8 @@ def override(generator, owner, name, value):
     return SYNTAX[generator.SYNTAX]['override'] % {'name': name, 'value': value, 'owner': owner} + '\n'
 
 
+# where a module file of EasyBuild's names its installation
+ROOT = re.compile(r'^(?:local root =|set root) "?(/[^"\n]+)', re.M)
 # what is checked and measured
 CHECKED = ('PyTorch', 'torch_mpi', 'vLLM')
 
@@ -64,7 +66,7 @@ def installed(modulepath):
         top = glob.escape(directory)
         for path in [path for software in CHECKED for path in sorted(glob.glob(os.path.join(top, software, '*')))]:
             with open(path, encoding='utf-8', errors='replace') as handle:
-                root = re.search(r'^(?:local root =|set root) "?(/[^"\n]+)', handle.read(), re.M)
+                root = ROOT.search(handle.read())
             # EasyBuild keeps the one before as NAME.bak_TIME
             ours = root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json'))
             if ours and '.bak_' not in path:

@@ -11,6 +11,12 @@ from hpc_pytorch.packages.lock_files import sha256_of
 NOTE = 'provenance.json'
 
 
+def stores(ec, source_paths):
+    """Return the directories in which the wheels of an easyconfig are kept, one in each source path."""
+    name = '%s-%s%s-built' % (ec['name'], ec['version'], ec['versionsuffix'])
+    return [os.path.join(path, ec['name'][0].lower(), ec['name'], name) for path in source_paths]
+
+
 def identity(facts):
     """Return a short name for everything that makes a wheel what it is."""
     text = json.dumps(facts, sort_keys=True)

@@ -55,8 +55,7 @@ PARAMETERS = {
 # packages of which a program can have only one version: PyTorch's, and what is compiled for it or for the MPI
 CONSTRAINED = re.compile(r'(torch|triton|pytorch-triton|nvidia-|cuda-|mpi4py|horovod)')
 # the collection's prebuilt Python, as a dependency
-OWN_PYTHON = (" If there is none, install Python-3.12.14-standalone.eb, and add "
-              "('Python', '3.12.14', '-standalone') to the dependencies")
+OWN_PYTHON = ('Python', '3.12.14', '-standalone')
 
 
 def site_packages_of(prefix):
@@ -133,7 +132,9 @@ class LockedEnvironment(EasyBlock):
         python, found = find_python(programs, versions)
         if python:
             return python
-        own = OWN_PYTHON if '3.12' in versions else ''
+        own = ''
+        if '3.12' in versions:
+            own = " If there is none, install %s-%s%s.eb, and add %s to the dependencies" % (*OWN_PYTHON, OWN_PYTHON)
         raise EasyBuildError("%s %s needs Python %s; found: %s. Load the module of one of them, or install one.%s",
                              self.name, self.version, ' or '.join(versions), found, own)
 

@@ -16,6 +16,7 @@ from hpc_pytorch import writable_place
 from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
+from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.rules import policy
 from hpc_pytorch.rules.disk_space import existing
 from hpc_pytorch.rules.resource_needs import needs_of
@@ -135,6 +136,5 @@ def unfit_host(ec, needs):
 
 def has_built_wheel(ec):
     """True if a wheel was built from this before, so that probably nothing is compiled."""
-    name = '%s-%s%s-built' % (ec['name'], ec['version'], ec['versionsuffix'])
-    stores = [os.path.join(path, ec['name'][0].lower(), ec['name'], name) for path in source_paths()]
+    stores = built_wheels.stores(ec, source_paths())
     return any(glob.glob(os.path.join(glob.escape(store), '*', '*.whl')) for store in stores)

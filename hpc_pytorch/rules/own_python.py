@@ -1,9 +1,8 @@
 """A Python for what none of this machine's fits: the collection's prebuilt one becomes a dependency."""
 from easybuild.tools.build_log import print_msg
 
+from hpc_pytorch.packages.locked_environment import OWN_PYTHON
 from hpc_pytorch.packages.wheel_tags import find_python, pythons
-
-OWN_PYTHON = ('Python', '3.12.14', '-standalone')
 
 
 def add(ec):
