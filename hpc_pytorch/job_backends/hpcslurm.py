@@ -5,7 +5,7 @@ Needed because: upstream's asks for cores and time only, exports the environment
 of several is refused.
 Differs from upstream's in: account, partition, QOS, memory, GPUs; a script that can be read; nothing exported; nothing
 submitted twice.
-Can go when: upstream takes these from its configuration.
+Remove when: upstream takes these from its configuration.
 """
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.job.slurm import Slurm

@@ -2,7 +2,7 @@
 A backend for EasyBuild's --job on systems with PBS Pro or OpenPBS.
 
 Needed because: upstream's PbsPython needs pbs_python, which is dead.
-Can go when: upstream has one.
+Remove when: upstream has one.
 """
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import which

@@ -1,1 +1,1 @@
-"""Jobs for --job: submission, records, and how they are."""
+"""Jobs: --job and --job-status; and what else reads a prefix: --check, --outdated and --uninstall."""

@@ -25,7 +25,7 @@ from hpc_pytorch.machine.batch_systems import SCHEDULERS
 # are in the command already.
 CARRIED = (
     ('HPC_SYSTEM', "a compute node may have a name that tells nothing"),
-    ('HPC_SITE_CONFIG', "the site's policies and rules"),
+    ('HPC_SITE_CONFIG', "the site's policies"),
     ('HPC_SITE_HOOKS', "the site's own hooks"),
     ('HPC_IMAGE_SEARCH_PATH', "where images are looked for"),
     ('MODULEPATH', "modules that were found on the login node are found in the job"),

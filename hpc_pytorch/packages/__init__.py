@@ -1,1 +1,1 @@
-"""What is installed: lock files and wheels, new versions, ROCm's pairs, environments, containers and images."""
+"""What is installed: lock files, wheels, virtual environments, images; new versions of them; `module help`."""

@@ -1,1 +1,1 @@
-"""Building PyTorch from source: options by version, git, the contract with CMake, wheels that were built."""
+"""Building PyTorch from source: options by version, the contract with CMake, interrupted builds."""

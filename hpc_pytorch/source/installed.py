@@ -1,8 +1,4 @@
-"""
-The installed PyTorch, compared with what was asked for: what it tells of itself, and its libraries.
-
-Standard library only, Python 3.6.
-"""
+"""The installed PyTorch, compared with what was asked for: what it tells of itself, and its libraries."""
 import json
 import os
 import re

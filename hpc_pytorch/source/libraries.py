@@ -1,8 +1,4 @@
-"""
-The libraries of a built PyTorch: where they search for others, and whose OpenMP they load.
-
-Standard library only, Python 3.6.
-"""
+"""The libraries of a built PyTorch: where they search for others, and whose OpenMP they load."""
 import glob
 import os
 import re
