@@ -24,7 +24,7 @@ from easybuild.tools.utilities import nub
 
 from hpc_pytorch import HERE
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages import container_modules, dry_run, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
@@ -274,7 +274,7 @@ class SingularityContainer(EasyBlock):
         text += container_modules.environment_inside(module, self.venv)
         for setting in self.settings:
             text += set_by_default(module, setting)
-        for name, value in told_by(self.system):
+        for name, value in variables_for_scripts(self.system):
             if name not in self.cfg['modextravars']:
                 text += module.set_environment(name, value)
         image = container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, self.image_gone())

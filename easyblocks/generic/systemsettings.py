@@ -16,7 +16,7 @@ from easybuild.easyblocks.generic.bundle import Bundle
 from easybuild.framework.easyconfig import MANDATORY
 from easybuild.tools.build_log import EasyBuildError
 
-from hpc_pytorch.machine.module_files import ask
+from hpc_pytorch.machine.module_files import snippet
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 
@@ -54,9 +54,9 @@ class SystemSettings(Bundle):
             text += module.set_environment(setting.name, setting.value)
         for name in sorted(self.users_variables):
             message = "set %s to a directory first, then load %s" % (name, self.short_mod_name)
-            fail = ask(module, 'fail', message)
-            missing = module.conditional_statement(ask(module, 'loading'), fail).rstrip()
-            text = module.conditional_statement(ask(module, 'set', name), text.rstrip(), else_body=missing)
+            fail = snippet(module, 'fail', message)
+            missing = module.conditional_statement(snippet(module, 'loading'), fail).rstrip()
+            text = module.conditional_statement(snippet(module, 'set', name), text.rstrip(), else_body=missing)
         return super().make_module_extra(*args, **kwargs) + text
 
     def sanity_check_step(self, *args, **kwargs):

@@ -11,7 +11,7 @@ import tempfile
 from hpc_pytorch import UsersProblem, parse
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import easyconfigs_of
-from hpc_pytorch.machine.versions import PATH, release
+from hpc_pytorch.machine.versions import PAIRS, release
 from hpc_pytorch.packages.images import images_in
 from hpc_pytorch.packages.new_version import Change, in_collection, plain_values, read
 
@@ -98,7 +98,7 @@ def look(modules, software):
         findings += about_images(path, values, system.container['image_search_path'])
         findings += about_installed(path, values, modules)
     findings += about_facts(os.path.join(system.directory, 'system.cfg'))
-    findings += about_facts(PATH)
+    findings += about_facts(PAIRS)
     print("%s: behind: %d" % (system.name, len(findings)), *findings, sep='\n  ')
     return 1 if findings else 0
 

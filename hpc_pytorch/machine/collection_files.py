@@ -10,7 +10,7 @@ import sys
 from hpc_pytorch import UsersProblem, collection_path
 
 
-def rooms():
+def directories():
     """Return the directories of files that easyconfigs name; no name is in two of them."""
     scripts = collection_path('scripts')
     locks = glob.glob(glob.escape(collection_path('easyconfigs')) + '/?/*/locks')
@@ -20,7 +20,7 @@ def rooms():
 def named_file(easyconfig, name):
     """Find a file that an easyconfig names, beside it or in the collection; None where neither has it."""
     beside = os.path.dirname(os.path.abspath(easyconfig))
-    for place in [beside, os.path.join(beside, 'locks')] + rooms():
+    for place in [beside, os.path.join(beside, 'locks')] + directories():
         path = os.path.join(place, name)
         if os.path.isfile(path):
             return path

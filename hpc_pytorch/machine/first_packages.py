@@ -26,7 +26,7 @@ UNPACKED = ('python3-venv', 'lmod')
 
 
 def needed(lock, arguments):
-    """List the packages that are missing; old releases' Lmod is none that helps."""
+    """List the packages that are missing; the Lmod of old releases is too old to help."""
     names = []
     if not importlib.util.find_spec('ensurepip'):
         names.append('python3-venv')
@@ -83,7 +83,7 @@ def pip_wheels():
 
 def main(lock, *arguments):
     try:
-        own_lmod.may_install(needed(lock, arguments), UNPACKED)
+        own_lmod.install_if_allowed(needed(lock, arguments), UNPACKED)
         importlib.invalidate_caches()
         if lacks_modules_tool(lock, arguments):
             own_lmod.installed_modules_tool()

@@ -52,7 +52,7 @@ def all_there(found, expected):
     return set(expected) <= set(found)
 
 
-def about(found, expected):
+def roughly(found, expected):
     """Allow for what firmware and system keep of the memory."""
     return 0.88 * expected <= found <= 1.15 * expected
 
@@ -225,7 +225,7 @@ class Machine(object):
     def threads_of_a_core(self):
         return len(self.hardware_threads()) // self.cores()
 
-    @probe(JOB, 'node memory', about)
+    @probe(JOB, 'node memory', roughly)
     def memory(self):
         total = re.search(r'MemTotal:\s+(\d+) kB', self.read('/proc/meminfo'))
         return int(total.group(1)) * 1024

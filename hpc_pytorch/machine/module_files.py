@@ -16,8 +16,8 @@ def set_by_default(generator, setting):
     return generator.comment(setting.reason) + generator.conditional_statement([condition], statement)
 
 
-def ask(generator, name, argument=''):
-    """Return what module_syntax.cfg has of this name for the language of the module file."""
+def snippet(generator, name, argument=''):
+    """Return the entry of this name in module_syntax.cfg, in the language of the module file."""
     text = SYNTAX[generator.SYNTAX][name]
     return text % ((argument,) * text.count('%s'))
 
@@ -33,18 +33,18 @@ def explain(settings, advice):
     return text.rstrip('\n')
 
 
-def told_by(system):
-    """Return what pytorch-srun and cpu-mask must know of a system: pairs of an environment variable and its value."""
+def variables_for_scripts(system):
+    """Return what pytorch-srun and cpu-mask must know of a system: pairs of a variable and its value."""
     node = system.node
     options = ['%s=%s:%s' % (one.name, one.value, one.job_option) for one in system.settings if one.job_option]
     gpu_cores = [','.join(map(str, cores)) for cores in node['gpu_cores']]
-    told = {
+    variables = {
         'HPC_NCCL_NET': system.network['nccl_net'],
         'HPC_JOB_OPTIONS': ' '.join(options),
         'HPC_NODE_CPUS': (node['cores'] or 0) * (node['threads_per_core'] or 1),
         'GPU_CORES': ' '.join(gpu_cores),
     }
-    return [(name, str(value)) for name, value in told.items() if value]
+    return [(name, str(value)) for name, value in variables.items() if value]
 
 
 def override(generator, owner, name, value):

@@ -27,7 +27,7 @@ def installed_modules_tool():
     if found is None:
         say("found neither Lmod 8 nor Environment Modules 5.1")
         names = REQUIREMENTS + ['tcl'] if codename() in NEXT_RELEASES else ['lmod']
-        if not may_install(names, unpacked=names) or 'lmod' not in names:
+        if not install_if_allowed(names, unpacked=names) or 'lmod' not in names:
             unpack_own_lmod()
         found = modules_tool()
     if found is None:
@@ -36,8 +36,8 @@ def installed_modules_tool():
     return found
 
 
-def may_install(names, unpacked):
-    """Install packages; without permission to do so, those that apt cannot unpack instead are an error."""
+def install_if_allowed(names, unpacked):
+    """Install packages, and return whether that is allowed; if not, those that apt cannot unpack are an error."""
     try:
         install(names)
     except NotAllowed:

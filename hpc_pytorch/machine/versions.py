@@ -5,7 +5,7 @@ import re
 
 from hpc_pytorch import parse
 
-PATH = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'pairs.cfg')
+PAIRS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'pairs.cfg')
 CONDITION = re.compile(r'(?P<name>[A-Za-z][\w.+-]*?)(?:(?P<relation>>=|<)(?P<version>\d[\w.]*))?$')
 RELATIONS = {'>=': operator.ge, '<': operator.lt}
 # the order in which results are shown
@@ -41,7 +41,7 @@ def holds(when, features, versions):
 
 def known(versions, features):
     """Return the rows of pairs.cfg that fit {software: version} and words for the machine; failures first."""
-    parser = parse(PATH)
+    parser = parse(PAIRS)
     features = set(features) | set(versions)
     rows = []
     for section in parser.sections():

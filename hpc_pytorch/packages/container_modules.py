@@ -1,7 +1,7 @@
 """What the module of a container decides when it is loaded: which image there is, and what is mounted."""
 import os
 
-from hpc_pytorch.machine.module_files import ask
+from hpc_pytorch.machine.module_files import snippet
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE
 
 # Singularity reads the first prefix. Apptainer reads both, and prefers the second.
@@ -11,9 +11,9 @@ FAMILY = 'hpc_container'
 
 
 def conflicts(generator, names):
-    text = ask(generator, 'family', FAMILY) + '\n'
+    text = snippet(generator, 'family', FAMILY) + '\n'
     for name in names:
-        text += ask(generator, 'conflict', name) + '\n'
+        text += snippet(generator, 'conflict', name) + '\n'
     return text
 
 
@@ -36,11 +36,11 @@ def environment_inside(generator, venv):
 
 def image(generator, variables, candidates, message):
     """Set these variables to the first image that is there. Without any, loading fails; unloading never looks."""
-    text = generator.conditional_statement(ask(generator, 'loading'), ask(generator, 'fail', message))
+    text = generator.conditional_statement(snippet(generator, 'loading'), snippet(generator, 'fail', message))
     for path in reversed(candidates):
-        conditions = [ask(generator, 'file', path)]
+        conditions = [snippet(generator, 'file', path)]
         if path == candidates[0]:
-            conditions.append(ask(generator, 'unloading'))
+            conditions.append(snippet(generator, 'unloading'))
         body = '\n'.join(generator.set_environment(name, path).rstrip() for name in variables)
         text = generator.conditional_statement(conditions, body, else_body=text.rstrip(), cond_or=True)
     return text
@@ -55,8 +55,8 @@ def binds(generator, installdir, paths):
     """
     for_singularity = binds_of(generator, 'SINGULARITY_BINDPATH', installdir, paths)
     for_apptainer = binds_of(generator, 'APPTAINER_BINDPATH', installdir, paths)
-    conditions = [ask(generator, 'unloading'), ask(generator, 'set', 'APPTAINER_BINDPATH'),
-                  ask(generator, 'not set', 'SINGULARITY_BINDPATH')]
+    conditions = [snippet(generator, 'unloading'), snippet(generator, 'set', 'APPTAINER_BINDPATH'),
+                  snippet(generator, 'not set', 'SINGULARITY_BINDPATH')]
     # first, as its condition asks what SINGULARITY's was before
     return generator.conditional_statement(conditions, for_apptainer.rstrip(), cond_or=True) + for_singularity
 
@@ -69,18 +69,18 @@ def binds_of(generator, variable, installdir, paths):
     def if_any(conditions, body, otherwise=None):
         return generator.conditional_statement(conditions, body, else_body=otherwise, cond_or=True)
 
-    unloading = ask(generator, 'unloading')
+    unloading = snippet(generator, 'unloading')
     text = ''
     for path in paths:
-        text += if_any([ask(generator, 'exists', path.split(':')[0]), unloading], bind(path))
+        text += if_any([snippet(generator, 'exists', path.split(':')[0]), unloading], bind(path))
     text += bind('%s:%s' % (os.path.join(installdir, 'runscripts'), SCRIPTS_INSIDE)) + '\n'
     directory, place = os.path.join(installdir, USER_SOFTWARE), '/' + USER_SOFTWARE
     unpacked = bind('%s:%s' % (directory, place))
     # the whole of the file; Lmod would cut the last character of image-src=/
     packed = bind('%s.squashfs:%s:ro,image-src=.' % (directory, place))
     # both are there while jobs still use the one that is given up; a third file says that it is the packed one
-    given_up = [ask(generator, 'file', directory + '.unpacked'), ask(generator, 'exists', directory)]
-    if_directory = if_any([ask(generator, 'exists', directory)], unpacked)
-    if_file = if_any([ask(generator, 'file', directory + '.squashfs')], packed, if_directory.rstrip())
+    given_up = [snippet(generator, 'file', directory + '.unpacked'), snippet(generator, 'exists', directory)]
+    if_directory = if_any([snippet(generator, 'exists', directory)], unpacked)
+    if_file = if_any([snippet(generator, 'file', directory + '.squashfs')], packed, if_directory.rstrip())
     what_is_there = generator.conditional_statement(given_up, unpacked, else_body=if_file.rstrip())
     return text + if_any([unloading], packed + '\n' + unpacked, what_is_there.rstrip())

@@ -29,14 +29,14 @@ def runs_on(code, gpu):
     return there >= least and (kind == 'compute' and not letter or there[0] == least[0])
 
 
-def for_processors(torch, architecture):
+def is_cpu_only(torch, architecture):
     """True if a wheel is known to be for processors alone: 2.9.1+cpu, and PyPI's for Arm before it had CUDA there."""
     version, _, local = torch.partition('+')
     return local == CPU or not local and architecture == 'aarch64' and satisfies(version, '<', '2.11')
 
 
-def refused(torch, system):
-    """Say why such a PyTorch is not for a system, and what to do."""
+def why_not_cpu_only(torch, system):
+    """Say why a PyTorch for processors alone is not for a system with GPUs, and what to do."""
     return ("torch %s is for processors alone, and the nodes of %s have GPUs (%s). Take wheels with CUDA or ROCm: on "
             "aarch64, PyPI's from 2.11 on (CUDA 13), or PyTorch's own index (cu126, cu128) for older drivers. If you "
             "want it without GPUs, say so in the easyconfig: features = ['%s']"

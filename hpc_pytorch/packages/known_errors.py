@@ -8,7 +8,7 @@ from hpc_pytorch.machine.systems import parse
 Known = namedtuple('Known', 'pattern cause remedy')
 
 
-def table(name, flags=0):
+def read_table(name, flags=0):
     """Read a table of errors that lies beside this file."""
     rows = []
     parser = parse('%s/packages/%s.cfg' % (HERE, name))
@@ -19,7 +19,7 @@ def table(name, flags=0):
     return rows
 
 
-KNOWN = table('known_errors')
+KNOWN = read_table('known_errors')
 
 
 def explain(text):

@@ -21,7 +21,7 @@ from easybuild.tools.modules import get_software_root
 from hpc_pytorch import collection_path
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import explain, override, set_by_default, told_by
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.packages import dry_run, gpu_code, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
@@ -200,8 +200,8 @@ class LockedEnvironment(EasyBlock):
         for entry in self.locked('lock_files') + self.locked('lock_files_instead'):
             others = re.findall(r"platform_machine == '(\w+)'", entry.text)
             applies = entry.name == 'torch' and (not others or architecture in others)
-            if applies and self.wants_gpus and gpu_code.for_processors(entry.version, architecture):
-                dry_run.stop(self, gpu_code.refused(entry.version, self.system))
+            if applies and self.wants_gpus and gpu_code.is_cpu_only(entry.version, architecture):
+                dry_run.stop(self, gpu_code.why_not_cpu_only(entry.version, self.system))
         packages = {entry.name: entry.version for entry in self.locked('lock_files')}
         problem = gpu_code.why_not_cuda(packages, self.system)
         if problem:
@@ -466,7 +466,7 @@ class LockedEnvironment(EasyBlock):
         if self.cfg['features']:
             for setting in self.settings():
                 text += set_by_default(module, setting)
-            for name, value in told_by(self.system):
+            for name, value in variables_for_scripts(self.system):
                 text += module.set_environment(name, value)
         return text
 
@@ -511,7 +511,7 @@ class LockedEnvironment(EasyBlock):
             return None
         version, *codes = done.output.split()
         if codes == [gpu_code.CPU] and not named:
-            return gpu_code.refused(version, self.system)
+            return gpu_code.why_not_cpu_only(version, self.system)
         return gpu_code.why_not(version, codes, gpus)
 
     def check_packages(self):

@@ -23,7 +23,7 @@ from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages import images, upstream_patches
 from hpc_pytorch.packages.gpu_code import why_not_cuda
-from hpc_pytorch.packages.known_errors import table
+from hpc_pytorch.packages.known_errors import read_table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
@@ -63,7 +63,7 @@ def uv(command, directory):
                cwd=directory)
     if done.returncode == 0:
         return done.stdout
-    for known in table('uv_errors', re.S | re.I):
+    for known in read_table('uv_errors', re.S | re.I):
         found = known.pattern.search(done.stderr)
         if found:
             problem = NotReached if 'reached' in known.cause else UsersProblem
@@ -330,7 +330,7 @@ class Change:
                                % (self.target, shlex.quote(os.path.basename(self.target))))
         made = {**self.make_sources(), **self.make_locks()}
         made[self.target] = self.new_easyconfig()
-        rows = table('new_version')
+        rows = read_table('new_version')
         new = '|'.join(map(re.escape, self.words.values()))
         for path, text in made.items():
             for number, line in enumerate(text.splitlines(), 1):

@@ -2,7 +2,7 @@
 import re
 from pathlib import Path
 
-from hpc_pytorch.packages.known_errors import table
+from hpc_pytorch.packages.known_errors import read_table
 from hpc_pytorch.packages.lock_files import normal_name
 from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
@@ -16,7 +16,7 @@ RAISED = r'^[\w.]+(?:Error|Exception|Warning)\b.*'
 OTHER_FILES = re.compile(r'^ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.*\n((?:[ \t]+\S.*\n)+)', re.M)
 
 # What goes wrong on the way to a server. The first that fits counts.
-WAYS = table('pip_errors', re.I)
+WAYS = read_table('pip_errors', re.I)
 FULL = re.compile(r'No space left on device|Disk quota exceeded', re.I)
 
 

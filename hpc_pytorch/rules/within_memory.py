@@ -9,11 +9,11 @@ from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import read_file
 
 from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source.wheel_build import ramgate, say_what_was_watched
+from hpc_pytorch.source.wheel_build import print_summary, ramgate_command
 
 # prints what ramgate sets for a build, and lasts until its input ends, as it does with EasyBuild's process
 BUILD = ['sh', '-c', 'env | grep -E "^(RAMGATE_SOCKET|CMAKE_[A-Z_]+_LAUNCHER|(CUDA|ROCM)_HOME)="; echo; exec cat']
-# the ramgate of the installation that runs: (process, the directory of its stand-ins, what was set before)
+# the ramgate of the installation that runs: (process, the directory of its links, what was set before)
 _running = []
 
 
@@ -28,7 +28,7 @@ def watch(easyblock):
     # EB_PyTorchHPC does this itself
     if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', False):
         return
-    command = ramgate(easyblock, profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
+    command = ramgate_command(easyblock, profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     variables = {}
@@ -57,4 +57,4 @@ def end(easyblock):
             os.environ[name] = value
     paths = os.environ['PATH'].split(os.pathsep)
     os.environ['PATH'] = os.pathsep.join(path for path in paths if path != directory)
-    say_what_was_watched(easyblock)
+    print_summary(easyblock)

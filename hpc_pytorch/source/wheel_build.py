@@ -34,7 +34,7 @@ def report_directory(easyblock):
     return os.path.join(easyblock.builddir, 'ramgate')
 
 
-def ramgate(easyblock, profile):
+def ramgate_command(easyblock, profile):
     """Return the command that runs a build within the memory, up to its own options."""
     command = [sys.executable, '-I', '-c', RUN_RAMGATE, collection_path('ramgate'), 'run']
     command += ['--jobs', str(easyblock.cfg.parallel), '--report', report_directory(easyblock)]
@@ -48,8 +48,8 @@ def ramgate(easyblock, profile):
     return command
 
 
-def say_what_was_watched(easyblock):
-    """Print how much memory the build took: a build that ramgate did not see shows here, too."""
+def print_summary(easyblock):
+    """Print the last line of ramgate: how much memory the build took, and whether ramgate saw it."""
     path = os.path.join(report_directory(easyblock), 'report.json')
     if os.path.exists(path):
         print_msg("ramgate: %s", '; '.join(json.loads(read_file(path))['summary']), log=easyblock.log)
@@ -280,7 +280,7 @@ class WheelBuild(LockedEnvironment):
         output = self.run_python(self.route.build, "building PyTorch")
         if self.dry_run:
             return
-        say_what_was_watched(self)
+        print_summary(self)
         if not self.route.configure:
             self.cmake_output = output
             self.check_contract()
@@ -304,7 +304,7 @@ class WheelBuild(LockedEnvironment):
         """Run Python with these words in the tree, within the memory; returns its output, explains its failure."""
         # a dry run has found none
         python = self.python.path if self.python else 'python3'
-        command = ramgate(self, self.memory_profile) + ['--', python] + list(words)
+        command = ramgate_command(self, self.memory_profile) + ['--', python] + list(words)
         result = run_shell_cmd(command, work_dir=self.tree, fail_on_error=False, use_bash=False)
         if result.exit_code:
             raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,

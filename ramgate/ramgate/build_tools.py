@@ -60,7 +60,7 @@ def main():
     directory, cores = sys.argv[1:3]
     command = with_slots(sys.argv[3:], int(cores), os.environ)
     if os.path.basename(command[0]) == 'cmake' and not {'--build', '-E', '-P'} & set(command):
-        # CMake keeps the paths of the compilers that it finds, and these stand-ins go when the build ends
+        # CMake keeps the paths of the compilers that it finds, and these links go when the build ends
         places = os.environ['PATH'].split(os.pathsep)
         os.environ['PATH'] = os.pathsep.join(place for place in places if place != directory)
     os.execv(command[0], command)

@@ -6,7 +6,7 @@
  *
  * A message is a letter and what follows:
  *   to the broker   c  directory NUL argument NUL argument NUL ...   a compiler wants to start
- *                   s  the same, from a stand-in
+ *                   s  the same, from a link
  *                   p  pid                                           it runs (the group has the same number)
  *                   e  status, largest RSS in kB, newline, end of what it wrote
  *   to the wrapper  g  start      d  done: pass the output on        r PATH  remove PATH if it is a file, and ask again
@@ -211,7 +211,7 @@ static const char *socket_path(void)
     return path;
 }
 
-/* what the compiler runs looks for programs of the same name: it shall not find the stand-ins beside the socket */
+/* what the compiler runs looks for programs of the same name: it shall not find the links beside the socket */
 static void leave_path(const char *socket)
 {
     char entry[4096], *path = getenv("PATH"), *at;

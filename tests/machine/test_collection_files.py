@@ -6,7 +6,7 @@ import pytest
 from common import CHECKOUT
 
 from hpc_pytorch import fsync
-from hpc_pytorch.machine.collection_files import named_file, rooms
+from hpc_pytorch.machine.collection_files import named_file, directories
 
 
 def test_beside_it_comes_first(tmp_path):
@@ -19,8 +19,8 @@ def test_beside_it_comes_first(tmp_path):
 
 
 def test_names_are_unique():
-    """No name is in two rooms: which one is meant would depend on their order."""
-    names = [path.name for room in rooms() for path in Path(room).iterdir() if path.is_file()]
+    """No name is in two directories: which one is meant would depend on their order."""
+    names = [path.name for directory in directories() for path in Path(directory).iterdir() if path.is_file()]
     assert len(names) == len(set(names))
 
 

@@ -34,7 +34,7 @@ def test_all_at_once(bare, monkeypatch):
     names = first_packages.needed('eb.txt', ['torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', '--robot'])
     assert names[:3] == ['python3-venv', 'lmod', 'g++'] and names[3:] == ['python%d.%d-dev' % sys.version_info[:2]]
     with pytest.raises(UsersProblem, match='Install with: sudo dnf .*python3-pip Lmod gcc-c'):
-        own_lmod.may_install(names, first_packages.UNPACKED)
+        own_lmod.install_if_allowed(names, first_packages.UNPACKED)
     # its wheels need no compiler, and the tests no modules
     assert first_packages.needed('eb.txt', ['PyTorch-2.13.0-workstation.eb']) == ['python3-venv', 'lmod']
     assert first_packages.needed('eb.txt', ['PyTorch-2.9.1-Derecho.eb', '--modules-tool=Lmod']) == ['python3-venv']
@@ -48,9 +48,9 @@ def test_all_at_once(bare, monkeypatch):
 def test_only_what_needs_root(bare):
     """With apt, pip and Lmod are unpacked later; a compiler cannot be."""
     bare('apt-get')
-    assert not own_lmod.may_install(['python3-venv', 'lmod'], first_packages.UNPACKED)
+    assert not own_lmod.install_if_allowed(['python3-venv', 'lmod'], first_packages.UNPACKED)
     with pytest.raises(distribution_packages.NotAllowed) as problem:
-        own_lmod.may_install(['python3-venv', 'lmod', 'g++'], first_packages.UNPACKED)
+        own_lmod.install_if_allowed(['python3-venv', 'lmod', 'g++'], first_packages.UNPACKED)
     assert 'g++' in str(problem.value) and 'lmod' not in str(problem.value)
 
 

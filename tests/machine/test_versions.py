@@ -10,7 +10,7 @@ from hpc_pytorch.machine import systems, versions
 def test_table():
     """Each row has all keys, conditions that can hold, a result that is known, and the date of its source."""
     table = configparser.ConfigParser(interpolation=None, delimiters=('=',))
-    table.read(versions.PATH)
+    table.read(versions.PAIRS)
     assert len(table.sections()) > 10
     for section in table.sections():
         row = table[section]

@@ -9,7 +9,7 @@ import pytest
 PROGRAM = '''
 import json, sys
 from types import SimpleNamespace
-from hpc_pytorch.source.wheel_build import WheelBuild, ramgate, stubs_of
+from hpc_pytorch.source.wheel_build import WheelBuild, ramgate_command, stubs_of
 
 class Config(dict):
     parallel = 8
@@ -17,7 +17,7 @@ class Config(dict):
 if sys.argv[1] == 'stubs':
     print(json.dumps(stubs_of(sys.argv[2])))
 elif sys.argv[1] == 'ramgate':
-    print(json.dumps(ramgate(SimpleNamespace(cfg=Config(name='PyTorch'), builddir='/b'), sys.argv[2])))
+    print(json.dumps(ramgate_command(SimpleNamespace(cfg=Config(name='PyTorch'), builddir='/b'), sys.argv[2])))
 else:
     system = SimpleNamespace(name='x', compilers={'c': 'gcc', 'cxx': 'g++', 'fortran': 'gfortran'})
     block = SimpleNamespace(version='2.6.0', dry_run=True, system=system,
