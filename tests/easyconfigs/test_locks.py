@@ -32,6 +32,8 @@ def promised():
 
 
 PROMISED = promised()
+# locks of easyconfigs, and of ./eb and ./test
+SOURCES = sorted([*CHECKOUT.glob('easyconfigs/*/*/locks/*.in'), *CHECKOUT.glob('hpc_pytorch/environments/*.in')])
 
 
 @pytest.mark.parametrize('lock', sorted(PROMISED), ids=lambda lock: lock.rsplit('/', 1)[1])
@@ -43,11 +45,11 @@ def test_made_for_the_oldest(lock):
         assert release(least) <= min(release(python) for python, _ in PROMISED[lock])
 
 
-@pytest.mark.parametrize('source', sorted(CHECKOUT.glob('easyconfigs/*/*/locks/*.in')), ids=lambda source: source.name)
+@pytest.mark.parametrize('source', SOURCES, ids=lambda source: source.name)
 def test_made_from_its_in_file(source):
     """Whoever edits an .in file must also run its command."""
     locked = {}
-    for entry in read_lock(str(source.with_suffix('.lock'))):
+    for entry in read_lock(str(source.with_suffix('.txt' if source.parent.name == 'environments' else '.lock'))):
         locked.setdefault(entry.name, set()).add(entry.version)
     elsewhere = re.findall(r'--no-emit-package[ =](\S+)', source.read_text())
     for name, version in re.findall(r'^([A-Za-z][\w.-]*)(?:\[.*?\])?(?:==([^\s;]+))?', source.read_text(), re.M):
