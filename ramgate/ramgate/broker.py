@@ -11,7 +11,7 @@ import time
 
 from ramgate.command_lines import Command, ran_out_of_memory
 from ramgate.processes import cpu_seconds, end_all, in_groups, link, own_memory, send, stat
-from ramgate.schedule import (DONE, ENDED, FREEZE, FROZEN, KILL, LAUNCHER, REFUSE, RETRY, RUNNING, STAND_IN, START,
+from ramgate.schedule import (DONE, ENDED, FREEZE, FROZEN, KILL, LAUNCHER, REFUSE, RETRY, RUNNING, START, SYMLINK,
                               THAW, WAITING, WATCHED)
 
 # seconds between two measurements: (while less than this share of the limit is free, seconds)
@@ -32,7 +32,7 @@ MESSAGES = {START: b'g', RETRY: b'r', REFUSE: b'x', DONE: b'd'}
 # bytes of a message (compiler_wrapper.c)
 MOST = 65536
 # what a wrapper sends first
-WAYS = {b'c': LAUNCHER, b's': STAND_IN}
+WAYS = {b'c': LAUNCHER, b's': SYMLINK}
 
 
 def tell(connection, kind, text):
@@ -114,13 +114,13 @@ class Broker:
         below = self.tree.below(self.watched)
         for pid, compilation in list(self.watched.items()):
             if not stat(pid):
-                self.has_gone(pid, compilation, now)
+                self.watched_ended(pid, compilation, now)
             elif compilation.state in (WAITING, FROZEN):
                 # with what it has started since
                 send(below[pid], signal.SIGSTOP)
         self.next_watch = now + max(WATCH, (time.process_time() - spent) / COST)
 
-    def has_gone(self, pid, compilation, now):
+    def watched_ended(self, pid, compilation, now):
         """Note the end of a compiler that was only watched; only its parent knows its status."""
         del self.watched[pid]
         killed = compilation.started and self.limits.oom_kills() > compilation.kernel_kills

@@ -12,7 +12,7 @@ import tempfile
 
 from ramgate.broker import Broker, listen
 from ramgate.build_tools import BUILD_TOOLS, build_directory, with_slots
-from ramgate.command_lines import WRAPPER, is_linked
+from ramgate.command_lines import WRAPPER, gets_symlink
 from ramgate.estimates import SHIPPED, Knowledge
 from ramgate.limits import Limits, Problem, cores, human
 from ramgate.processes import Tree, descendants, end_all, send
@@ -54,13 +54,13 @@ def make_wrapper(directory):
                   % (', '.join(C_COMPILERS), WRAPPER_SOURCE))
 
 
-def make_links(directory, slots, environ):
+def make_symlinks(directory, slots, environ):
     """Make a link to the wrapper for each compiler on $PATH, and a script for each build tool; returns their names."""
     names = set()
     for place in environ.get('PATH', os.defpath).split(os.pathsep):
         with contextlib.suppress(OSError):
             names.update(os.listdir(place))
-    names = sorted(name for name in names if is_linked(name) or name in BUILD_TOOLS)
+    names = sorted(name for name in names if gets_symlink(name) or name in BUILD_TOOLS)
     found = [name for name in names if shutil.which(name, path=environ.get('PATH'))]
     for name in found:
         path = os.path.join(directory, name)
@@ -81,7 +81,7 @@ def make_links(directory, slots, environ):
 def environment(directory, slots, environ):
     """Return the build's environment: links on $PATH, a launcher for CMake, slots for what runs the compilers."""
     found = dict(environ)
-    for name in make_links(directory, slots, environ):
+    for name in make_symlinks(directory, slots, environ):
         # an empty one counts as none
         if name in HOMES and not found.get(HOMES[name]):
             compiler = shutil.which(name, path=environ.get('PATH'))

@@ -64,13 +64,13 @@ def ran_out_of_memory(status, output, kernel_killed):
     return kernel_killed or bool(OUT_OF_MEMORY.search(output))
 
 
-def is_linked(name):
+def gets_symlink(name):
     """True for the compilers in whose place ramgate puts links on $PATH."""
     return name in FRONTS or bool(DRIVERS.fullmatch(name))
 
 
 def is_compiler(name):
-    return is_linked(name) or bool(PARTS.fullmatch(name))
+    return gets_symlink(name) or bool(PARTS.fullmatch(name))
 
 
 def compiles(words):

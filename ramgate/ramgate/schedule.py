@@ -25,7 +25,7 @@ REFUSE = 'refused'
 DONE = 'ended'
 # how a compiler came
 LAUNCHER = 'by launcher'
-STAND_IN = 'by link'
+SYMLINK = 'by link'
 WATCHED = 'only watched'
 
 # free memory (share of the limit) that forecasts leave, below which compilations are frozen, and one is killed
@@ -136,7 +136,7 @@ class Schedule:
         self.compilations = []
         self.own = self.done = self.begun = 0
         # {way: compilers}; how many the kernel killed that could not be repeated
-        self.ways = dict.fromkeys((STAND_IN, LAUNCHER, WATCHED), 0)
+        self.ways = dict.fromkeys((SYMLINK, LAUNCHER, WATCHED), 0)
         self.lost = 0
         # {compilation that was killed: when}
         self.killing = {}

@@ -10,7 +10,7 @@ def test_note(tmp_path):
     interrupted_builds.leave(str(tmp_path), dict(left, facts={'compiler': 'clang'}))
     assert interrupted_builds.find(str(tmp_path))['facts'] == {'compiler': 'clang'}
     note, = tmp_path.iterdir()
-    for damaged in ('{"compiler"', '{"facts": {}}', '[]'):
+    for damaged in ('{"compiler"', '{"facts": {}}', '{"source": "/tree", "cmake_output": ""}', '[]'):
         note.write_text(damaged)
         assert interrupted_builds.find(str(tmp_path)) is None
 
