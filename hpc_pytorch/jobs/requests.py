@@ -16,7 +16,7 @@ RESOURCES = ('account', 'partition', 'qos', 'walltime', 'memory', 'gpus')
 
 
 def parse_target_resource(text):
-    """--job-target-resource as a dict."""
+    """Return --job-target-resource as a dict."""
     found = {}
     for part in filter(None, (text or '').split(',')):
         name, _, value = part.partition('=')
@@ -30,7 +30,7 @@ def parse_target_resource(text):
 
 
 def minutes_of(text, where):
-    """Minutes of HOURS:MINUTES:SECONDS."""
+    """Return the minutes of HOURS:MINUTES:SECONDS."""
     found = re.match(r'(\d+):([0-5]\d)(?::([0-5]\d))?$', text)
     if not found:
         raise EasyBuildError("%s: expected hours:minutes:seconds, such as 4:00:00, found %r", where, text)

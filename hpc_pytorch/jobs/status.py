@@ -98,7 +98,7 @@ def describe_progress(record):
 
 
 def describe_failure(record, look):
-    """Causes and remedies, from the batch system and from the log; then the last errors in the log."""
+    """Return causes and remedies, from the batch system and from the log; then the last errors in the log."""
     memory = '%d MiB' % (record['memory'] / MIB) if record.get('memory') else 'the whole node'
     walltime = '%d:%02d h' % divmod(record.get('minutes') or 0, 60)
     found = []

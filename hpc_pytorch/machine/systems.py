@@ -164,7 +164,7 @@ class System(object):
 
     @property
     def usable_cores(self):
-        """Cores of a node that jobs use; those that gpu_cores leaves out are the operating system's."""
+        """Count the cores of a node that jobs use; those that gpu_cores leaves out are the operating system's."""
         return sum(map(len, self.node['gpu_cores'])) or self.node['cores']
 
     def settings_for(self, features, versions=None, variables=None):

@@ -48,7 +48,7 @@ def image(generator, variables, candidates, message):
 
 def binds(generator, installdir, paths):
     """
-    Bind mounts: of the system's directories those that are there, and what belongs to this installation.
+    Mount those of the system's directories that exist, and what belongs to this installation.
 
     They all go to $..._BINDPATH, which the runtimes add to what the user says in $..._BIND. A user's
     $SINGULARITY_BINDPATH counts for Apptainer as well, as long as there is no $APPTAINER_BINDPATH: then none is made.
@@ -62,7 +62,7 @@ def binds(generator, installdir, paths):
 
 
 def binds_of(generator, variable, installdir, paths):
-    """Bind mounts for one runtime's variable."""
+    """Add the mounts to one runtime's variable."""
     def bind(mount):
         return generator.update_paths(variable, [mount], prepend=False, allow_abs=True, delim=',').rstrip()
 

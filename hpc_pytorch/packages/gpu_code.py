@@ -44,7 +44,7 @@ def why_not_cpu_only(torch, system):
 
 
 def cuda_of(packages):
-    """Which CUDA comes with packages, {name: version}: its first number, 0 without one."""
+    """Say which CUDA comes with packages, {name: version}: its first number, 0 without one."""
     local = re.search(r'\+cu(\d\d)', packages.get('torch', ''))
     if local:
         return int(local.group(1))
@@ -56,7 +56,7 @@ def cuda_of(packages):
 
 
 def why_not_cuda(packages, system):
-    """Why packages do not run on a system, for the CUDA that comes with them; None if they do, or nobody knows."""
+    """Say why packages do not run on a system, for the CUDA that comes with them; None if they do, or nobody knows."""
     cuda = cuda_of(packages)
     limit = system.node['cuda']
     architecture = system.node['gpu_architecture'] or ''
@@ -70,7 +70,7 @@ def why_not_cuda(packages, system):
 
 
 def why_not_rocm(torch, rocm):
-    """Why a wheel such as 2.2.2+rocm5.7 is not for a ROCm; None if it is for its release, or for none."""
+    """Say why a wheel such as 2.2.2+rocm5.7 is not for a ROCm; None if it is for its release, or for none."""
     made_for = re.search(r'\+rocm(\d+\.\d+)', torch)
     if not made_for or not rocm or release(made_for.group(1)) == release(rocm)[:2]:
         return None
@@ -80,7 +80,7 @@ def why_not_rocm(torch, rocm):
 
 
 def why_not(torch, codes, gpus):
-    """Why a PyTorch with this code is not for these GPUs; None if it is, or does not say what it has code for."""
+    """Say why a PyTorch with this code is not for these GPUs; None if it is, or does not say what it has code for."""
     without = [gpu for gpu in gpus if codes and not any(runs_on(code, gpu) for code in codes)]
     if not without:
         return None

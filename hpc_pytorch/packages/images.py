@@ -61,7 +61,7 @@ def file_of(reference):
 
 
 def digest_of(image):
-    """The digest of what a tag stands for today; zeros where that cannot be asked."""
+    """Return the digest of what a tag stands for today; zeros where that cannot be asked."""
     if not shutil.which('skopeo'):
         return UNKNOWN
     done = run(shlex.split(ASK_DIGEST % image), stderr=subprocess.PIPE)

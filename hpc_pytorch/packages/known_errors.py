@@ -23,7 +23,7 @@ KNOWN = read_table('known_errors')
 
 
 def explain(text):
-    """Causes and remedies for what is in a log, the most frequent first; '' if nothing is known."""
+    """Return causes and remedies for what is in a log, the most frequent first; '' if nothing is known."""
     lines = []
     for known in KNOWN:
         if known.pattern.search(text):

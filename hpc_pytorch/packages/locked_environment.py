@@ -499,7 +499,7 @@ class LockedEnvironment(EasyBlock):
         return []
 
     def check_gpu_code(self):
-        """Why the PyTorch that is installed here is not for the GPUs that were named, or else for the system's."""
+        """Say why the installed PyTorch is not for the GPUs that were named, or else for the system's."""
         named = self.cuda_architectures()
         gpus = named or list(filter(None, [self.system.node['gpu_architecture']]))
         has_torch = glob.glob(glob.escape(self.site_packages()) + '/torch-*.dist-info')

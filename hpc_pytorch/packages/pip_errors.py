@@ -21,7 +21,7 @@ FULL = re.compile(r'No space left on device|Disk quota exceeded', re.I)
 
 
 def last_words(output):
-    """pip's reason, without its advice: of a traceback the exception, which comes last."""
+    """Return pip's reason, without its advice: of a traceback the exception, which comes last."""
     raised = re.findall(RAISED, output.rpartition('Traceback (most recent')[2], re.M)
     errors = re.findall(r'^ERROR.*', output, re.M)
     lines = re.findall(r'^(?!warning|hint|\s*$).*', output, re.M | re.I)

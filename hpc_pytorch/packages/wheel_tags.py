@@ -60,7 +60,7 @@ def parse_wheel(path):
 
 
 def name_and_version(path):
-    """(name, version) of a wheel or of a source archive, from its file name; None for something else."""
+    """Return (name, version) of a wheel or of a source archive, from its file name; None for something else."""
     wheel = parse_wheel(path)
     if wheel:
         return wheel.name, wheel.version
@@ -97,7 +97,7 @@ def fits_platform(tag, python):
 
 
 def why_not(path, python):
-    """Why this wheel cannot be installed for this Python; None if it can."""
+    """Say why this wheel cannot be installed for this Python; None if it can."""
     name = os.path.basename(path)
     wheel = parse_wheel(path)
     if wheel is None:

@@ -119,7 +119,7 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
 
     @run_before('performance')
     def compare(self):
-        """With the references, within the margins; less is worse, but for seconds."""
+        """Compare with the references, within the margins; less is worse, but for seconds."""
         values = {} if self.is_dry_run() else self.values()
         self.perf_variables = {}
         for name, (value, unit) in values.items():
@@ -324,7 +324,7 @@ class SpeedCheck(ModuleCheck):
             taken[host] |= cores
 
     def values(self):
-        """{name: (value, unit)}"""
+        """Return what was measured, as ModuleCheck does."""
         found = {}
         if 'bandwidth' in self.what:
             pattern = r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)'

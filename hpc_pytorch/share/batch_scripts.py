@@ -50,7 +50,7 @@ def say(text):
 
 
 def read_share(name):
-    """Sections of a file that came with the module, as system.cfg, which was checked when it was installed."""
+    """Read the sections of a file that came with the module, as system.cfg, which was checked when it was installed."""
     path = os.path.join(HERE, name)
     parser = configparser.ConfigParser(delimiters=('=',), comment_prefixes=('#',), interpolation=None,
                                        default_section='')
@@ -67,7 +67,7 @@ def positive(text):
 
 
 def minutes(text):
-    """Minutes, or hours:minutes:seconds, of which a begun minute counts."""
+    """Parse minutes, or hours:minutes:seconds, of which a begun minute counts."""
     if ':' not in text:
         return positive(text)
     found = re.match(r'(\d+):([0-5]\d):([0-5]\d)$', text)
@@ -119,7 +119,7 @@ class Script:
         self.check()
 
     def usable_cores(self):
-        """Cores of a node that jobs get: those named beside GPUs, as others may belong to the operating system."""
+        """Count the cores of a node that jobs get: those named beside GPUs; others may be the operating system's."""
         near_gpus = 0
         for part in self.node.get('gpu_cores', '').replace(',', ' ').split():
             first, _, last = part.partition('-')
@@ -279,7 +279,7 @@ def with_values(options):
 
 
 def load_module(otherwise):
-    """Lines that load the module that this program belongs to, from where it was found: a job may not know that."""
+    """Return lines that load this program's module from where it was found: a job may not know that."""
     loaded = os.environ.get('LOADEDMODULES', '').split(':')
     # vLLM's loads PyTorch's, and comes after it
     names = [name for name in loaded if name.split('/')[0] in ('PyTorch', 'vLLM')]

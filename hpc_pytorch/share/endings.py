@@ -57,7 +57,7 @@ def read_recorders(directory):
 
 
 def missed_collectives(directory):
-    """For each group of ranks, the first collective that some of them did not reach."""
+    """Yield for each group of ranks the first collective that some of them did not reach."""
     reached, begun = {}, {}
     for rank, (groups, entries) in read_recorders(directory).items():
         for group, status in groups.items():
@@ -85,7 +85,7 @@ def place_of(entry):
 
 
 def find_reasons(texts, rank):
-    """Known reasons in the first text that has any, or its last exception."""
+    """Return known reasons in the first text that has any, or its last exception."""
     for text in texts:
         found = [(re.search(pattern, text), reason) for pattern, reason in REASONS]
         known = [reason.format(*match.groups()) for match, reason in found if match]
@@ -105,7 +105,7 @@ def directory_of(output):
 
 
 def why(output, texts):
-    """Lines on the rank that failed first, who had left before it, and the reason, as far as the outputs tell."""
+    """Yield lines on the rank that failed first, who had left before it, and the reason, as far as the outputs tell."""
     directory = directory_of(output)
     files = glob.glob(os.path.join(glob.escape(directory), 'rank-*.out'))
     last_lines = '\n'.join(read_tail(path, LINE) for path in files)

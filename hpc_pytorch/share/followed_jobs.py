@@ -119,7 +119,7 @@ class Job:
         return "%s may tell why" % ' '.join(command)
 
     def explain(self, status):
-        """Lines that say how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
+        """Yield lines on how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
         # a job that was cancelled before it began has printed nothing
         texts = [read_tail(self.output)] if os.path.exists(self.output) else []
         if self.status is not None:

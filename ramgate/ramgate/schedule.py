@@ -104,7 +104,7 @@ class Compilation:
         self.learnt = self.kernel_kills = 0
 
     def age(self, now):
-        """Seconds for which it has been running, without those for which it was frozen."""
+        """Return the seconds for which it has been running, without those for which it was frozen."""
         return (self.frozen_at or now) - self.started - self.frozen_for
 
     @property
