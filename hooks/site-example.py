@@ -4,7 +4,7 @@ with --hooks, $EASYBUILD_HOOKS or, without ./eb, $HPC_SITE_HOOKS. EasyBuild's do
 """
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules import within_memory
-from hpc_pytorch.source.compared import compare_with_cmake
+from hpc_pytorch.source.upstream_build import compare_with_cmake
 
 
 def parse_hook(ec):

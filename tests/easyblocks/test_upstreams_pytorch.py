@@ -1,6 +1,6 @@
 """
 PyTorch in a toolchain of EasyBuild's, which is installed for real with toys in the place of its compiler, by upstream's
-own easyblock with a site's hooks (hpc_pytorch/source/compared.py).
+own easyblock with a site's hooks (hpc_pytorch/source/upstream_build.py).
 """
 import re
 import shutil
@@ -35,7 +35,7 @@ custom_opts = ['USE_MPI=1']
 """
 HOOKS = """
 from hpc_pytorch.rules import within_memory
-from hpc_pytorch.source.compared import compare_with_cmake
+from hpc_pytorch.source.upstream_build import compare_with_cmake
 
 def pre_configure_hook(easyblock):
     if easyblock.name == 'PyTorch':

@@ -8,10 +8,10 @@ from common import CHECKOUT, clean_environment
 PROGRAM = """
 import sys
 from types import SimpleNamespace
-from hpc_pytorch.source import compared
-compared.print_msg = lambda text, *words: print(text % words)
+from hpc_pytorch.source import upstream_build
+upstream_build.print_msg = lambda text, *words: print(text % words)
 easyblock = SimpleNamespace(version=sys.argv[1], dry_run=False, cfg={'prebuildopts': 'USE_MPI=1 '})
-compared.compare_with_cmake(easyblock)
+upstream_build.compare_with_cmake(easyblock)
 """
 
 
