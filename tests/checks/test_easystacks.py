@@ -13,7 +13,7 @@ EASYSTACKS = sorted(CHECKOUT.glob('systems/*/easystack*.yaml'))
 
 def listed(path):
     """The easyconfigs of an easystack."""
-    head, *names = path.read_text().splitlines()
+    head, *names = [line for line in path.read_text().splitlines() if not line.startswith('#')]
     assert head == 'easyconfigs:'
     return [re.match(r'  - (\S+\.eb)$', name).group(1) for name in names]
 
