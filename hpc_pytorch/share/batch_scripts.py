@@ -166,10 +166,8 @@ class Script:
         gpus_option = self.scheduler.get('gpus_option') if self.gpus else None
         if gpus_option:
             lines.append(gpus_option + str(self.gpus))
-        # who has all GPUs of a node has the node, in the usual partition; another one may share its nodes
-        all_gpus = gpus_option and self.gpus == self.all_gpus
-        whole_nodes = all_gpus or self.scheduler.get('nodes_exclusive') == 'yes'
-        if self.options.partition or not whole_nodes:
+        # where others may have a part of the node, a job has only the cores that it asks for, whatever its GPUs
+        if self.options.partition or self.scheduler.get('nodes_exclusive') != 'yes':
             lines.append('--ntasks-per-node=%d' % self.ranks)
             lines.append('--cpus-per-task=%d' % self.cores)
         if self.options.requeue:

@@ -95,6 +95,19 @@ def nowhere(tmp_path):
 
 
 @pytest.mark.slow
+def test_nodes_that_are_shared(tmp_path):
+    """A job with all GPUs of a node has its cores only if it asks for them, where other jobs may have some."""
+    needs_root()
+    with Slurm(tmp_path / 'slurm', nodes=1, gpus=2) as slurm:
+        login = Login(tmp_path, 'slurm', 'srun', slurm.environment, slurm)
+        shared = 'gpus_option = --gres=gpu:\n[node]\ngpus = 2\ncores = 4\n'
+        (tmp_path / 'installed/share/system.cfg').write_text(
+            (SYSTEM % ('slurm', 'srun')).replace('[node]\ncores = 2\n', shared))
+        status, output, errors = login('train.py')
+    assert status == 0 and output.count('of 2') == 2, output + errors
+
+
+@pytest.mark.slow
 def test_dry_run(nowhere):
     """The job script, and no file."""
     before = os.listdir(nowhere.directory)
