@@ -3,6 +3,7 @@ import ast
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,14 @@ def test_the_reference_is_up_to_date():
     done = subprocess.run([str(DOCS / 'make-reference'), '--check'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_reference_needs_ebs_environment(tmp_path):
+    """A fresh clone has none: one line instead of a traceback."""
+    (tmp_path / 'docs').mkdir()
+    shutil.copy(DOCS / 'make-reference', tmp_path / 'docs')
+    done = subprocess.run([str(tmp_path / 'docs/make-reference')], stderr=subprocess.PIPE, text=True)
+    assert 'type ./eb --version' in done.stderr and done.stderr.count('\n') == 1
 
 
 @pytest.mark.parametrize('path', documents(), ids=lambda path: str(path.relative_to(CHECKOUT)))
