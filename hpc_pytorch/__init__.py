@@ -79,9 +79,13 @@ def write_atomically(path, text):
                 return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial = '%s.%d' % (path, os.getpid())
-    with open(partial, 'w', encoding='utf-8') as handle:
-        handle.write(text)
-    os.replace(partial, path)
+    try:
+        with open(partial, 'w', encoding='utf-8') as handle:
+            handle.write(text)
+        os.replace(partial, path)
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
 
 
 def read_json(path, fields):
@@ -114,5 +118,4 @@ def part_directory(place):
             abandoned = time.time() - os.path.getmtime(left) > 86400
         if abandoned:
             shutil.rmtree(left, ignore_errors=True)
-    prefix = 'part-%s=%d=' % (this_host, os.getpid())
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=place)
+    return tempfile.TemporaryDirectory(prefix='part-%s=%d=' % (this_host, os.getpid()), dir=place)

@@ -32,7 +32,7 @@ COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
 BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
 # among them: the same lock has to come out on every machine.
-PIP_SETTINGS = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE'}
+PIP_SETTINGS = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE', 'proxy': 'ALL_PROXY'}
 NO_METADATA = '[[dependency-metadata]]\nname = "%s"\nrequires-dist = []\n'
 VERSION = re.compile(r'v?(\d+(?:[.-]?(?:a|b|rc|post|dev)?\d+)*)(\+[\w.]+)?$')
 # Comments of an easyconfig that name versions are true for its own.
@@ -57,8 +57,7 @@ def uv(command, directory):
     program = own_uv()
     if program is None:
         raise UsersProblem("uv is not found; install it: pip install uv")
-    variables = dict(pip_settings(), **os.environ)
-    variables.update(UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never')
+    variables = dict(pip_settings(), **dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never'))
     done = run(['bash', '-c', shlex.quote(program) + ' ' + command], stderr=subprocess.PIPE, env=variables,
                cwd=directory)
     if done.returncode == 0:
@@ -97,7 +96,7 @@ def in_words(build):
 
 
 def in_collection(path):
-    return path.startswith(collection_path('easyconfigs'))
+    return path.startswith(collection_path('easyconfigs') + os.sep)
 
 
 class Change:
@@ -194,7 +193,7 @@ class Change:
         if build and not self.build:
             raise UsersProblem("its wheels are those of PyPI, which has none of %s" % build)
         if build:
-            self.words = {self.build[1:]: build[1:], in_words(self.build): in_words(build)}
+            self.words = {in_words(self.build): in_words(build), self.build[1:]: build[1:]}
             self.build, self.index = build, self.changed(self.index)
         if self.name:
             version = self.ask_indexes(version)
@@ -325,6 +324,8 @@ class Change:
         """Make everything: {path: text}."""
         if self.renewed:
             return self.make_locks()
+        if self.old not in os.path.basename(self.easyconfig):
+            raise UsersProblem("the name of its file lacks its version: rename it, such as NAME-%s.eb" % self.old)
         if os.path.exists(self.target):
             raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
                                % (self.target, shlex.quote(os.path.basename(self.target))))
@@ -453,6 +454,9 @@ def main(arguments):
         print("ERROR: %s: %s; nothing was written" % (given.easyconfig, problem), file=sys.stderr)
         return 1
     change.show(made)
+    if {'-x', '--extended-dry-run', '-D', '--dry-run', '--dry-run-short'} & set(others):
+        print("Nothing was written, as it is a dry run.")
+        return 0
     for path, text in made.items():
         write_atomically(path, text)
     if change.by_hand:

@@ -1,11 +1,13 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
 import os
 import re
+import shutil
+import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
-from common import CACHE, CHECKOUT
+from common import CACHE, CHECKOUT, FOR_ROOT
 from containers import registry
 from small_software import add, sha256
 
@@ -161,6 +163,24 @@ def test_other_rocm(toy, call):
     assert "description = 'a toy for ROCm 6.4'" in (toy / name.replace('1.0', '2.9.1')).read_text()
     (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\ntorch==1.0\n' % COMMAND)
     assert 'PyPI, which has none of +rocm6.4' in call('--new-version', '2.0+rocm6.4', easyconfig=name, status=1)
+
+
+def test_other_wheels_than_for_processors(toy, call):
+    """From CPU wheels to those for CUDA: the index, the pins and the files have its name."""
+    name, index = for_system(toy, 'Bede', 'torch==1.0+cpu', index='cpu')
+    other = index.with_name('cu126')
+    other.mkdir()
+    add(other, 'torch', '2.0+cu126')
+    call('--new-version', '2.0+cu126', easyconfig=name)
+    made = (toy / 'toy-2.0.in').read_text()
+    assert 'torch==2.0+cu126\n' in made and '--extra-index-url file://%s ' % other in made
+    assert 'torch==2.0+cu126 ' in (toy / 'toy-2.0.lock').read_text()
+
+
+def test_file_without_its_version(made):
+    """Its new version would have the same name."""
+    with pytest.raises(UsersProblem, match='the name of its file lacks its version: rename it, such as NAME-1.0.eb'):
+        made('2.0', 'mine.eb', EASYCONFIG)
 
 
 def test_one_version_for_all_pythons(toy, call):
@@ -451,6 +471,53 @@ def test_where_it_is_written(toy, made, monkeypatch):
     change = new_version.Change(new_version.find(name), None, str(toy / 'work'))
     assert change.place(change.inputs[0]) == str(toy / 'here/torch-2.15.0-pypi.in')
     assert change.target_name == str(toy / 'here' / name)
+
+
+def test_beside_the_collections(toy):
+    """A directory whose name only begins as that of the collection's easyconfigs is elsewhere."""
+    assert new_version.in_collection(str(CHECKOUT / 'easyconfigs/p/PyTorch/x.eb'))
+    assert not new_version.in_collection(str(CHECKOUT / 'easyconfigs-of-ours/x.eb'))
+
+
+@pytest.mark.parametrize('option', ['-x', '--dry-run-short'])
+def test_dry_run(toy, call, option):
+    """Shows the same, and writes nothing."""
+    before = sorted(toy.iterdir())
+    output = call('--new-version', '2.0', option)
+    assert "+version = '2.0'" in output and 'Nothing was written, as it is a dry run.' in output
+    assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
+
+
+@FOR_ROOT
+def test_full_disk(toy, call):
+    """One line, and no half of a file; the same call goes on when there is room."""
+    place = toy / 'disk'
+    place.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64k', 'none', place], check=True)
+    try:
+        for name in ('toy-1.0.eb', 'toy-1.0.in'):
+            shutil.copy(toy / name, place)
+        # room for one more of the three files
+        (place / 'filling').write_bytes(bytes(4096 * 13))
+        output = call('--new-version', '2.0', status=1, easyconfig='disk/toy-1.0.eb')
+        assert 'cannot be written: No space left on device. Make room' in output and 'To try it' not in output
+        assert not [path for path in place.iterdir() if re.search(r'[.]\d+$', path.name)]
+        (place / 'filling').unlink()
+        call('--new-version', '2.0', easyconfig='disk/toy-1.0.eb')
+        assert (place / 'toy-2.0.eb').exists() and (place / 'toy-2.0.lock').read_text().count('--hash') == 3
+    finally:
+        subprocess.run(['umount', '--lazy', place], check=True)
+
+
+def test_settings_of_pip(monkeypatch, tmp_path):
+    """pip's index, certificates and proxy are uv's; its other indexes are not, as locks are the same everywhere."""
+    (tmp_path / 'pip.conf').write_text('[global]\nindex-url = https://x/simple\nproxy = http://proxy:3128\n'
+                                       'cert = /x.pem\nextra-index-url = https://y/simple\n')
+    for name in [name for name in os.environ if name.startswith('PIP_')]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv('PIP_CONFIG_FILE', str(tmp_path / 'pip.conf'))
+    assert new_version.pip_settings() == {'UV_DEFAULT_INDEX': 'https://x/simple', 'ALL_PROXY': 'http://proxy:3128',
+                                          'SSL_CERT_FILE': '/x.pem'}
 
 
 def test_names_of_locks():
