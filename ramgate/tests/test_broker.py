@@ -47,7 +47,7 @@ def test_a_killed_ramgate_leaves_nothing_running(build, eventually):
     process = build.start('--jobs', '2')
     eventually(lambda: len(list(build.directory.glob('*.o'))) == 2)
     process.kill()
-    eventually(lambda: not build.processes())
+    eventually(lambda: not build.processes(), seconds=20)
     eventually(lambda: not list((build.directory / 'tmp').iterdir()), seconds=10)
     process.communicate(timeout=60)
 

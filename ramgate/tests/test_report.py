@@ -45,8 +45,12 @@ def some_build(*watchers):
 
 
 def test_report(tmp_path):
-    some_build(Report(str(tmp_path / 'report'), Summary()))
+    summary = Summary()
+    some_build(summary, Report(str(tmp_path / 'report'), summary))
     report = json.loads((tmp_path / 'report' / 'report.json').read_text())
+    # the last line that was printed
+    last, = report['summary']
+    assert re.fullmatch(r'2 compilers in \d+ s \(2 by launcher\), at most 320.0 MB of 1000.0 MB, 1 run again', last)
     jobs = {job['file']: job for job in report['compilations']}
     assert jobs['c.cpp.o']['peak_mb'] == 160 and jobs['c.cpp.o']['seconds'] == 9
     assert [retry['why'] for retry in jobs['a&b</script>.o']['retries']] == ['out of memory']

@@ -122,7 +122,9 @@ def test_module_and_time(jobscript):
 def test_cpu_system(jobscript):
     """ARCHER2: its quality of service, no GPUs."""
     lines = jobscript('archer2', '--nodes', '2', '--ranks-per-node', '8', 'train.py')
-    assert '#SBATCH --qos=standard' in lines and 'unset SLURM_EXPORT_ENV' in lines
+    for line in ('--qos=standard', '--hint=nomultithread', '--distribution=block:block', '--export=none'):
+        assert '#SBATCH ' + line in lines
+    assert 'unset SLURM_EXPORT_ENV' in lines
     assert not any('gpu' in line for line in lines)
     assert '#SBATCH --qos=short' in jobscript('archer2', '--qos', 'short', 'train.py')
     assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpus-per-task=16 "
