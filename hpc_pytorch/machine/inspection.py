@@ -125,8 +125,7 @@ class Machine(object):
         return done.stdout
 
     def path(self, path):
-        path = os.path.expandvars(path)
-        return os.path.join(self.root, path.lstrip('/'))
+        return os.path.join(self.root, os.path.expandvars(path).lstrip('/'))
 
     def read(self, path):
         try:
@@ -194,7 +193,8 @@ class Machine(object):
             queues = re.findall(r'^Queue: (\S+)', self.output(*PARTITIONS['pbs']), re.M)
             return {name: {} for name in queues}
         found = {}
-        for line in self.output(*PARTITIONS['slurm']).splitlines():
+        # not warnings
+        for line in re.findall(r'.*[|].*[|].*[|].*[|].*', self.output(*PARTITIONS['slurm'])):
             name, cpus, megabytes, gres, share = line.strip().split('|')
             gpus = re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres)
             found[name] = {

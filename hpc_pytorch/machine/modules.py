@@ -70,15 +70,13 @@ class ModulesShell(object):
         done = run([self.program, 'python', *words], env=self.environ, stderr=subprocess.PIPE)
         if words[0] == 'load':
             self.environ = changed(self.environ, done.stdout)
-        failed = done.returncode or re.search(r'\bERROR\b|Lmod has detected the following error', done.stderr)
+        failed = done.returncode or re.search(r'\bERROR:|Lmod has detected the following error', done.stderr)
         return not failed, done.stderr.strip()
 
     def load(self, names):
         """Load modules in this order; returns what went wrong, None if nothing did."""
         succeeded, said = self.call('load', *names)
-        if succeeded:
-            return None
-        return said or "no reason was given"
+        return None if succeeded else said or "no reason was given"
 
     def add(self, name):
         """Load a module besides those that are loaded; returns what went wrong, and changes nothing then."""
@@ -89,7 +87,7 @@ class ModulesShell(object):
             problem = "it unloads " + ' '.join(gone)
         if problem:
             self.environ = before
-        return problem
+        return problem and "it cannot be loaded: " + problem
 
     @property
     def loaded(self):

@@ -5,6 +5,7 @@ value has the command that it comes from; what could not be asked is in a commen
 import contextlib
 import os
 import re
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
@@ -48,18 +49,14 @@ def gibibytes(size):
     return '%d GiB' % (size >> 30)
 
 
-def fast_interfaces(names):
-    return ' '.join(sorted(name for name in names if name.startswith(('hsn', 'ib')))) or None
-
-
 # how answers are written that are not written as they are
 WRITTEN = {
     'system host_names': pattern_of,
     # the one with the most GPUs
-    'scheduler partition': lambda found: max(found, key=lambda name: found[name].get('gpus') or 0),
+    'scheduler partition': lambda found: max(found, key=lambda name: found[name].get('gpus') or 0, default=None),
     'node memory': gibibytes,
     'node cuda': lambda version: version.split('.')[0],
-    'network interfaces': fast_interfaces,
+    'network interfaces': lambda names: ' '.join(sorted(filter(re.compile('hsn|ib').match, names))) or None,
 }
 
 
@@ -98,8 +95,7 @@ def gpu_cores(machine, gpus, cores):
     """Find the cores next to each GPU, where each has its own; hardware threads, with higher numbers, are left out."""
     lists = []
     with contextlib.suppress(NotAsked, OSError, ValueError):
-        for near in machine.cores_next_to_GPUs():
-            lists.append([core for core in near if core < int(cores or 0)])
+        lists = [[core for core in near if core < int(cores or 0)] for near in machine.cores_next_to_GPUs()]
     together = sum(lists, [])
     if not lists or len(lists) != gpus or len(set(together)) != len(together):
         return None, "no driver answers here, or this is not a node with GPUs, or several have the same cores"
@@ -139,17 +135,20 @@ def system_text(name, values):
 
 def newest_first(shell, pattern):
     """List the modules that can be loaded now and whose names fit a pattern."""
-    names = [name for name in shell.available() if re.match('(?:%s)/' % pattern, name, re.I)]
+    fits = re.compile(r'(?:%s)?(?:%s)/' % (DATA['categories']['pattern'], pattern), re.I)
+    names = filter(fits.match, shell.available())
     return sorted(names, key=lambda name: release(software_version(name)), reverse=True)
 
 
-def leads_to_mpi(shell, name):
-    """True if an MPI can be loaded after this module."""
+def why_no_mpi(shell, name):
+    """Say why no MPI can be loaded after this module; None if one can be."""
     before = shell.environ
     patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('mpi') or 'mpich' in words]
-    found = not shell.add(name) and not all(map(shell.add, newest_first(shell, '|'.join(patterns))))
+    said = shell.add(name)
+    if not said and all(map(shell.add, newest_first(shell, '|'.join(patterns)))):
+        said = "no MPI can be loaded with it"
     shell.environ = before
-    return found
+    return said
 
 
 def modules_of(machine):
@@ -163,30 +162,33 @@ def modules_of(machine):
         software, part = words.split()
         names = newest_first(shell, pattern)
         if software in ('PrgEnv-gnu', 'GCC'):
-            without = [name for name in names if not leads_to_mpi(shell, name)]
-            if without != names:
-                left_out += ["%s: no MPI can be loaded with it" % name for name in without]
-                names = [name for name in names if name not in without]
+            without = {name: why_no_mpi(shell, name) for name in names}
+            if not all(without.values()):
+                left_out += [(name, said) for name, said in without.items() if said]
+                names = [name for name in names if not without[name]]
         if software == 'OpenMPI' and 'cray-mpich' in [one[1] for one in chosen]:
-            left_out += ["%s: cray-mpich is there" % name for name in names]
+            left_out += [(name, "cray-mpich is there") for name in names]
             continue
         for name in names:
             said = shell.add(name)
             if said is None:
                 chosen.append((name, software, part))
                 break
-            left_out.append("%s: it cannot be loaded: %s" % (name, ' '.join(said.split())[:200]))
-    return chosen, left_out
+            left_out.append((name, said))
+    if not {'OpenMPI', 'cray-mpich'} & {software for _, software, _ in chosen}:
+        left_out.append(("an MPI", "no module that is called like one can be loaded"))
+    return chosen, ["%s: %s" % (name, ' '.join(said.split())[:200]) for name, said in left_out]
 
 
 def software_version(module):
-    """Return the version that counts: CUDA's of NVIDIA's HPC SDK's 25.1_12.8, 4.1.6 of EasyBuild's 4.1.6-GCC-13.2.0."""
-    return module.rpartition('/')[2].partition('-')[0].rpartition('_')[2]
+    """Return the version that counts: CUDA's of the HPC SDK's 25.1_12.8, 4.1.6 of 4.1.6-GCC-13.2.0 or 4.1.6_ucx1.14."""
+    word = module.rpartition('/')[2]
+    found = re.search(r'(?:^|-)v?(?:[\d.]+_(?=\d+\.))?(\d[\da-z]*(?:\.[\da-z]+)*)', word)
+    return found.group(1) if found else word
 
 
 def easyconfig_of(name):
-    with open(os.path.join(collection_path('easyconfigs'), 'p', 'PyTorch', name), encoding='utf-8') as handle:
-        return handle.read()
+    return Path(collection_path('easyconfigs'), 'p', 'PyTorch', name).read_text(encoding='utf-8')
 
 
 def with_cuda_13(text):
@@ -212,7 +214,7 @@ def easyconfig_text(name, modules, kind, values):
         text = OTHER_WHEELS % AMD + text
     text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
-    dependencies = ''.join("    ('%s', EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
+    dependencies = ''.join("    (%r, EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
     text = re.sub(r'(?s)dependencies = \[\n.*?\]\n', lambda _: "dependencies = [\n%s]\n" % dependencies, text, count=1)
     if kind not in DATA['backends']:
         text = text.replace("'pytorch-jobscript', 'pytorch-run', ", '')
@@ -257,7 +259,8 @@ def write_drafts(name, machine):
     texts = drafts(name, machine)
     paths = {path: os.path.join(top, path) for path in sorted(texts)}
     for path, place in paths.items():
-        if os.path.exists(place):
+        # those of a call that was interrupted are continued
+        if os.path.exists(place) and Path(place).read_text(encoding='utf-8') != texts[path]:
             raise UsersProblem("%s already exists; not overwritten" % path)
     for path, place in paths.items():
         write_atomically(place, texts[path])

@@ -39,9 +39,7 @@ def ask(probe, machine):
 
 
 def in_a_line(answer):
-    if isinstance(answer, (list, dict)):
-        return ' '.join(map(str, answer))
-    return str(answer)
+    return ' '.join(map(str, answer)) if isinstance(answer, (list, dict)) else str(answer)
 
 
 # -- modules of each easyconfig
@@ -63,9 +61,8 @@ def about_modules(machine, path):
         return
     yield Finding('modules of', SAME, wanted, wanted)
     metadata = parse(os.path.join(machine.system.directory, 'external_modules.cfg'))
-    for name in names:
-        if name in metadata:
-            yield from about_metadata(shell, name, metadata[name])
+    for name in filter(metadata.has_section, names):
+        yield from about_metadata(shell, name, metadata[name])
 
 
 def about_metadata(shell, name, metadata):
@@ -79,8 +76,7 @@ def about_metadata(shell, name, metadata):
     variable = prefix.split('/')[0]
     place = shell.environ.get(variable, '') if variable else prefix
     if not os.path.isdir(place):
-        found = 'no directory ' + place if place else 'not set'
-        yield Finding('prefix of ' + name, DIFFERS, found, prefix)
+        yield Finding('prefix of ' + name, DIFFERS, 'no directory ' + place if place else 'not set', prefix)
 
 
 def about_easyconfigs(machine):
@@ -115,10 +111,8 @@ def table(findings):
     order = [NOT_ASKED, NOTED, SAME, DIFFERS]
     text = ''
     for finding in sorted(findings, key=lambda finding: order.index(finding.result)):
-        found = finding.found
-        if finding.result == DIFFERS:
-            found = "%s, expected: %s" % (found, finding.expected)
-        text += '%-9s  %-22s  %s\n' % (finding.result, finding.name, found)
+        expected = ", expected: %s" % finding.expected if finding.result == DIFFERS else ''
+        text += '%-9s  %-22s  %s%s\n' % (finding.result, finding.name, finding.found, expected)
     return text
 
 
@@ -154,7 +148,7 @@ def main(arguments):
     system = systems.load(os.environ['HPC_SYSTEM'])
     machine = Machine(system)
     path = os.path.abspath(given.survey or 'survey-%s.txt' % system.name)
-    if (given.survey or given.job) and not os.access(os.path.dirname(path), os.W_OK):
+    if (given.survey or given.job) and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):
         raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
     if given.job:
         print("Job %s will write %s" % (submit(system, path), path))

@@ -256,7 +256,7 @@ def host_matches(host_name, patterns):
     """True if a host's name matches one of these patterns, with or without its domain."""
     host_name = host_name.lower()
     names = (host_name, host_name.split('.')[0])
-    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+    return any(fnmatch.fnmatchcase(name, pattern.lower()) for name in names for pattern in patterns)
 
 
 def is_for(easyconfig, system):

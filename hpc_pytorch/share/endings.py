@@ -39,9 +39,7 @@ class PlainUnpickler(pickle.Unpickler):
 def name_ranks(ranks):
     ranks = sorted(ranks)
     few = ', '.join(map(str, ranks[:8]))
-    if len(ranks) <= 8:
-        return few
-    return '%s and %d more' % (few, len(ranks) - 8)
+    return few if len(ranks) <= 8 else '%s and %d more' % (few, len(ranks) - 8)
 
 
 def read_recorders(directory):

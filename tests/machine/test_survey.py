@@ -228,6 +228,13 @@ def test_queues_of_pbs(place, monkeypatch):
     assert place.survey(False, monkeypatch, only='partitions')[0] == ['partitions']
 
 
+def test_warnings_of_slurm(place, monkeypatch):
+    """What sinfo says besides is no partition."""
+    place.command('sinfo', 'sinfo: warning: slurm.conf is older than the controller\n' + SINFO)
+    found = {one.name: one.result for one in place.survey(False, monkeypatch, only='partitions')[1]}
+    assert found['partitions'] == found['whole nodes'] == survey.SAME
+
+
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='architecture')[1]
     findings.append(survey.Finding('x', survey.NOTED, '/home/me/a somebody', ''))
@@ -250,12 +257,14 @@ def test_as_it_is_typed(tmp_path):
 
 
 @pytest.mark.parametrize('more', [[], ['--job']])
-def test_file_that_cannot_be_written(monkeypatch, more):
+def test_file_that_cannot_be_written(monkeypatch, tmp_path, more):
     """It is found out before the survey, or the job, has taken a minute."""
     monkeypatch.setenv('HPC_SYSTEM', 'archer2')
     monkeypatch.setattr(survey, 'PROBES', None)
     with pytest.raises(UsersProblem, match='/no/such.txt cannot be written'):
         survey.main(['--survey', '/no/such.txt', *more])
+    with pytest.raises(UsersProblem, match='cannot be written: name a file'):
+        survey.main(['--survey', str(tmp_path), *more])
 
 
 def test_script_of_the_job(tmp_path, monkeypatch):
@@ -315,6 +324,57 @@ def test_draft_of_a_site_with_easybuilds_modules(cray):
     assert left_out[0] == 'GCC/14.2.0: no MPI can be loaded with it'
     assert left_out[1].startswith('OpenMPI/5.0.8-GCC-15.2.0: it cannot be loaded')
     assert [new_system.software_version(one[0]) for one in chosen] == ['13.2.0', '4.1.6', '12.4.1']
+
+
+def test_draft_says_why_a_compiler_is_left_out(cray):
+    """A broken module's own error; one that only writes of errors is none. The newest, however versions are written."""
+    needs_program('tclsh')
+    machine = cray(top={'gcc/14.2': 'setenv {', 'gcc/13.2': 'puts stderr "after an ERROR, write to the helpdesk"',
+                        'openmpi/latest': '', 'openmpi/4.1.5_ucx1.14': '', 'openmpi/4.1.4': '', 'cuda/cuda-12.4': ''})
+    chosen, left_out = new_system.modules_of(machine)
+    assert [one[0] for one in chosen] == ['gcc/13.2', 'openmpi/4.1.5_ucx1.14', 'cuda/cuda-12.4']
+    assert len(left_out) == 1 and left_out[0].startswith('gcc/14.2: it cannot be loaded: ')
+    assert 'missing close-brace' in left_out[0]
+    assert [new_system.software_version(one[0]) for one in chosen] == ['13.2', '4.1.5', '12.4']
+    assert new_system.software_version('gcc/default') == 'default'
+
+
+@pytest.mark.parametrize('modules', [
+    ['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.4'],  # OpenHPC
+    ['compiler/gnu/14.2', 'mpi/openmpi/5.0-gnu-14.2', 'devel/cuda/12.8'],  # bwHPC
+    ['gcc/13.1.0', 'openmpi4/gcc/4.1.5', 'cuda12.2/toolkit/12.2.2'],  # Bright Cluster Manager
+    ['GCC/13.2.0', 'OpenMPI/4.1.6-GCC-13.2.0', 'CUDA/12.4.0'],  # EasyBuild
+])
+def test_draft_knows_names_of_other_sites(cray, modules):
+    needs_program('tclsh')
+    chosen, left_out = new_system.modules_of(cray(top=dict.fromkeys([*modules, 'cuda12.2/blas/12.2.2'], '')))
+    assert [(name, software) for name, software, _ in chosen] == list(zip(modules, ('GCC', 'OpenMPI', 'CUDA')))
+    assert not left_out
+
+
+def test_draft_without_mpi(cray):
+    """Said, as the easyconfig is for one."""
+    needs_program('tclsh')
+    assert new_system.modules_of(cray(top={'gcc/13': '', 'impi/2021': ''}))[1] == [
+        'an MPI: no module that is called like one can be loaded']
+
+
+def test_draft_of_a_host_in_capitals():
+    """Its own pattern fits it."""
+    assert systems.host_matches('NODE-01.cluster', new_system.pattern_of('NODE-01.cluster').split())
+
+
+def test_draft_that_was_interrupted(monkeypatch, tmp_path):
+    """As by a full disk: the same call writes the rest; what somebody has changed is not overwritten."""
+    (tmp_path / 'systems').mkdir()
+    monkeypatch.setattr(new_system, 'collection_path', lambda name: str(tmp_path / name))
+    monkeypatch.setattr(new_system, 'drafts', lambda *_: {'systems/x/a.cfg': 'first\n', 'systems/x/b.cfg': 'second\n'})
+    (tmp_path / 'systems/x').mkdir()
+    (tmp_path / 'systems/x/a.cfg').write_text('first\n')
+    assert new_system.write_drafts('x', None) == ['systems/x/a.cfg', 'systems/x/b.cfg']
+    (tmp_path / 'systems/x/b.cfg').write_text('corrected\n')
+    with pytest.raises(UsersProblem, match='systems/x/b.cfg already exists; not overwritten'):
+        new_system.write_drafts('x', None)
 
 
 def test_draft_names_a_python(cray, tmp_path, monkeypatch):
