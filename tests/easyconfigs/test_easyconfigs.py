@@ -133,6 +133,12 @@ def test_https(easyconfig):
     assert not re.search(r'\b(http|ftp|git)://', easyconfig.read_text())
 
 
+def test_containers_name_the_page_of_their_images(easyconfig):
+    """./eb --new-version latest names it: PyTorch's own page knows no image."""
+    text = easyconfig.read_text()
+    assert "= 'SingularityContainer'" not in text or 'https://pytorch.org' not in text
+
+
 def test_described(easyconfig):
     """Users see homepage, description and module class."""
     found = {key: plain(node) for key, node in values(easyconfig).items()}
