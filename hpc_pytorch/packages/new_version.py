@@ -323,7 +323,9 @@ class Change:
     def make(self):
         """Make everything: {path: text}."""
         if self.renewed:
-            return self.make_locks()
+            # locks count for an easyconfig beside them
+            copied = {} if self.target == self.easyconfig else {self.target: self.text}
+            return {**self.make_locks(), **copied}
         if self.old not in os.path.basename(self.easyconfig):
             raise UsersProblem("the name of its file lacks its version: rename it, such as NAME-%s.eb" % self.old)
         if os.path.exists(self.target):
@@ -411,6 +413,7 @@ class Change:
         """Print what is new: the easyconfig's difference, and versions that changed in the locks."""
         for path, text in sorted(made.items()):
             before = self.easyconfig if path == self.target else path
+            before = before if os.path.exists(before) else named_file(self.easyconfig, os.path.basename(path)) or path
             if not os.path.exists(before):
                 print("new: %s (%d lines)" % (path, text.count('\n')))
                 continue

@@ -1,9 +1,11 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
+import http.server
 import os
 import re
 import shutil
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -302,6 +304,29 @@ def test_two_easyconfigs(toy, capsys):
         new_version.main(['--new-version', '2.0', str(toy / 'toy-1.0.eb'), str(toy / 'other-1.0.eb')])
 
 
+@pytest.mark.parametrize('status, words', [
+    (404, 'the indexes have no package torch. Are they the right ones'),
+    (403, '/simple could not be reached: 403 Forbidden. Are address and password right'),
+    (401, '/simple could not be reached: 401 Unauthorized'),
+    (500, '/simple/torch/ could not be reached: 500 Internal Server Error'),
+])
+def test_index_that_refuses(made, monkeypatch, status, words):
+    """A wrong address, no password, a broken server: said as such, and not that there is no such version."""
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(status)
+
+        def log_message(self, *_):
+            pass
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv('UV_DEFAULT_INDEX', 'http://127.0.0.1:%d/simple' % server.server_port)
+        monkeypatch.setenv('UV_HTTP_RETRIES', '0')
+        with pytest.raises(UsersProblem, match=words):
+            made('2.0')
+        server.shutdown()
+
+
 def test_no_homepage(made):
     """Of an easyconfig from elsewhere, which need not have one."""
     with pytest.raises(UsersProblem, match='look at its homepage, and name it'):
@@ -471,6 +496,22 @@ def test_where_it_is_written(toy, made, monkeypatch):
     change = new_version.Change(new_version.find(name), None, str(toy / 'work'))
     assert change.place(change.inputs[0]) == str(toy / 'here/torch-2.15.0-pypi.in')
     assert change.target_name == str(toy / 'here' / name)
+
+
+def test_renewed_elsewhere(toy, made, monkeypatch, capsys):
+    """From a checkout that cannot be written to: the easyconfig goes along, or nothing would read the new locks."""
+    (toy / 'toy-1.0.lock').write_text('torch==1.0 --hash=sha256:1\nnumbers-of-toys==5.0 --hash=sha256:2\n')
+    monkeypatch.setattr(os, 'access', lambda path, mode: str(path) != str(toy))
+    (toy / 'here').mkdir()
+    monkeypatch.chdir(toy / 'here')
+    change, files = made(None)
+    assert sorted(files) == ['toy-1.0.eb', 'toy-1.0.in', 'toy-1.0.lock'] and files['toy-1.0.eb'] == EASYCONFIG
+    assert change.target_name == str(toy / 'here/toy-1.0.eb')
+    # what is new is shown, though nothing is overwritten
+    change.show(change.make())
+    shown = capsys.readouterr().out
+    assert '-numbers-of-toys==5.0' in shown and '+numbers-of-toys==5.1' in shown
+    assert 'same: %s\n' % (toy / 'here/toy-1.0.eb') in shown
 
 
 def test_beside_the_collections(toy):
