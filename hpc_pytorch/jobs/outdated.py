@@ -34,8 +34,8 @@ def newest_of_each(paths):
     return {path: values for _, path, values in newest.values()}
 
 
-def about_versions(path, values):
-    """Report a newer version of an easyconfig, else newer packages in its locks."""
+def about_versions(path, values, unknown):
+    """Report a newer version of an easyconfig, else newer packages in its locks; `unknown` gets errors."""
     name = os.path.basename(path) if in_collection(path) else path
     with tempfile.TemporaryDirectory(prefix='outdated-') as work:
         try:
@@ -44,7 +44,7 @@ def about_versions(path, values):
             if values.get('lock_files') and version == values['version']:
                 made = Change(path, None, work).make()
         except UsersProblem as problem:
-            print("%s: not known: %s" % (name, problem))
+            unknown.append("%s: %s" % (name, problem))
             return
     if version != values['version']:
         yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
@@ -91,14 +91,15 @@ def easyconfigs_in(directory):
 
 def look(modules, software):
     system = systems.load(os.environ['HPC_SYSTEM'])
-    findings = []
+    findings, unknown = [], []
     # those of the collection come first: the same easyconfig may be in both
     for path, values in newest_of_each(easyconfigs_of(system) + easyconfigs_in(software)).items():
-        findings += about_versions(path, values)
+        findings += about_versions(path, values, unknown)
         findings += about_images(path, values, system.container['image_search_path'])
         findings += about_installed(path, values, modules)
     findings += about_facts(os.path.join(system.directory, 'system.cfg'))
     findings += about_facts(PAIRS)
+    print("%s: not known: %d" % (system.name, len(unknown)), *unknown, sep='\n  ')
     print("%s: behind: %d" % (system.name, len(findings)), *findings, sep='\n  ')
     return 1 if findings else 0
 

@@ -6,6 +6,7 @@ import pytest
 from common import CHECKOUT
 from small_software import add
 
+from hpc_pytorch import UsersProblem
 from hpc_pytorch.jobs import outdated
 from hpc_pytorch.machine import versions
 
@@ -30,6 +31,19 @@ def test_as_it_is_typed(eb, tmp_path):
     assert all('  %s\n' % line in output for line in outdated.about_facts(versions.PATH)) and 'Traceback' not in output
     assert 'usage: ./eb' not in output
     assert not list(CHECKOUT.glob('easyconfigs/?/*/*2.15.9*'))
+
+
+def test_what_is_not_known(tmp_path, monkeypatch, capsys):
+    """Nothing is behind, as no index answered: the last lines count both."""
+    def ask(path, version, work):
+        raise UsersProblem("no index answers")
+
+    monkeypatch.setattr(outdated, 'Change', ask)
+    monkeypatch.setenv('HPC_SYSTEM', 'isambard-ai')
+    outdated.look([], str(tmp_path))
+    output = capsys.readouterr().out
+    assert 'isambard-ai: not known: 2\n  ' in output and output.count(': no index answers\n') == 2
+    assert re.search(r'\nisambard-ai: behind: \d+\n', output)
 
 
 def test_facts(tmp_path):
