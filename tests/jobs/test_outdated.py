@@ -28,7 +28,7 @@ def test_as_it_is_typed(eb, tmp_path):
                 env={'UV_DEFAULT_INDEX': 'file://%s' % (tmp_path / 'index')}).stdout
     assert '{0}: there is 2.15.9: ./eb --new-version 2.15.9 {0}\n'.format(installed) in output
     assert 'PyTorch/2.5.1-Bede-whl is installed, 2.6.0 is here: ./eb %s\n' % BEDE in output
-    assert all('  %s\n' % line in output for line in outdated.about_facts(versions.PATH)) and 'Traceback' not in output
+    assert all('  %s\n' % line in output for line in outdated.about_facts(versions.PAIRS)) and 'Traceback' not in output
     assert 'usage: ./eb' not in output
     assert not list(CHECKOUT.glob('easyconfigs/?/*/*2.15.9*'))
 
