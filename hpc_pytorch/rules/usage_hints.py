@@ -34,26 +34,19 @@ def module_command(tool):
     return line.format(program=shlex.quote(tool.cmd), home=shlex.quote(home), shell=shell)
 
 
-def usage(ec):
-    """List the lines that make a module usable and check it."""
+def usage(ec, commands):
+    """List the lines that make a module with these commands usable and check it."""
     lines = [module_command(modules_tool())]
     modules = os.path.join(install_path('modules'), build_option('suffix_modules_path'))
     if modules not in USERS_MODULEPATH:
         lines.append("module use %s" % shlex.quote(modules))
     lines.append("module load %s" % ec.full_mod_name)
-    place = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec), 'bin')
-    commands = os.listdir(place) if os.path.isdir(place) else []
     container = 'run-in-container' in commands
-    system = current(ec.path)
     if container and 'pytorch-srun' not in commands:
         # it may have no Python
         lines.append("run-in-container COMMAND ARGUMENT ...")
     elif 'pytorch-serve' in commands and not container:
         lines.append("pytorch-serve DIRECTORY")
-    elif system.scheduler['kind'] != 'none':
-        launcher = ' '.join(system.launcher['two_processes'])
-        program = 'pytorch-srun' if container else 'python'
-        lines.append("%s %s your_script.py" % (launcher, program))
     if 'pytorch-check' in commands:
         # no comment behind it: zsh and tcsh, typed to, would take that for arguments
         lines.append("pytorch-check")
@@ -80,8 +73,15 @@ def show():
         return
     for ec in ASKED_FOR:
         if modules_tool().exist([ec.full_mod_name])[0]:
-            lines = '\n    '.join(usage(ec))
+            place = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec), 'bin')
+            commands = os.listdir(place) if os.path.isdir(place) else []
+            lines = '\n    '.join(usage(ec, commands))
             print_msg("\nTo use it, now and in job scripts:\n\n    %s\n" % lines, prefix=False)
+            scheduler = current(ec.path).scheduler
+            if 'pytorch-run' in commands and scheduler['kind'] != 'none':
+                account = ' --account PROJECT' if 'account_variable' in scheduler else ''
+                print_msg("To train on two nodes, from a login node:\n\n    pytorch-run --nodes 2 --time 10%s"
+                          " your_script.py\n" % account, prefix=False)
             on_top = mpi_on_top(ec)
             if on_top:
                 print_msg("For MPI:\n\n    ./eb %s --robot\n" % on_top, prefix=False)

@@ -5,12 +5,15 @@ pytestmark = pytest.mark.slow
 
 
 def test_usage_hints(toys):
-    """Three lines for a job script, with the launcher of the system."""
+    """What a job script needs, and a line for the login node only if the module has the program."""
     output = toys.run(toys.write('toy'), env={'MODULESHOME': '/usr/share/lmod/lmod'})
     block = output[output.index('To use it'):].split('\n\n')[1]
     assert [line.strip() for line in block.splitlines()] == [
-        'module use %s' % toys.eb.modules, 'module load toy/1.0-ARCHER2',
-        'srun --nodes=1 --ntasks=2 --cpus-per-task=1 python your_script.py']
+        'module use %s' % toys.eb.modules, 'module load toy/1.0-ARCHER2']
+    assert 'your_script' not in output
+    output = toys.run(toys.write('trains', commands=['mkdir %(installdir)s/bin',
+                                                     'touch %(installdir)s/bin/pytorch-run']))
+    assert 'login node:\n\n    pytorch-run --nodes 2 --time 10 --account PROJECT your_script.py\n' in output
     # a module of vLLM's
     output = toys.run(toys.write('server', commands=['mkdir %(installdir)s/bin',
                                                      'touch %(installdir)s/bin/pytorch-serve']))
