@@ -1,4 +1,4 @@
-"""Why a job failed: which rank was the first, and what stands in the outputs."""
+"""Why a job failed: which rank was the first, and what the outputs report."""
 import contextlib
 import glob
 import os
@@ -8,14 +8,14 @@ import re
 # What pytorch-srun says of a rank that failed, and what stands in the output of those that failed for known reasons.
 RANK = re.compile(r'^\S+: rank (\d+) on (\S+) ended with status (\d+) at (\S*)$', re.M)
 REASONS = (
-    (r'(CUDA|HIP) out of memory', "the memory of a GPU was full: make batches smaller, or use more GPUs"),
-    (r'oom[-_]kill|Out Of Memory', "the memory of a node was full: load less at once, or use more nodes"),
-    (r'Watchdog caught collective operation timeout', "a collective timed out waiting for a rank: read its output"),
-    (r'DUE TO NODE FAILURE', "a node was lost: submit the job again"),
+    (r'(CUDA|HIP) out of memory', "a GPU ran out of memory: use smaller batches, or shard the model (train_fsdp.py)"),
+    (r'oom[-_]kill|Out Of Memory', "a node ran out of memory: use more nodes, or fewer data loader workers"),
+    (r'Watchdog caught collective operation timeout', "a collective timed out: a rank did not reach it"),
+    (r'DUE TO NODE FAILURE', "a node failed: submit the job again"),
     (r'pytorch-serve: FAILS: (.*)', '{0}'),
 )
 # what pytorch-srun says, while the job runs, of a rank that does not move
-STANDS = re.compile(r'^\S+: (rank \d+ on \S+ stands still: .*)', re.M)
+STANDS = re.compile(r'^\S+: (rank \d+ on \S+ makes no progress: .*)', re.M)
 # statuses of ranks that have not failed
 WELL = ('0', '85')
 EXCEPTION = r'^(?:\[rank%s\]: ?)?([\w.]+(?:Error|Exception|Interrupt)\b.*)$'
@@ -115,7 +115,7 @@ def why(output, texts):
         yield "rank %s on %s ended first, with status %s" % (rank, host, code)
         left = [found for found in ended if found[2] in WELL and found[3] < time]
         if left:
-            yield "rank %s had left well before that (such as rank %s on %s, with status %s): was it waited for?" % (
+            yield "rank %s had ended before that (rank %s on %s, with status %s): did the others wait for it?" % (
                 name_ranks(int(found[0]) for found in left), *left[0][:3])
         own = os.path.join(directory, 'rank-%s.out' % rank)
         if own in files:
@@ -125,4 +125,4 @@ def why(output, texts):
     yield from find_reasons(texts, rank)
     yield from missed_collectives(directory)
     if files:
-        yield "what each rank printed: %s" % os.path.join(directory, 'rank-*.out')
+        yield "output of each rank: %s" % os.path.join(directory, 'rank-*.out')

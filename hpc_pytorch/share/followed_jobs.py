@@ -20,7 +20,7 @@ LATE = 10
 
 class Job:
     """The job that a script becomes, and its output."""
-    said = "job {number}, written to {path}; what it prints goes to {output}"
+    said = "job {number} ({path}); output: {output}"
 
     def __init__(self, script):
         self.script = script
@@ -116,7 +116,7 @@ class Job:
             kind, _, pattern = section.partition(' ended: ')
             if kind == self.script.kind and pattern and re.search(pattern, answer):
                 return row['cause']
-        return "%s may tell why" % ' '.join(command)
+        return "for the reason, type: %s" % ' '.join(command)
 
     def explain(self, status):
         """Yield lines on how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
@@ -125,13 +125,13 @@ class Job:
         if self.status is not None:
             yield "job %s ended with status %d" % (self.number, status)
         elif self.goes_on:
-            yield "job %s has queued another one to go on; its last line names that" % self.number
+            yield "job %s submitted another job to continue: see the last line of its output" % self.number
         elif texts and NO_MODULE.search(texts[0]):
             yield "job %s ended before its program was started: a module could not be loaded; see above" % self.number
         else:
             yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended())
         if status == 85:
-            yield "the program saved its state and stopped: type the same again to resume"
+            yield "the program saved its state and stopped: run the same command again to resume"
         yield from why(self.output, texts)
 
 

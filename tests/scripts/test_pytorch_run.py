@@ -121,7 +121,7 @@ def test_dry_run(nowhere):
 def test_refused(nowhere):
     """One line: no sbatch, no job to be in, an option that pytorch-jobscript refuses."""
     (nowhere.directory / 'train.py').touch()
-    for arguments, says, wanted in ((['tarin.py'], 'there is no tarin.py in ', 1),
+    for arguments, says, wanted in ((['tarin.py'], 'tarin.py was not found in ', 1),
                                     (['train.py'], 'sbatch was not found here: submit train-1.job on a', 1),
                                     (['--ranks-per-node', '3', 'train.py'], 'a node has 2 cores', 1)):
         status, output, errors = nowhere(*arguments)
@@ -187,7 +187,7 @@ def test_two_nodes(slurm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('end, status, says', [
-    ("raise RuntimeError('HIP out of memory. Tried to allocate')", 1, 'the memory of a GPU was full'),
+    ("raise RuntimeError('HIP out of memory. Tried to allocate')", 1, 'a GPU ran out of memory'),
     ("raise ValueError('no such file: %s' % rank)", 1, 'ValueError: no such file: 1'),
     ("os.kill(os.getpid(), signal.SIGKILL)", 137, None),
 ])
@@ -207,8 +207,8 @@ def test_why_it_failed(slurm, end, status, says):
     node = re.search(r'^rank 1 is on (\S+)$', output, re.M).group(1)
     assert last[0] == 'pytorch-run: rank 1 on %s ended first, with status %d' % (node, status), output + errors
     # where its own output tells nothing, the job's may
-    assert (says or 'a node was lost') in last[1]
-    assert re.fullmatch(r'pytorch-run: what each rank printed: fail-\d+/rank-\*\.out', last[2])
+    assert (says or 'a node failed') in last[1]
+    assert re.fullmatch(r'pytorch-run: output of each rank: fail-\d+/rank-\*\.out', last[2])
 
 
 @pytest.mark.slow
@@ -221,7 +221,7 @@ def test_left_early(slurm):
         "raise RuntimeError('Connection closed by peer')\n")
     status, output, errors = slurm('--nodes', '2', '--time', '5', 'early.py')
     assert status == 1 and re.search(r'rank 0 on \S+ ended first, with status 1', errors), output + errors
-    assert re.search(r'rank 1 had left well before that \(such as rank 1 on nid\d+, with status 0\)', errors), errors
+    assert re.search(r'rank 1 had ended before that \(rank 1 on nid\d+, with status 0\)', errors), errors
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_stands_still(slurm, tmp_path):
         "    open(sys.argv[1], 'w').close()\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.1)\n")
     called = slurm.start('--nodes', '2', '--time', '5', 'still.py', str(tmp_path / 'go'))
     for line in called.stdout:
-        found = re.match(r'pytorch-srun: rank 1 on nid\d+ stands still: .* kill -CONT (\d+)\)', line)
+        found = re.match(r'pytorch-srun: rank 1 on nid\d+ makes no progress: .* kill -CONT (\d+)\)', line)
         if found:
             os.kill(int(found.group(1)), signal.SIGCONT)
             break
@@ -258,14 +258,14 @@ def test_limit_and_lost_node(slurm, tmp_path, monkeypatch):
     patiently(lambda: 'NODE_FAIL' in slurm.slurm.output('scontrol', 'show', 'job', number), "loss of the node")
     errors = lost.communicate(timeout=900)[1]
     slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=RESUME')
-    assert 'ended before its program did: it lost a node' in errors, errors
+    assert 'ended before its program did: a node failed' in errors, errors
     late = slurm.start('--time', '5', 'train.py', 'until', str(tmp_path / 'never'))
     assert late.stdout.readline().startswith('rank 0')
     number = re.search(r'job (\d+)', late.stderr.readline()).group(1)
     # Slurm knows limits of whole minutes only
     slurm.slurm.output('scontrol', 'update', 'JobId=' + number, 'EndTime=now')
     errors = late.communicate(timeout=900)[1]
-    assert 'ended before its program did: it ran out of time' in errors, errors
+    assert 'ended before its program did: it reached its time limit' in errors, errors
 
 
 @pytest.mark.slow
@@ -327,7 +327,7 @@ def at_work(login, go):
 def cancelled(login, go, command):
     """What is said when the job is cancelled."""
     called = at_work(login, go)
-    number = re.search(r'job (\S+), written to', called.stderr.readline()).group(1)
+    number = re.search(r'job (\S+) \(', called.stderr.readline()).group(1)
     subprocess.run([command, number], env=login.environment, check=True)
     errors = called.communicate(timeout=900)[1]
     # the stand-in's qdel does not reach what mpirun has started
@@ -382,10 +382,10 @@ def test_requeued(slurm, tmp_path):
     status, output, errors = slurm('--nodes', '2', '--time', '1', '--requeue', '1', 'train.py', 'until', done, '85')
     # it has begun twice, in one job with one output, and has ended once
     assert status == 85 and output.count('rank 0 of 2') == 2, output + errors
-    assert output.count('the program ended with status') == 1 and errors.count(', written to') == 1, output + errors
+    assert output.count('the program ended with status') == 1 and errors.count('; output: ') == 1, output + errors
     number = errors.split()[2].rstrip(',')
     assert all((slurm.directory / ('train-%s.%d/rank-1.out' % (number, turn))).exists() for turn in range(2))
-    assert 'saved its state and stopped' in errors and 'what each rank printed: train-%s.1/' % number in errors
+    assert 'saved its state and stopped' in errors and 'output of each rank: train-%s.1/' % number in errors
 
 
 @pytest.mark.nightly
@@ -394,7 +394,7 @@ def test_requeued_on_pbs(pbs, tmp_path):
     """PBS has no signals: timeout sends it, and mpirun hands it on. A second job, in which it ends well."""
     done = tmp_path / 'done'
     status, output, errors = pbs('--time', '1', '--requeue', '1', 'train.py', 'until', str(done))
-    assert status == 1 and 'has queued another one to go on' in errors, output + errors
+    assert status == 1 and 'submitted another job to continue' in errors, output + errors
     job = output.split('continues in job ')[1].split('.')[0]
     second = pbs.directory / ('train-%s.out' % job)
     patiently(lambda: second.exists() and 'ended with status 0' in second.read_text(), "end of the second job", 300)

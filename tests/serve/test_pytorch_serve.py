@@ -183,7 +183,7 @@ def test_job_that_fails(slurm):
     status, _, errors = slurm('long')
     assert status == 1 and 'Add: -- --max-model-len 25392' in errors.splitlines()[-1], errors
     log, = slurm.files()
-    assert errors.startswith('pytorch-serve: job %s; what it prints goes to %s\n' % (log[5:-4], log))
+    assert errors.startswith('pytorch-serve: job %s; output: %s\n' % (log[5:-4], log))
     wait_for(lambda: not slurm.slurm.output('squeue', '-h'), "the job's end")
 
 
