@@ -2,20 +2,17 @@
 import hashlib
 import json
 import os
+import re
 import sys
 import tarfile
+import textwrap
 
 import pytest
+from common import CHECKOUT
 from small_software import VERSION, site_hooks
 
 pytestmark = pytest.mark.slow
 
-HOOKS = """
-from hpc_pytorch.rules import within_memory
-
-def pre_configure_hook(easyblock):
-    within_memory.watch(easyblock)
-"""
 EASYCONFIG = """easyblock = '{easyblock}'
 name = '{name}'
 version = '1.0'
@@ -48,6 +45,10 @@ TOYS = {
                       "download_dep_fail = True\nuse_pip = True\nsanity_pip_check = False\n"
                       "options = {'modulename': 'compiled'}", 'lib/python%s/site-packages' % VERSION, 'compiled.o'),
 }
+# the hook of docs/easybuild.rst, for the names above
+PAGE = (CHECKOUT / 'docs/easybuild.rst').read_text()
+HOOKS = re.search(r'^    from hpc_pytorch.rules import within_memory\n(?:    .*\n|\n)+', PAGE, re.M).group()
+HOOKS = textwrap.dedent(HOOKS).replace("('LightGBM', 'TensorFlow')", repr(tuple(TOYS)))
 
 
 def write(toys, easyblock, files, more, directory):
@@ -70,6 +71,8 @@ def write(toys, easyblock, files, more, directory):
 
 def test_any_easyblock(toys):
     """Compilers of each ask ramgate, whose report and profile are kept."""
+    # without the collection's hooks, nothing else ends ramgate: the next installation would share it
+    assert 'within_memory.end(easyblock)' in HOOKS
     environment = site_hooks(toys.directory, HOOKS)
     # an environment's Python that can build wheels
     environment['PATH'] = os.path.dirname(sys.executable) + os.pathsep + os.environ['PATH']
