@@ -296,13 +296,13 @@ def job_options(description):
     """Return a parser with the options of every job; add those of the program itself."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--dry-run', action='store_true', help="only write the job script to standard output")
-    parser.add_argument('--nodes', type=positive, default=1, help="default: 1")
+    parser.add_argument('--nodes', type=positive, default=1, metavar='N', help="number of nodes; default: 1")
     parser.add_argument('--time', type=minutes, default=60, metavar='MINUTES', help="or H:MM:SS; default: 60")
     parser.add_argument('--account', help="project; default: $SBATCH_ACCOUNT or the system's own variable")
-    parser.add_argument('--partition', help="or queue; default: the system's usual one")
-    parser.add_argument('--qos', help="Slurm's quality of service; default: the system's usual one, if it has any")
+    parser.add_argument('--partition', help="partition or queue; default: the system's")
+    parser.add_argument('--qos', help="Slurm's quality of service; default: the system's")
     parser.add_argument('--stage', action='store_true', help="start Python from the nodes' own disks (pytorch-stage)")
-    parser.add_argument('--gpus', type=positive, metavar='N', help="of each node, where nodes are shared; default: all")
+    parser.add_argument('--gpus', type=positive, metavar='N', help="GPUs of each node, on shared nodes; default: all")
     # those of programs that have no such option
     parser.set_defaults(ranks_per_node=None, requeue=0)
     return parser

@@ -213,7 +213,7 @@ def test_staged(frontier, tmp_path):
     """ % (output, job))
     text = output.read_text()
     assert 'finished' in text, text
-    assert 'each node unpacks' not in text
+    assert 'each node reads' not in text
     counts = {name: sum(str(frontier.root) in line for path in traces.glob(name + '-*') for line in path.open())
               for name in ('before', 'after')}
     assert counts['before'] > 1000

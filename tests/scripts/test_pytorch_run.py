@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from batch_systems.pbs_stand_in import Pbs, patiently
@@ -402,3 +403,26 @@ def test_requeued_on_pbs(pbs, tmp_path):
     status, output, errors = pbs('--time', '5', '--requeue', '1', 'train.py', 'status', '85')
     third = pbs.directory / ('train-%s.out' % output.split('continues in job ')[1].split('.')[0])
     patiently(lambda: third.exists() and 'ended with status 85' in third.read_text(), "end of the fourth job", 300)
+
+
+@pytest.mark.slow
+def test_own_packages_on_the_nodes(slurm):
+    """The lines of docs/researchers.rst for a virtual environment's packages, with two nodes that share a disk."""
+    page = (CHECKOUT / 'docs/researchers.rst').read_text()
+    once = re.search(r'^    (tar -cf mine.tar .*)', page, re.M).group(1)
+    lines = textwrap.dedent(re.search(r'^    own=(?:.+\n)+', page, re.M).group())
+    (slurm.directory / 'job').write_text("""#!/bin/bash
+set -e
+%s
+srun -N2 -n2 --ntasks-per-node=1 python3 -c 'import own; print(own.__file__)'
+""" % lines)
+    environment = dict(slurm.environment, PYTORCH_LOCAL_DIR=str(slurm.directory / 'disk'))
+    done = subprocess.run(['bash', '-ec', """
+        python3 -m venv --without-pip mine
+        touch "$(echo mine/lib/python3.*/site-packages)/own.py"
+        %s
+        mkdir disk
+        sbatch --wait -N2 -o packages.out job
+        cat packages.out
+    """ % once], env=environment, cwd=slurm.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.stdout.count('%s/disk/mine/own.py\n' % slurm.directory) == 2, done.stdout
