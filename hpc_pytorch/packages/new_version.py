@@ -99,6 +99,11 @@ def in_collection(path):
     return path.startswith(collection_path('easyconfigs') + os.sep)
 
 
+def as_typed(path):
+    """Return how an easyconfig is called on a command line."""
+    return shlex.quote(os.path.basename(path) if in_collection(path) else path)
+
+
 class Change:
     """One easyconfig with its lock files, for a version; None as the version renews the locks."""
 
@@ -144,11 +149,6 @@ class Change:
     @property
     def target(self):
         return self.place(self.easyconfig)
-
-    @property
-    def target_name(self):
-        """Return how the new easyconfig is called on a command line."""
-        return shlex.quote(os.path.basename(self.target) if in_collection(self.target) else self.target)
 
     # which version
 
@@ -217,7 +217,7 @@ class Change:
         elif version == 'latest' and self.build:
             raise UsersProblem("%s could not be reached, and only it knows the newest version with wheels for %s. Name "
                                "a version: ./eb --new-version X.Y.Z %s"
-                               % (self.index, self.build[1:], os.path.basename(self.easyconfig)))
+                               % (self.index, self.build[1:], as_typed(self.easyconfig)))
         else:
             print("Cannot reach %s: it may have no %s%s." % (self.index, version, self.build))
         self.index = None
@@ -330,7 +330,7 @@ class Change:
             raise UsersProblem("the name of its file lacks its version: rename it, such as NAME-%s.eb" % self.old)
         if os.path.exists(self.target):
             raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
-                               % (self.target, shlex.quote(os.path.basename(self.target))))
+                               % (self.target, as_typed(self.target)))
         made = {**self.make_sources(), **self.make_locks()}
         made[self.target] = self.new_easyconfig()
         rows = read_table('new_version')
@@ -340,7 +340,7 @@ class Change:
                 what = [row.cause for row in rows if row.pattern.search(re.sub(new, '', line))]
                 if what:
                     place = '%s:%d: %s' % (os.path.basename(path), number, line)
-                    self.by_hand.append(': '.join([place] + what).replace('EASYCONFIG', self.target_name))
+                    self.by_hand.append(': '.join([place] + what).replace('EASYCONFIG', as_typed(self.target)))
         return made
 
     def make_locks(self):
@@ -427,7 +427,7 @@ def find(name):
     if os.path.isfile(name):
         return os.path.abspath(name)
     for path in Path(collection_path('easyconfigs')).glob('*/*/*.eb'):
-        if path.name == os.path.basename(name):
+        if path.name == name:
             return str(path)
     raise UsersProblem("no easyconfig is called %s" % name)
 
@@ -450,7 +450,7 @@ def main(arguments):
             if given.new_version == 'latest' and change.version == change.old:
                 print("%s: nothing newer than %s fits Python %s on %s; to make its locks again: ./eb --renew %s"
                       % (given.easyconfig, change.old, change.least, change.system.name,
-                         shlex.quote(os.path.basename(change.easyconfig))))
+                         as_typed(change.easyconfig)))
                 return 0
             made = change.make()
     except UsersProblem as problem:
@@ -464,5 +464,5 @@ def main(arguments):
         write_atomically(path, text)
     if change.by_hand:
         print("To be completed by hand:", *change.by_hand, sep='\n  ')
-    print("To try it: ./eb --rehearse -x " + change.target_name)
+    print("To try it: ./eb --rehearse -x " + as_typed(change.target))
     return 0

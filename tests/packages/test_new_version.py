@@ -127,7 +127,7 @@ def test_newest_that_fits(toy, call):
     made = (toy / 'toy-1.5.lock').read_text()
     assert 'torch==1.5+cu126' in made and 'triton-rocm==3.1.5' in (toy / 'toy-1.5.in').read_text()
     again = call('--new-version', 'latest', easyconfig=name, status=1)
-    assert 'toy-1.5-Bede.eb exists already' in again and '--renew toy-1.5-Bede.eb' in again
+    assert 'toy-1.5-Bede.eb exists already' in again and '--renew %s;' % (toy / 'toy-1.5-Bede.eb') in again
 
 
 def test_driver_is_too_old(toy, call):
@@ -296,6 +296,14 @@ def test_no_easyconfig(toy, made, text):
         made('2.0')
 
 
+def test_path_that_is_wrong(tmp_path):
+    """The collection's easyconfig of that name is not taken for it."""
+    name = 'PyTorch-2.15.0-workstation.eb'
+    assert new_version.find(name) == str(CHECKOUT / 'easyconfigs/p/PyTorch' / name)
+    with pytest.raises(UsersProblem, match='no easyconfig is called %s' % (tmp_path / name)):
+        new_version.find(str(tmp_path / name))
+
+
 def test_two_easyconfigs(toy, capsys):
     """The second is not left out without a word; the value of EasyBuild's options is none."""
     assert new_version.main(['--new-version', 'x', '--prefix', '/a', 'PyTorch-2.15.0-workstation.eb']) == 1
@@ -340,8 +348,8 @@ def test_nothing_newer(toy, call):
     (toy / 'toy-1.0.in').rename(toy / 'toy-2.0.in')
     (toy / 'toy-2.0.in').write_text((toy / 'toy-2.0.in').read_text().replace('1.0', '2.0'))
     before = sorted(toy.iterdir())
-    assert 'nothing newer than 2.0 fits Python 3.11 on workstation; to make its locks again: ./eb --renew' in call(
-        '--new-version', 'latest', easyconfig='toy-2.0.eb')
+    assert 'nothing newer than 2.0 fits Python 3.11 on workstation; to make its locks again: ./eb --renew %s\n' % (
+        toy / 'toy-2.0.eb') in call('--new-version', 'latest', easyconfig='toy-2.0.eb')
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
 
 
@@ -495,7 +503,7 @@ def test_where_it_is_written(toy, made, monkeypatch):
     monkeypatch.chdir(toy / 'here')
     change = new_version.Change(new_version.find(name), None, str(toy / 'work'))
     assert change.place(change.inputs[0]) == str(toy / 'here/torch-2.15.0-pypi.in')
-    assert change.target_name == str(toy / 'here' / name)
+    assert new_version.as_typed(change.target) == str(toy / 'here' / name)
 
 
 def test_renewed_elsewhere(toy, made, monkeypatch, capsys):
@@ -506,7 +514,7 @@ def test_renewed_elsewhere(toy, made, monkeypatch, capsys):
     monkeypatch.chdir(toy / 'here')
     change, files = made(None)
     assert sorted(files) == ['toy-1.0.eb', 'toy-1.0.in', 'toy-1.0.lock'] and files['toy-1.0.eb'] == EASYCONFIG
-    assert change.target_name == str(toy / 'here/toy-1.0.eb')
+    assert new_version.as_typed(change.target) == str(toy / 'here/toy-1.0.eb')
     # what is new is shown, though nothing is overwritten
     change.show(change.make())
     shown = capsys.readouterr().out
