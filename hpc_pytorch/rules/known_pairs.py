@@ -1,4 +1,4 @@
-"""Warn about versions of NCCL, its plugin, libfabric or ROCm that are known to be incompatible, before installing."""
+"""Warn about versions and options of PyTorch, NCCL, its plugin or ROCm that are known to fail, before installing."""
 import os
 import re
 import shutil
@@ -46,7 +46,8 @@ def check(ecs):
     if not policy.going_to_install():
         return
     for ec in [entry['ec'] for entry in ecs]:
-        rows = versions.known(versions_of(ec), current(ec.path).words)
+        options = {option.replace('=', '-') for option in ec.get('custom_opts') or ()}
+        rows = versions.known(versions_of(ec), current(ec.path).words | options)
         problems = [versions.in_words(row) for row in rows if row['result'] != 'works']
         if problems:
             title = "%s combines versions that are known to be incompatible:" % os.path.basename(ec.path)

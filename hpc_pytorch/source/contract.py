@@ -32,7 +32,7 @@ TERMS = (
     Term('USE_MKLDNN', ('MKLDNN_INCLUDE_DIR',), "third_party/ideep is missing"),
     Term('BLAS',
          ('MKL_INCLUDE_DIR', 'INTEL_MKL_DIR', 'BLAS_mkl_intel_lp64_LIBRARY', 'BLAS_LIBRARIES'),
-         "the BLAS's module is not loaded, or its directory has another layout than FindMKL.cmake expects"),
+         "its module is not loaded, or not as CMake expects it (without one: libopenblas-dev, openblas-devel)"),
     Term('MKL_THREADING',
          ('BLAS_mkl_sequential_LIBRARY', 'BLAS_mkl_gnu_thread_LIBRARY'),
          "MKL's library for this kind of threading was not found"),
@@ -134,6 +134,9 @@ def decided(option, cache, summary):
 def compare(options, cache, summary, named=()):
     """Return all differences between options and CMake's decisions; those in `named` need not be in the table."""
     differences = []
+    if 'BLAS' in options:
+        # upstream asks for BLAS=Eigen, and with WITH_BLAS for what is linked
+        options = dict(options, BLAS=BLAS_NAMES.get(options.get('WITH_BLAS'), options['BLAS']))
     for term in TERMS + other_switches(dict(named)):
         if term.option in options:
             differences += compare_switch(term, options[term.option], cache, summary)

@@ -53,12 +53,10 @@ def ask_installed(python, options, build_directory=os.devnull):
 def compare_installed(options, show, backends, ldd):
     """Return all differences between what was asked for and what is installed, as far as it tells."""
     settings = read_settings(show)
-    known = {}
-    for name, value in options.items():
-        if name in settings and name not in ('CC', 'CXX'):
-            known[name] = value
-    if settings['CMAKE_CXX_COMPILER'] and 'CXX' in options:
-        known['CXX'] = options['CXX']
+    told = set(settings) | {'WITH_BLAS'}
+    if settings['CMAKE_CXX_COMPILER']:
+        told.add('CXX')
+    known = {name: options[name] for name in told.intersection(options)}
     differences = [item._replace(places=['torch.__config__.show()'])
                    for item in compare(known, settings, {})]
     for backend in BACKENDS:
@@ -80,9 +78,7 @@ def compare_backend(backend, backends, ldd):
 def read_settings(text):
     """Return the build settings that torch.__config__.show() prints, under the names by which they are asked for."""
     line = re.search(r'Build settings: *(.*)', text)
-    printed = []
-    if line:
-        printed = re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ')
+    printed = re.findall(r'(\w+)=(.*?), (?=\w+=|$)', line.group(1).strip(' ,') + ', ') if line else []
     found = {SETTINGS.get(name, name): value for name, value in printed}
     if found.get('CUDA_FLAGS'):
         found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])

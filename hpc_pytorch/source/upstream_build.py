@@ -12,8 +12,6 @@ def compare_with_cmake(easyblock):
     """Stop a build when CMake leaves out what was asked for; a site's post_configure_hook calls it."""
     options = easyblock.cfg['prebuildopts']
     asked = build_options.as_dict(os.path.expandvars(options).split())
-    # upstream's way to ask for a BLAS: the kind of it decides
-    asked['BLAS'] = contract.BLAS_NAMES.get(asked.get('WITH_BLAS'), asked.get('BLAS', ''))
     route = build_options.route(easyblock.version)
     if not route or not route.configure:
         print_msg("CMake's decisions are not compared: setup.py of PyTorch %s cannot run CMake alone",

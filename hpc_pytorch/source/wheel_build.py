@@ -234,10 +234,8 @@ class WheelBuild(LockedEnvironment):
                 self.cfg['custom_opts'] = given
                 self.log.info("Upstream's easyblock warned: %s", warnings.getvalue())
                 env.unset_env_vars(list(roots), verbose=False)
-        self.asked = build_options.as_dict(self.cfg['prebuildopts'].split())
-        self.asked.update(own)
-        for name, value in self.asked.items():
-            self.asked[name] = os.path.expandvars(value)
+        asked = dict(build_options.as_dict(self.cfg['prebuildopts'].split()), **own)
+        self.asked = {name: os.path.expandvars(value) for name, value in asked.items()}
         if self.asked.get('USE_CUDA') == '1':
             self.asked['TORCH_CUDA_ARCH_LIST'] = ';'.join(self.cuda_architectures())
 
@@ -254,9 +252,10 @@ class WheelBuild(LockedEnvironment):
             paths.reverse()
         env.setvar('PATH', os.pathsep.join(paths))
         # NNPACK's code generator sees no $PYTHONPATH; CMake would download what it needs. PyTorch's setup.py hands on
-        # what begins with CMAKE_, and CMake reads this file before everything else
+        # what begins with CMAKE_, and CMake reads this file before everything else. Before 2.7, FindBLAS.cmake does not
+        # include all that it calls (pytorch/pytorch#145849)
         include = os.path.join(self.builddir, 'sources.cmake')
-        write_file(include, 'set(PYTHON_SIX_SOURCE_DIR "%s")\n' % tools)
+        write_file(include, 'include(CheckFunctionExists)\nset(PYTHON_SIX_SOURCE_DIR "%s")\n' % tools)
         env.setvar('CMAKE_PROJECT_INCLUDE_BEFORE', include)
 
     def run_cmake(self):

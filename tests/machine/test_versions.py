@@ -46,6 +46,9 @@ def test_satisfies(version, relation, bound, expected):
     ('', {'aws-ofi-rccl': '1.4.0', 'libfabric': '1.15.2.0', 'rocm': '6.4.1'}, []),
     ('', {'cuda': '13.0', 'driver': '575.57.08'}, ['fails']),
     ('', {'cuda': '13.0', 'driver': '580.65.06'}, []),
+    ('BLAS-OpenBLAS', {'pytorch': '2.8.0'}, ['fails']),
+    ('BLAS-OpenBLAS', {'pytorch': '2.9.0'}, []),
+    ('BLAS-Eigen WITH_BLAS-open', {'pytorch': '2.8.0'}, []),
     # what nobody knows fits nothing
     ('slingshot aarch64 gfx942', {}, []),
 ])

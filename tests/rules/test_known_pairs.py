@@ -29,6 +29,30 @@ def test_driver_of_another_machine(tmp_path, environment, driver):
     assert found == driver + '\n'
 
 
+# the check of an easyconfig of PyTorch with this version and option
+BLAS = """
+import sys
+from hpc_pytorch.rules import known_pairs
+
+class Easyconfig(dict):
+    path = 'PyTorch-2.6.0-workstation-source.eb'
+    dependencies = list
+
+known_pairs.policy.going_to_install = lambda: True
+known_pairs.policy.decide = lambda key, text: print(text)
+known_pairs.check([{'ec': Easyconfig(name='PyTorch', version=sys.argv[1], custom_opts=['USE_MPI=1', sys.argv[2]])}])
+"""
+
+
+@pytest.mark.parametrize('version, option, told', [
+    ('2.6.0', 'BLAS=OpenBLAS', True), ('2.6.0', 'BLAS=Eigen', False), ('2.9.1', 'BLAS=OpenBLAS', False)])
+def test_option(version, option, told):
+    """Before a build of hours, whose dot products of complex numbers would be 0."""
+    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', BLAS, version, option], cwd=CHECKOUT, check=True,
+                          env=clean_environment(), stdout=subprocess.PIPE, text=True).stdout
+    assert ('use BLAS=Eigen and WITH_BLAS=open' in said) is told, said
+
+
 @pytest.mark.slow
 def test_warned(eb, tmp_path):
     """Before anything is installed; a site may refuse it. What works, or is not known, is not told."""

@@ -153,6 +153,51 @@ def test_idle_machine(check, monkeypatch):
         check.finish(slow())
 
 
+# --- what it computes -----------------------------------------------------------------------------------------------
+
+class Number(complex):
+    """What a product of two vectors is."""
+    def item(self):
+        return complex(self)
+
+
+@pytest.mark.parametrize('wrong', [None, ('dot', 'complex64'), ('dot', 'complex128'), ('vdot', 'complex64'),
+                                   ('vdot', 'complex128')])
+def test_complex_dot_products(check, monkeypatch, capsys, wrong):
+    """With BLAS=OpenBLAS, PyTorch before 2.9 called it as if it were MKL: these were 0, and all else was right."""
+    def product(name, conjugate):
+        def compute(one, two):
+            (numbers, kind), (others, _) = one, two
+            return Number(0 if (name, kind) == wrong else sum(conjugate(x) * y for x, y in zip(numbers, others)))
+        return compute
+
+    class Matrix:
+        def __matmul__(self, other):
+            return 'four fours'
+
+    torch = types.SimpleNamespace(
+        __version__='2.6.0', __file__='/opt/torch/__init__.py', complex64='complex64', complex128='complex128',
+        from_numpy=lambda array: Matrix(), ones=str, full=lambda size, number: 'four fours', equal=str.__eq__,
+        tensor=lambda numbers, dtype: (numbers, dtype), dot=product('dot', complex),
+        vdot=product('vdot', complex.conjugate))
+    monkeypatch.delenv('EBROOTPYTORCH', raising=False)
+    monkeypatch.setitem(sys.modules, 'torch', torch)
+    monkeypatch.setitem(sys.modules, 'numpy', types.SimpleNamespace(ones=lambda shape, dtype: None))
+    monkeypatch.setattr(sys, 'argv', ['pytorch-check', 'import'])
+    monkeypatch.setattr(check, 'left_out', dict)
+    assert check.main() == (1 if wrong else 0)
+    said = capsys.readouterr().out
+    assert ('FAILS: dot products of complex numbers are wrong ([' if wrong else 'works: PyTorch 2.6.0') in said
+
+
+@pytest.mark.slow
+def test_real_dot_products():
+    """Those of a real PyTorch are right."""
+    done = subprocess.run([kept_venv(), SCRIPTS / 'pytorch-check', 'import'], stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, env=clean_environment())
+    assert done.returncode == 0 and done.stdout.startswith('import   works: PyTorch'), done.stdout
+
+
 # --- what it does not check -----------------------------------------------------------------------------------------
 
 def test_what_is_not_checked(check, monkeypatch, capsys):
@@ -170,7 +215,7 @@ def test_what_is_not_checked(check, monkeypatch, capsys):
     assert check.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ['import', 'packages', 'gloo', 'not']
-    assert lines[-1] == ('not checked: mpi (PyTorch cannot be imported); horovod, vllm (not installed); compile (found '
+    assert lines[-1] == ('not checked: horovod, vllm (not installed); mpi (PyTorch cannot be imported); compile (found '
                          'no CC-of-no-module); plugin (needs a GPU: pytorch-check plugin); mpi4py (srun needs a job)')
 
 

@@ -72,6 +72,16 @@ def test_blas_in_cmakes_words():
     assert difference.found == 'mkl'
 
 
+def test_blas_in_upstreams_words():
+    """Where OpenBLAS is a module, as on Bede, upstream's easyblock asks for BLAS=Eigen, and links with WITH_BLAS."""
+    asked, cache = {'BLAS': 'Eigen', 'WITH_BLAS': 'open'}, {'BLAS': 'Eigen', 'WITH_BLAS': 'open'}
+    assert not contract.compare(asked, cache, {'BLAS': 'open'})
+    # without a BLAS, the summary has no such line
+    difference, = contract.compare(asked, cache, {})
+    assert (difference.asked, difference.found) == ('OpenBLAS', 'Eigen')
+    assert not contract.compare({'BLAS': 'FlexiBLAS', 'WITH_BLAS': 'flexi'}, {}, {'BLAS': 'flexi'})
+
+
 def test_adopted_alone(tmp_path):
     """As docs/easybuild.rst says: one file, with another exception for its only import of ours, without EasyBuild."""
     text = Path(contract.__file__).read_text()

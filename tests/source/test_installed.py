@@ -36,6 +36,8 @@ def test_settings():
     assert differences(show=SHOW.replace('USE_MPI=ON', 'USE_MPI=OFF')) == ['USE_MPI']
     assert differences(show=SHOW.replace('BLAS_INFO=mkl', 'BLAS_INFO=open')) == ['BLAS']
     assert not differences(show=SHOW.replace('BLAS_INFO=mkl', 'BLAS_INFO=open'), BLAS='OpenBLAS')
+    assert not differences(show=SHOW.replace('BLAS_INFO=mkl', 'BLAS_INFO=open'), BLAS='Eigen', WITH_BLAS='open')
+    assert differences(BLAS='Eigen', WITH_BLAS='open') == ['BLAS']
     assert differences(TORCH_CUDA_ARCH_LIST='8.0') == ['TORCH_CUDA_ARCH_LIST']
     assert differences(CXX='g++') == ['CXX']
     assert differences(CMAKE_BUILD_TYPE='Debug') == ['CMAKE_BUILD_TYPE']

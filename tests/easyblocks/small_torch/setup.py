@@ -22,7 +22,7 @@ class HasExtension(Distribution):
 
 def run_cmake():
     """Configure, and unless only that was asked for, compile and install."""
-    others = ('BLAS', 'MKL_THREADING', 'INTEL_MKL_DIR', '_GLIBCXX_USE_CXX11_ABI')
+    others = ('BLAS', 'WITH_BLAS', 'MKL_THREADING', 'INTEL_MKL_DIR', '_GLIBCXX_USE_CXX11_ABI')
     options = ['-D%s=%s' % item for item in os.environ.items()
                if item[0].startswith(('USE_', 'BUILD_', 'CMAKE_')) or item[0] in others]
     os.makedirs(BUILD, exist_ok=True)
