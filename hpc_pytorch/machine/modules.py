@@ -68,8 +68,10 @@ class ModulesShell(object):
     def call(self, *words):
         """Run a `module` command; returns whether it succeeded, and what it printed for people."""
         done = run([self.program, 'python', *words], env=self.environ, stderr=subprocess.PIPE)
-        if words[0] == 'load':
-            self.environ = changed(self.environ, done.stdout)
+        try:
+            self.environ = changed(self.environ, done.stdout) if words[0] == 'load' else self.environ
+        except Exception as problem:
+            return False, "a module file prints commands of a shell, which EasyBuild cannot use either: %s" % problem
         failed = done.returncode or re.search(r'\bERROR:|Lmod has detected the following error', done.stderr)
         return not failed, done.stderr.strip()
 

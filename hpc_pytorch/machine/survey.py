@@ -157,8 +157,7 @@ def main(arguments):
         paths = new_system.write_drafts(given.new_system, machine)
         print("Written; read and correct them:", *paths, sep='\n')
         return 0
-    findings = [ask(probe, machine) for probe in PROBES]
-    findings += about_easyconfigs(machine)
+    findings = [ask(probe, machine) for probe in PROBES] + list(about_easyconfigs(machine))
     text = without_names(report(machine, findings), machine.environ)
     print(text)
     if given.survey:

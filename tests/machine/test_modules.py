@@ -62,3 +62,13 @@ def test_environment_of_the_login(tmp_path, lmod):
     assert first_that_fails(shell, ['gcc', 'mpi', 'only-gcc']) is None
     assert first_that_fails(shell, ['gcc', 'mpi', 'only-intel'])[0] == 'only-intel'
     assert shell.loaded == ['gcc/1.0', 'mpi/1.0']
+
+
+def test_commands_of_a_shell(tmp_path):
+    """As `puts stdout "umask 022;"` of a module file becomes with Environment Modules: no traceback."""
+    program = tmp_path / 'modulecmd'
+    program.write_text('#!/bin/sh\necho "umask 022;"\n')
+    program.chmod(0o755)
+    shell = ModulesShell(str(program), {'A': '1'})
+    assert shell.add('gcc/12').startswith('it cannot be loaded: a module file prints commands of a shell')
+    assert shell.environ == {'A': '1'}
