@@ -448,8 +448,9 @@ def main(arguments):
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
             change = Change(find(given.easyconfig), given.new_version, work)
             if given.new_version == 'latest' and change.version == change.old:
-                print("%s: nothing newer than %s fits Python %s on %s; to make its locks again: ./eb --renew %s"
+                print("%s: nothing newer than %s fits Python %s on %s%s; to make its locks again: ./eb --renew %s"
                       % (given.easyconfig, change.old, change.least, change.system.name,
+                         " with CUDA %d" % change.system.node['cuda'] if change.system.node['cuda'] else '',
                          as_typed(change.easyconfig)))
                 return 0
             made = change.make()

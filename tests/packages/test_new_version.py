@@ -345,11 +345,13 @@ def test_nothing_newer(toy, call):
     """The newest stays as it is, which is no error; that a lock could be renewed is said."""
     (toy / 'toy-1.0.eb').rename(toy / 'toy-2.0.eb')
     (toy / 'toy-2.0.eb').write_text(EASYCONFIG.replace('1.0', '2.0'))
+    (toy / 'toy-2.0-Derecho.eb').write_text(EASYCONFIG.replace('1.0', '2.0') + "versionsuffix = '-Derecho'\n")
     (toy / 'toy-1.0.in').rename(toy / 'toy-2.0.in')
     (toy / 'toy-2.0.in').write_text((toy / 'toy-2.0.in').read_text().replace('1.0', '2.0'))
     before = sorted(toy.iterdir())
-    assert 'nothing newer than 2.0 fits Python 3.11 on workstation; to make its locks again: ./eb --renew %s\n' % (
-        toy / 'toy-2.0.eb') in call('--new-version', 'latest', easyconfig='toy-2.0.eb')
+    for name, fits in (('toy-2.0.eb', 'on workstation'), ('toy-2.0-Derecho.eb', 'on derecho with CUDA 12')):
+        said = 'nothing newer than 2.0 fits Python 3.11 %s; to make its locks again: ./eb --renew %s\n'
+        assert said % (fits, toy / name) in call('--new-version', 'latest', easyconfig=name)
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
 
 
