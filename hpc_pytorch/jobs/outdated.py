@@ -40,9 +40,8 @@ def about_versions(path, values, unknown):
     with tempfile.TemporaryDirectory(prefix='outdated-') as work:
         try:
             version = Change(path, 'latest', work).version
-            made = {}
-            if values.get('lock_files') and version == values['version']:
-                made = Change(path, None, work).make()
+            locked = values.get('lock_files') and version == values['version']
+            made = Change(path, None, work).make() if locked else {}
         except UsersProblem as problem:
             unknown.append("%s: %s" % (name, problem))
             return
