@@ -114,8 +114,8 @@ class Change:
             self.text = read(easyconfig)
             self.values = dict({'homepage': 'its homepage'}, **plain_values(self.text))
             self.name, self.old = self.values['name'], self.values['version']
-        except (ValueError, SyntaxError, KeyError) as problem:
-            raise UsersProblem("it is not an easyconfig with name and version: %r" % problem)
+        except (ValueError, SyntaxError, KeyError, OSError) as problem:
+            raise UsersProblem("it is no easyconfig with name and version that can be read: %r" % problem)
         self.version = self.old
         self.pythons = self.values.get('python_versions', [])
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])

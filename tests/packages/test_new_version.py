@@ -292,7 +292,16 @@ def test_no_version(made, version):
 @pytest.mark.parametrize('text', ["version = '1.0'\n", "name = 'x'\n", "name = (\n", '\xff'])
 def test_no_easyconfig(toy, made, text):
     (toy / 'toy-1.0.eb').write_text(text, encoding='latin-1')
-    with pytest.raises(UsersProblem, match='it is not an easyconfig with name and version'):
+    with pytest.raises(UsersProblem, match='it is no easyconfig with name and version that can be read'):
+        made('2.0')
+
+
+def test_unreadable(toy, made, monkeypatch):
+    """Somebody's own; root may read all."""
+    def refuse(path):
+        raise PermissionError(13, 'Permission denied', path)
+    monkeypatch.setattr(new_version, 'read', refuse)
+    with pytest.raises(UsersProblem, match='that can be read: PermissionError'):
         made('2.0')
 
 
