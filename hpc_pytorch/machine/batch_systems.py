@@ -261,8 +261,8 @@ class Pbs(BatchSystem):
             }
             return Look(self.states[word], word, more.get(word, comment))
         exit_status = facts.get('Exit_status')
-        # a running job that was deleted has one that says nothing (0 in OpenPBS 23.06)
-        if exit_status is None or exit_status == '0' and 'terminated by' in comment:
+        # a running job that was deleted has one that says nothing (OpenPBS 23.06: 0; 265 after qdel -W force)
+        if exit_status is None or ' and terminated' in comment:
             return Look(CANCELLED, word, comment)
         state = DONE if exit_status == '0' else FAILED
         return Look(state, 'exit status %s' % exit_status, comment)

@@ -324,11 +324,11 @@ def qselect(directory, words):
 
 
 def qdel(directory, words):
-    """Delete jobs."""
-    status = 0
-    for number in words:
+    """Delete jobs; -W force first."""
+    status, force = 0, words[:2] == ['-W', 'force']
+    for number in words[2:] if force else words:
         try:
-            talk(directory, {'command': 'delete', 'number': number})
+            talk(directory, {'command': 'delete', 'number': number, 'force': force})
         except Failed as problem:
             # the others are deleted all the same (qdel.c)
             print("qdel: %s" % problem.args[0], file=sys.stderr)
@@ -392,7 +392,7 @@ class Job:
         # [(kind of dependency, job)]
         self.after, self.exit_status, self.comment = [], None, None
         self.process = self.node = self.started = self.killed = None
-        self.deleted, self.runs, self.moved = False, 0, False
+        self.deleted, self.runs, self.moved = None, 0, False
         self.spool = Path(directory, '%d.OU' % number)
         chunk = dict(part.split('=', 1) for part in request['resources'].get('select', '1').split(':')[1:])
         self.ncpus, self.ngpus = int(chunk.get('ncpus', 1)), int(chunk.get('ngpus', 0))
@@ -559,14 +559,15 @@ class Server:
         """It shows as M, whatever it does elsewhere."""
         self.find(number).moved = not back
 
-    def delete(self, number):
-        """qdel: running ones get SIGTERM, and SIGKILL if that is not enough."""
+    def delete(self, number, force=False):
+        """qdel: running ones get SIGTERM, and SIGKILL if that is not enough. Exit statuses are OpenPBS 23.06's."""
         job = self.find(number)
         if job.state == 'F':
             raise Failed("Job has finished %s" % job.id, 35)
         if job.state == 'E':
             raise Failed("Request invalid for state of job %s" % job.id, 168)
-        job.deleted, job.comment = True, (job.comment or '') + ' and terminated by %s@login1' % job.request['user']
+        job.deleted, by = 265 if force else 0, '' if force else ' by %s@login1' % job.request['user']
+        job.comment = '%s and terminated%s' % (job.comment or '', by)
         if job.process:
             job.kill(signal.SIGTERM)
         else:
@@ -604,7 +605,7 @@ class Server:
                     job.process = None
                     # E while the node's daemon brings the output back; the status is shown already (qstat(1B)); killed
                     # by a signal: 256 and its number
-                    status = 0 if job.deleted else status
+                    status = status if job.deleted is None else job.deleted
                     job.state, job.exit_status = 'E', KILLED.get(job.killed, 256 - status if status < 0 else status)
                 elif job.state == 'E':
                     job.finish(job.exit_status)

@@ -427,6 +427,10 @@ def test_jobs_of_an_easyconfig(toys, pbs):
     pbs.delete('2')
     wait_for(lambda: pbs.job('2')['job_state'] == pbs.job('3')['job_state'] == 'F', "end of the jobs")
     assert pbs.job('1')['job_state'] != 'F'
+    subprocess.run(['qdel', '-W', 'force', '1.pbs'], env=dict(os.environ, **pbs.environment), check=True)
+    wait_for(lambda: pbs.job('1')['job_state'] == 'F', "end of the job")
+    # its exit status is 265, and nobody is named
+    assert re.search(r'^    somebody deleted it\n', toys.run('--job-status', other), re.M)
     (toys.directory / 'go').touch()
     # whoever installed it
     toys.module('base').parent.mkdir(parents=True, exist_ok=True)
