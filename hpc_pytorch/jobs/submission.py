@@ -251,9 +251,6 @@ class SystemJobs:
             script = write_script(record, job.command, own_log)
             write_record(record)
             job.jobid = self.scheduler.submit(command, script)
-        except (Refused, OSError):
-            remove_record(record)
-            raise
         except Uncertain:
             living = []
             with contextlib.suppress(NoAnswer):
@@ -261,6 +258,9 @@ class SystemJobs:
             if not living:
                 raise
             job.jobid = living[0][0]
+        except (Refused, NoAnswer, OSError):
+            remove_record(record)
+            raise
         self.submitted.append(job)
         self.note_submitted(record, job.jobid)
 

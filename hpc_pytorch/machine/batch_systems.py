@@ -13,8 +13,8 @@ from hpc_pytorch.machine.systems import HERE
 MIB = 2 ** 20
 # a batch system that has not answered by then is busy or gone
 PATIENCE = 20
-# seconds to wait before a submission that met no server is tried again
-TRY_AGAIN = (1, 5)
+# seconds to wait before each attempt to submit: one that met no server is tried again
+TRY_AGAIN = (0, 1, 5)
 
 # minutes; memory in bytes or None: all that the node has; options: more words for the command that submits
 Request = namedtuple('Request', 'account partition qos cores memory minutes gpus gpus_option exclusive options refused')
@@ -81,7 +81,8 @@ class BatchSystem(object):
 
     def submit(self, command, script):
         """Submit a script; returns the job's id."""
-        for delay in TRY_AGAIN + (None,):
+        for delay in TRY_AGAIN:
+            time.sleep(delay)
             try:
                 status, output = self.ask(command + [script], seconds=120)
             except NoAnswer as problem:
@@ -91,9 +92,9 @@ class BatchSystem(object):
                 return found.group()
             if status == 0 or self.uncertain.search(output):
                 raise Uncertain("%s: %s" % (command[0], output.replace('\n', ' ')))
-            if delay is None or not self.not_reached.search(output):
+            if not self.not_reached.search(output):
                 raise Refused(output or "%s ended with exit status %d" % (command[0], status))
-            time.sleep(delay)
+        raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
 
     def end(self, command):
         """Run a command that ends jobs; others' jobs are theirs."""
@@ -264,8 +265,7 @@ class Pbs(BatchSystem):
         # a running job that was deleted has one that says nothing (OpenPBS 23.06: 0; 265 after qdel -W force)
         if exit_status is None or ' and terminated' in comment:
             return Look(CANCELLED, word, comment)
-        state = DONE if exit_status == '0' else FAILED
-        return Look(state, 'exit status %s' % exit_status, comment)
+        return Look(DONE if exit_status == '0' else FAILED, 'exit status %s' % exit_status, comment)
 
 
 SCHEDULERS = {scheduler.kind: scheduler for scheduler in (Slurm(), Pbs())}

@@ -150,6 +150,17 @@ def test_server_away(toys, pbs):
     pbs.fail('qsub', 99)
     toys.write('other')
     assert 'cannot connect to server' in toys.refused(toys.directory / 'other-1.0-Derecho.eb')
+    # it goes between two submissions: what is in the queue stays there, and is known
+    (pbs.directory / 'fail-qsub').unlink()
+    for command in ('qsub', 'qdel'):
+        pbs.fail_after(command, int(command == 'qsub'))
+    top = toys.write('top', after=['other'])
+    output = toys.refused(top)
+    assert 'does not answer about top-1.0-Derecho: qsub: Connection refused' in output and 'no job was' not in output
+    for command in ('qsub', 'qdel'):
+        (pbs.directory / ('last-' + command)).unlink()
+    assert 'other/1.0-Derecho' in toys.status()
+    assert toys.submit(top)[-1] == '3.pbs' and len(pbs.jobs()) == 3
 
 
 # the variables of qsub(1B), and of qstat(1B), that would change something here (qsub.c, qstat.c)
