@@ -125,6 +125,8 @@ def test_refused(toys, pbs):
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
     assert 'toy-1.0-Derecho was refused' in toys.refused(easyconfig)
     assert len(pbs.jobs()) == 1
+    pbs.reject('base', 'Queue is not enabled')
+    assert 'the queue is closed' in toys.refused(easyconfig)
     pbs.reject('base', 'Unknown resource: ngpus')
     assert '--job-target-resource=gpus=0' in toys.refused(easyconfig)
     wait_for(lambda: {job['job_state'] for job in pbs.jobs().values()} == {'F'}, "end of what was deleted")
