@@ -3,7 +3,8 @@ A PBS that runs already, in the place of the stand-in: OpenPBS is in no registry
 
 HPC_PBS_PREFIX=/opt/pbs ./test tests/jobs/test_pbs_jobs.py -k chain, in a job's reach of its server; it needs a queue
 main, the resource ngpus, job_history_enable, its commands on the PATH of its jobs and their PBS_CONF_FILE
-(pbs_environment).
+(pbs_environment). In a network namespace: the test environment of derecho made before; the server's address on another
+interface than lo, where Open MPI 4.1.4 found no network.
 """
 import json
 import os
