@@ -47,6 +47,20 @@ def test_they_build(site):
     assert (html / 'reference' / 'parameters.html').exists()
 
 
+@pytest.mark.slow
+def test_text_fits_the_page(site):
+    """Options are marked, so that they do not break at a hyphen; what commands say of themselves is text, not code."""
+    assert '<span class="pre whole">--hooks</span>' in (site[0] / 'support.html').read_text()
+    assert '<p>pytorch-check PROBE' in (site[0] / 'reference' / 'commands.html').read_text()
+
+
+@pytest.mark.parametrize('path', DOCS.rglob('*.rst'), ids=lambda path: str(path.relative_to(CHECKOUT)))
+def test_comments_next_to_commands_fit(path):
+    """On a screen of 1366 pixels, a line of code has 95 characters; a longer one goes on below the next command."""
+    lines = re.findall('^    +[^ #].*  # .*', path.read_text(), re.M)
+    assert [line for line in lines if len(line) > 99] == []
+
+
 def test_the_theme_prints_no_error():
     """Furo puts a red box around a list of contents without this class."""
     for path in documents():
