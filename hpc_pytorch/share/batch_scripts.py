@@ -74,8 +74,7 @@ def minutes(text):
     if not found:
         raise argparse.ArgumentTypeError("expected minutes, such as 90, or hours:minutes:seconds, such as 1:30:00")
     hours, full, seconds = map(int, found.groups())
-    begun = 1 if seconds else 0
-    return 60 * hours + full + begun
+    return 60 * hours + full + bool(seconds)
 
 
 class Script:
@@ -162,7 +161,7 @@ class Script:
             ('--qos=', self.options.qos or self.scheduler.get('qos')),
             ('--account=', self.account),
         )
-        lines += with_values(optional)
+        lines += [option + value for option, value in optional if value]
         gpus_option = self.scheduler.get('gpus_option') if self.gpus else None
         if gpus_option:
             lines.append(gpus_option + str(self.gpus))
@@ -196,7 +195,7 @@ class Script:
             ('-A ', self.account),
             ('', self.batch_options),
         )
-        return lines + with_values(optional)
+        return lines + [option + value for option, value in optional if value]
 
     def launch(self):
         """Return the command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
@@ -269,11 +268,6 @@ class Script:
             with contextlib.suppress(FileExistsError), open(path, 'x', encoding='utf-8') as handle:
                 handle.write(text)
                 return path
-
-
-def with_values(options):
-    """Return those of (option, value) that have a value, as text."""
-    return [option + value for option, value in options if value]
 
 
 def load_module(otherwise):

@@ -1,6 +1,7 @@
 """A job of a user that is submitted, shown and explained while and after it runs."""
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -46,8 +47,7 @@ class Job:
                                             universal_newlines=True, start_new_session=True)
         except FileNotFoundError:
             raise Problem("%s was not found here: submit %s on a host that has it" % (command[0], self.path))
-        answer = self.waiting.stdout.readline()
-        self.number = answer.strip().split(';')[0]
+        self.number = self.waiting.stdout.readline().strip().split(';')[0]
         if not self.number:
             self.waiting.wait()
             raise Problem("the batch system refused %s; see above" % self.path)
@@ -77,6 +77,8 @@ class Job:
         patience = LATE
         while True:
             try:
+                # one that came while there was no number to cancel counts now
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
                 status = self.waiting.poll()
                 self.show()
                 if self.status is not None:
@@ -91,6 +93,8 @@ class Job:
                     patience -= 0.5
                 time.sleep(0.5)
             except KeyboardInterrupt:
+                # a second one must not stop what cancels the job
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
                 if not self.cancel():
                     say("job %s continues; its output: tail -f %s; to cancel it: %s %s" % (
                         self.number, self.output, self.words['cancel'], self.number))
@@ -137,9 +141,14 @@ class Job:
 
 def submit_and_follow(script, kind=Job):
     """Submit a job script, and show the job's output until its end; returns its exit status."""
+    if script.options.dry_run:
+        sys.stdout.write(script.text())
+        return 0
     job = kind(script)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     job.submit()
     status = job.follow()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     if status not in (0, 130):
         for line in job.explain(status):
             say(line)

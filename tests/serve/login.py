@@ -85,10 +85,10 @@ class Login:
         (self.directory / name / 'config.json').write_text(json.dumps(config))
         (self.directory / name / 'model.safetensors').touch()
 
-    def start(self, *arguments):
+    def start(self, *arguments, session=False):
         return subprocess.Popen([sys.executable, self.program, *arguments], env=self.environment, text=True,
                                 cwd=self.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE)
+                                stderr=subprocess.PIPE, start_new_session=session)
 
     def __call__(self, *arguments):
         """(exit status, standard output, standard error)."""

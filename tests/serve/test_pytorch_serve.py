@@ -140,6 +140,71 @@ def test_key_removed_by_the_job_script(nowhere):
     assert not processes(str(nowhere.directory / 'tiny')) and not list(nowhere.temporary.iterdir())
 
 
+def test_after_logout(nowhere):
+    """What nohup has started stays."""
+    nowhere.start = with_signal(nowhere.start, signal.SIGHUP, signal.SIG_IGN)
+    served = Served(nowhere, '--here', 'tiny')
+    served.process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        served.process.wait(1)
+    served.process.terminate()
+    assert served.process.wait(60) == 143
+
+
+def with_signal(function, number, handler):
+    """The function, called with another handler of a signal."""
+    def wrapped(*arguments):
+        before = signal.signal(number, handler)
+        try:
+            return function(*arguments)
+        finally:
+            signal.signal(number, before)
+    return wrapped
+
+
+# a batch system of files: its server is slow, and a second Ctrl-C would stop a command that does not protect itself
+SBATCH = """#!/bin/bash
+cd "$(dirname "$0")/.." && touch asked && sleep 0.5 && touch submitted && echo 4711
+until [ -e cancelled ]; do sleep 0.1; done; exit 1
+"""
+SCANCEL = """#!/bin/bash
+cd "$(dirname "$0")/.." && touch cancelling && sleep 0.5 && touch cancelled
+"""
+
+
+def commands(login, **scripts):
+    """Put a batch system's commands into the login node's path; returns the directory above."""
+    for name, text in scripts.items():
+        path = login.program.with_name(name)
+        path.write_text(text)
+        path.chmod(0o755)
+    return login.program.parent.parent
+
+
+@pytest.mark.parametrize('moments', [['asked'], ['submitted', 'cancelling']])
+def test_interrupted_early_and_twice(tmp_path, moments):
+    """Ctrl-C while the job is submitted, and again while it is cancelled: the job ends."""
+    login = Login(tmp_path, 'slurm', {})
+    place = commands(login, sbatch=SBATCH, scancel=SCANCEL)
+    process = login.start('tiny', session=True)
+    for moment in moments:
+        wait_for((place / moment).exists, moment)
+        # a terminal's goes to all programs in front
+        os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0 and 'Traceback' not in errors and (place / 'cancelled').exists(), errors
+    assert not login.files()
+
+
+def test_job_that_ended_early(tmp_path):
+    """A server that answers and ends at once has no key any more when its log is read."""
+    login = Login(tmp_path, 'slurm', {})
+    commands(login, sbatch='#!/bin/sh\necho 4711; echo "pytorch-serve: serves at n1:8000" > tiny-4711.out; exit 3\n',
+             scontrol='#!/bin/sh\necho JobState=NODE_FAIL\n')
+    status, output, errors = login('tiny')
+    assert status == 3 and 'key:' not in output and 'job 4711 ended before its program did' in errors
+
+
 @pytest.mark.slow
 def test_on_two_nodes(slurm):
     """Asked with the key's file; after scancel the log alone is left."""
