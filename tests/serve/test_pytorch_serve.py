@@ -83,13 +83,18 @@ def test_refused(nowhere, tmp_path):
     nowhere.model('full', says=WARNING + FULL)
     with socket.create_server(('127.0.0.1', 0)) as taken:
         port = str(taken.getsockname()[1])
-        for arguments, says in ((['empty'], 'empty is no directory with a model: it has no config.json'),
+        for arguments, says in ((['missing'], 'missing is no directory with a model: No such file or directory'),
+                                (['tiny/config.json'], 'config.json is no directory with a model: Not a directory'),
+                                (['empty'], 'empty is no directory with a model: it has no config.json'),
                                 (['unfinished'], 'unfinished has no weights'),
                                 (['org/name'], 'jobs ask no hub: hf download org/name --local-dir name'),
                                 (['tiny', '--', '--api-key=x'], '--api-key would show the key'),
                                 (['tiny', '--', '--api_key', 'x'], '--api-key would show the key'),
                                 (['tiny', '--', '--grpc'], '--grpc would answer without the key'),
+                                (['tiny', '--', '--host', '0.0.0.0'], '--host would open the server to other networks'),
+                                (['tiny', '--', '--uds=x'], '--uds would leave the server without an address'),
                                 (['tiny', '--', '--port', port], 'port %s cannot be used on ' % port),
+                                (['tiny', '--', '--port', '70000'], 'port 70000 cannot be used on '),
                                 (['full'], 'OSError: [Errno 28] No space left'),
                                 (['long'], 'of 131072 tokens needs 16.0 GiB of memory, and 3.12 GiB are free. Add: -- '
                                            '--max-model-len 25392')):
