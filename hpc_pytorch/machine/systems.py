@@ -22,7 +22,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # the options of the commands that start ranks
 LAUNCHERS = os.path.join(HERE, 'launchers.cfg')
 # what programs that submit jobs read, beside a system's own file
-FOR_JOBS = [LAUNCHERS] + sorted(glob.glob(os.path.join(os.path.dirname(HERE), 'share/*.*')))
+FOR_JOBS = [LAUNCHERS, os.path.join(collection_path('ramgate'), 'ramgate/limits.py')]
+FOR_JOBS += sorted(glob.glob(os.path.join(os.path.dirname(HERE), 'share/*.*')))
 VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
 
 

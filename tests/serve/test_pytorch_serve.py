@@ -11,6 +11,7 @@ from batch_systems.pbs_stand_in import Pbs
 from batch_systems.real_pbs import RealPbs
 from batch_systems.real_slurm import Slurm, wait_for
 from common import CHECKOUT, needs_root
+from ramgate.limits import host
 
 from serve.login import Login, Served, enter, processes
 
@@ -114,7 +115,8 @@ def test_without_gpu(tmp_path):
 
 
 def test_on_this_machine(nowhere):
-    """The key is in no process's words; nothing is left."""
+    """The key is in no process's words; the cache fits into what the job has; nothing is left."""
+    nowhere.environment['SLURM_MEM_PER_NODE'] = '100'
     served = Served(nowhere, '--here', 'tiny')
     for path, below in (('/models', '/v1'), ('/invocations', ''), ('/openapi.json', ''), ('/health/', '')):
         for words in ((), ('-X', 'POST'), ('-H', 'Authorization: Bearer ' + served.key[:-1])):
@@ -128,6 +130,8 @@ def test_on_this_machine(nowhere):
     assert status == 200 and answer['offline'] == '1' and answer['cache'].startswith(str(nowhere.temporary))
     assert answer['words'][1:4] == ['serve', str(nowhere.directory / 'tiny'), '--served-model-name']
     assert not any(served.key in word for word in answer['words'])
+    part = float(answer['words'][answer['words'].index('--gpu-memory-utilization') + 1])
+    assert part * host().limit == pytest.approx(80 * 2 ** 20, abs=host().limit / 1000)
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(60) == 130
     assert not nowhere.files() and not list(nowhere.temporary.iterdir())
