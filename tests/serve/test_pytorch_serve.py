@@ -81,6 +81,7 @@ def test_refused(nowhere, tmp_path):
     (nowhere.directory / 'unfinished').mkdir()
     (nowhere.directory / 'unfinished/config.json').write_text('{}')
     nowhere.model('long', says=TOO_LONG)
+    nowhere.model('small', says=TOO_LONG.replace('16.0', '0.0').replace('3.12', '0.0'))
     nowhere.model('full', says=WARNING + FULL)
     with socket.create_server(('127.0.0.1', 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -98,7 +99,9 @@ def test_refused(nowhere, tmp_path):
                                 (['tiny', '--', '--port', '70000'], 'port 70000 cannot be used on '),
                                 (['full'], 'OSError: [Errno 28] No space left'),
                                 (['long'], 'of 131072 tokens needs 16.0 GiB of memory, and 3.12 GiB are free. Add: -- '
-                                           '--max-model-len 25392')):
+                                           '--max-model-len 25392'),
+                                (['small'], 'of 131072 tokens needs more memory than is free. Add: -- --max-model-len '
+                                            '25392')):
             status, output, errors = nowhere(*arguments)
             lines = [line for line in (output + errors).splitlines() if line.startswith('pytorch-serve: ')]
             assert status == 1 and len(lines) == 1 and says in lines[0], output + errors
