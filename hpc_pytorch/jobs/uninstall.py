@@ -55,12 +55,9 @@ def build_directories(name):
     """Return the directories that an interrupted build of it left."""
     software, version = name.split('/', 1)
     top = os.path.join(build_path(), software)
-    found = []
-    for path in glob.glob(os.path.join(glob.escape(top), '*', 'system-system*')):
-        number, suffix = path.split(os.sep)[-2:]
-        if number + suffix[len('system-system'):] == version:
-            found.append(path)
-    return found
+    paths = glob.glob(os.path.join(glob.escape(top), '*', 'system-system*'))
+    # NUMBER/system-systemSUFFIX
+    return [path for path in paths if os.path.relpath(path, top).replace('/system-system', '', 1) == version]
 
 
 def uninstall(name):
@@ -76,8 +73,7 @@ def uninstall(name):
     software = root.group(1) if root else '/'
     if os.path.commonpath([software, top]) != top:
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
-    lock = det_lock_path(software.replace('/', '_'))
-    remove_stale_lock(lock)
+    remove_stale_lock(det_lock_path(software.replace('/', '_')))
     # those in directories of module classes are links
     relative = os.path.relpath(module, os.path.join(install_path('modules'), 'all'))
     places = glob.glob(os.path.join(glob.escape(install_path('modules')), '*', glob.escape(relative)))

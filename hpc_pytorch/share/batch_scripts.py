@@ -128,9 +128,8 @@ class Script:
     def check(self):
         """Refuse what would fail only when the job starts."""
         if not self.account and 'account_variable' in self.scheduler:
-            title = self.system['system']['title']
-            variable = self.scheduler['account_variable']
-            raise Problem("jobs on %s need a project: --account NAME, or set $%s" % (title, variable))
+            raise Problem("jobs on %s need a project: --account NAME, or set $%s" % (
+                self.system['system']['title'], self.scheduler['account_variable']))
         if self.gpus and self.ranks not in (1, self.gpus):
             raise Problem("the job has %d GPUs on a node: start one rank for each of them, or one in all"
                           " (--ranks-per-node 1); fewer GPUs: --gpus N" % self.gpus)

