@@ -56,7 +56,6 @@ def build_directories(name):
     software, version = name.split('/', 1)
     top = os.path.join(build_path(), software)
     paths = glob.glob(os.path.join(glob.escape(top), '*', 'system-system*'))
-    # NUMBER/system-systemSUFFIX
     return [path for path in paths if os.path.relpath(path, top).replace('/system-system', '', 1) == version]
 
 
