@@ -13,6 +13,8 @@ import pytest
 from ramgate.limits import cores
 from ramgate.processes import own_memory
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).resolve().parent
 FILES = 6
 MB = 40
@@ -243,15 +245,12 @@ def nested(builds):
     return [sys.executable, '-m', 'ramgate', 'run', '--jobs', '8', '--', 'ninja', '-j8'], 'by link'
 
 
-QUICK = (by_name,)
-SLOW = (by_path, static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before, cmake,
-        xargs, shell, setuptools, autotools, cargo, meson, nested)
+WAYS = (by_name, by_path, static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before,
+        cmake, xargs, shell, setuptools, autotools, cargo, meson, nested)
 NIGHTLY = (by_path, static, response_files, make_by_path, sccache, cmake_before, xargs, shell, autotools, cargo, meson)
-EACH = QUICK + tuple(pytest.param(way, marks=[pytest.mark.slow] + [pytest.mark.nightly] * (way in NIGHTLY))
-                     for way in SLOW)
+EACH = tuple(pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('tree', EACH[:2], ids=lambda way: way.__name__)
 def test_as_many_compilers_as_cores(builds, tree):
     """Without an option, also in a build directory that was there before."""

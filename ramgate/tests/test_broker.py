@@ -52,6 +52,7 @@ def test_a_killed_ramgate_leaves_nothing_running(build, eventually):
     process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_compilers_that_the_broker_held_go_on_without_it(build, eventually):
     """Two that were started by their path, one at a time."""
     (build.directory / 'gcc').symlink_to(shutil.which('sleep'))

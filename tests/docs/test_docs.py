@@ -150,6 +150,7 @@ def test_messages_are_printed_like_that():
     assert [text for text in found if not any(part in text for part in known)] == []
 
 
+@pytest.mark.slow
 def test_errors_are_found_as_they_are_printed(site):
     """Messages on the troubleshooting page are entries of the page of errors; lines of logs are no patterns."""
     text = (DOCS / 'reference' / 'errors.rst').read_text().replace('\\', '').replace('``', '`')

@@ -90,8 +90,9 @@ def make_venv(folder, torch):
     python = folder / "bin" / "python"
     numpy = "numpy<2" if tuple(map(int, torch.split(".")[:2])) < (2, 3) else "numpy"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    subprocess.run([python, "-m", "pip", "install", "-q", "torch==" + torch, numpy, "expecttest", "setuptools",
-                    "wheel"], check=True, env=environment())
+    # not all to byte code, but later what is imported
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-compile", "torch==" + torch, numpy, "expecttest",
+                    "setuptools", "wheel"], check=True, env=environment())
     return str(python)
 
 
@@ -113,7 +114,8 @@ def make_venv_of_trainers(folder, _, packages=TRAINERS):
                           env=environment(), stdout=subprocess.PIPE, text=True).stdout
     subprocess.run([below, "-m", "venv", folder], check=True)
     next(folder.glob("lib/python3*/site-packages")).joinpath("below.pth").write_text(site)
-    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", *packages], check=True, env=environment())
+    subprocess.run([folder / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile", *packages], check=True,
+                   env=environment())
 
 
 def mpirun(mpi):
