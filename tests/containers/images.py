@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import FETCHED, kept, locked
+from common import CHECKOUT, FETCHED, kept, locked
 
 HERE = Path(__file__).resolve().parent
 # Root in a virtual machine or container may lack this capability, and then Apptainer does not start.
@@ -38,13 +38,6 @@ def kept_image(name, makers, make):
     """The path of an image that is made once for all checkouts in which these files are the same."""
     state = hashlib.sha256(b''.join(path.read_bytes() for path in makers)).hexdigest()[:16]
     return kept(FETCHED / 'images' / ('%s-%s.sif' % (name, state)), make)
-
-
-def torch_image():
-    """The path of an image with a real torch; two minutes the first time."""
-    maker = HERE / 'make-image'
-    return kept_image('torch', [maker, HERE / 'conda-activate'], lambda image: subprocess.run(
-        [maker, image], env=dict(os.environ, PYTHON=sys.executable, **FOR_ROOT), check=True))
 
 
 def copy_program(program, root, target):
@@ -126,23 +119,59 @@ started = [subprocess.Popen([sys.executable] + sys.argv[2:], env=dict(os.environ
 sys.exit(max(process.wait() for process in started))
 """,
 }
+TORCH = 'torch==2.13.0'
+# what training imports when it needs it
+WARM = 'import pip._internal.cli.main, setuptools, torch._dynamo, torch.distributed.run, torch.nn.parallel'
 # Byte code stays: no Python in the container could keep what it compiles, and each would compile all that it imports.
 NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', 'config-*', 'dist-packages')
 
 
-def python_image(kind):
-    """The path of a small image with a Python that makes itself known in this way."""
+def python_image(kind, torch=None):
+    """The path of an image with a Python that makes itself known in this way, and a real torch or a small one."""
+    torch = torch or small_torch
+
     def make(image):
         with tempfile.TemporaryDirectory(dir=image.parent) as directory:
             root = Path(directory) / 'root'
-            python_root(root, kind)
+            torch(root, python_root(root, kind))
             subprocess.run(['apptainer', '-s', 'build', '--mksquashfs-args', '-comp zstd -Xcompression-level 1',
                             image, root], env=dict(os.environ, **FOR_ROOT), check=True)
-    return kept_image('python-' + kind, [Path(__file__), HERE / 'conda-activate'], make)
+    return kept_image('%s-%s' % (torch.__name__, kind), [Path(__file__), HERE / 'conda-activate'], make)
+
+
+def torch_image():
+    """The path of an image with a real torch, laid out as a supercomputer's PyTorch images are."""
+    return python_image('conda', real_torch)
+
+
+def small_torch(root, packages):
+    """See SMALL_TORCH."""
+    for name, text in SMALL_TORCH.items():
+        (packages / 'torch' / name).parent.mkdir(parents=True, exist_ok=True)
+        (packages / 'torch' / name).write_text(text)
+    metadata = packages / 'torch-9.9.0+small.dist-info' / 'METADATA'
+    metadata.parent.mkdir()
+    metadata.write_text('Metadata-Version: 2.1\nName: torch\nVersion: 9.9.0+small\n')
+
+
+def real_torch(root, packages):
+    """PyTorch's CPU wheels, with the byte code of what tests import."""
+    wheels = root.parent / 'wheels'
+    subprocess.run([sys.executable, '-m', 'pip', '-q', 'download', '--only-binary=:all:', '--dest', wheels,
+                    '--python-version', packages.name[len('python'):], 'pip', 'numpy', TORCH], check=True)
+    subprocess.run([CHECKOUT / '.venv/bin/uv', '-q', 'pip', 'install', '--no-config', '--offline', '--no-index',
+                    '--find-links', wheels, '--python', '/usr/bin/python3', '--target', packages, 'pip', 'numpy',
+                    TORCH], check=True)
+    for library in [*packages.glob('torch/lib/*.so*'), *packages.glob('torch/_C.*')]:
+        copy_libraries(library, root)
+    random = root / 'dev/urandom'
+    os.mknod(random, 0o666 | stat.S_IFCHR, os.makedev(1, 9))
+    subprocess.run(['chroot', root, '/opt/miniconda3/envs/pytorch/bin/python', '-c', WARM], check=True)
+    random.unlink()
 
 
 def python_root(root, kind):
-    """Debian's Python, copied to a prefix of its own as conda's are, or a virtual environment of it."""
+    """Debian's Python, copied as conda's are, or a virtual environment of it; returns the directory of its packages."""
     small_root(root)
     version = Path('/usr/bin/python3').resolve().name
     prefix = root / 'opt/miniconda3/envs/pytorch'
@@ -162,12 +191,6 @@ def python_root(root, kind):
         subprocess.run(['chroot', root, '/opt/miniconda3/envs/pytorch/bin/python', '-m', 'venv', '--without-pip',
                         '/opt/venv'], check=True)
         packages = root / 'opt/venv/lib' / version / 'site-packages'
-    for name, text in SMALL_TORCH.items():
-        (packages / 'torch' / name).parent.mkdir(parents=True, exist_ok=True)
-        (packages / 'torch' / name).write_text(text)
-    metadata = packages / 'torch-9.9.0+small.dist-info' / 'METADATA'
-    metadata.parent.mkdir()
-    metadata.write_text('Metadata-Version: 2.1\nName: torch\nVersion: 9.9.0+small\n')
     environment = root / '.singularity.d/env/10-docker2singularity.sh'
     environment.parent.mkdir(parents=True)
     environment.write_text(KINDS[kind] + '\n')
@@ -177,6 +200,7 @@ def python_root(root, kind):
         runscript = root / '.singularity.d/runscript'
         runscript.write_text(RUNSCRIPT)
         runscript.chmod(0o755)
+    return packages
 
 
 def user(name=USER):
