@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import CHECKOUT, FETCHED, kept, locked
+from common import FETCHED, kept, locked
 
 HERE = Path(__file__).resolve().parent
 # Root in a virtual machine or container may lack this capability, and then Apptainer does not start.
@@ -119,11 +119,12 @@ started = [subprocess.Popen([sys.executable] + sys.argv[2:], env=dict(os.environ
 sys.exit(max(process.wait() for process in started))
 """,
 }
-TORCH = 'torch==2.13.0'
+PACKAGES = ('pip', 'numpy', 'torch==2.13.0')
 # what training imports when it needs it
-WARM = 'import pip._internal.cli.main, setuptools, torch._dynamo, torch.distributed.run, torch.nn.parallel'
+WARM = 'import pip._internal.cli.main, torch._dynamo, torch.distributed.run, torch.nn.parallel'
 # Byte code stays: no Python in the container could keep what it compiles, and each would compile all that it imports.
-NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', 'config-*', 'dist-packages')
+NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', 'config-*', 'dist-packages',
+              'EXTERNALLY-MANAGED')
 
 
 def python_image(kind, torch=None):
@@ -155,18 +156,20 @@ def small_torch(root, packages):
 
 
 def real_torch(root, packages):
-    """PyTorch's CPU wheels, with the byte code of what tests import."""
-    wheels = root.parent / 'wheels'
+    """PyTorch's CPU wheels, fetched by this machine's pip, installed by the image's; byte code of what is imported."""
+    python, wheels, random = '/opt/miniconda3/envs/pytorch/bin/python', root / 'wheels', root / 'dev/urandom'
     subprocess.run([sys.executable, '-m', 'pip', '-q', 'download', '--only-binary=:all:', '--dest', wheels,
-                    '--python-version', packages.name[len('python'):], 'pip', 'numpy', TORCH], check=True)
-    subprocess.run([CHECKOUT / '.venv/bin/uv', '-q', 'pip', 'install', '--no-config', '--offline', '--no-index',
-                    '--find-links', wheels, '--python', '/usr/bin/python3', '--target', packages, 'pip', 'numpy',
-                    TORCH], check=True)
-    for library in [*packages.glob('torch/lib/*.so*'), *packages.glob('torch/_C.*')]:
-        copy_libraries(library, root)
-    random = root / 'dev/urandom'
+                    '--python-version', packages.name[len('python'):], *PACKAGES], check=True)
     os.mknod(random, 0o666 | stat.S_IFCHR, os.makedev(1, 9))
-    subprocess.run(['chroot', root, '/opt/miniconda3/envs/pytorch/bin/python', '-c', WARM], check=True)
+    pip = '/wheels/%s/pip' % next(wheels.glob('pip-*.whl')).name
+    environment = {'HOME': '/', 'PATH': os.environ['PATH'], 'DEB_PYTHON_INSTALL_LAYOUT': 'deb_system'}
+    options = ['-q', '--no-index', '--no-compile', '--no-cache-dir', '--root-user-action=ignore']
+    subprocess.run(['chroot', root, python, pip, 'install', *options, '--find-links', '/wheels', *PACKAGES],
+                   env=environment, check=True)
+    for library in [*root.rglob('torch/lib/*.so*'), *root.rglob('torch/_C.*')]:
+        copy_libraries(library, root)
+    subprocess.run(['chroot', root, python, '-c', WARM], check=True)
+    shutil.rmtree(wheels)
     random.unlink()
 
 

@@ -72,6 +72,14 @@ def test_no_nvcc(small):
     assert 'found no nvcc, which compiles for the GPUs 8.0' in output and 'packages into' not in output
     # which may be a module's, for what a dry run knows
     assert "USE_CUDA='1'" in small('-x', '--cuda-compute-capabilities=8.0')
+    # one that does not know these GPUs
+    nvcc = small.directory / 'nvcc'
+    nvcc.write_text('#!/bin/sh\nprintf "compute_50\\ncompute_90\\n"\n')
+    nvcc.chmod(0o755)
+    output = small('--cuda-compute-capabilities=8.0,12.0', status=None,
+                   env={'PATH': os.pathsep.join([str(small.directory)] + path)})
+    assert 'nvcc cannot compile for 8.0, 12.0. It knows: compute_50 compute_90' in output
+    assert 'packages into' not in output
 
 
 TEST = """import unittest

@@ -183,6 +183,7 @@ def test_job_script(frontier, tmp_path):
     assert 'trained on 2 ranks' in text, text + job.read_text()
 
 
+@pytest.mark.nightly
 def test_staged(frontier, tmp_path):
     """A job on two nodes with sbcast: what it touches of the shared path is at most a tenth."""
     traces = tmp_path / 'traces'

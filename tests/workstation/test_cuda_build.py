@@ -20,7 +20,7 @@ from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages.known_errors import excerpt
 from hpc_pytorch.source import contract
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # what CMake and the compiled files want of further submodules
 FOR_CUDA = {'cutlass/include/none.h': '', 'cutlass/tools/util/include/none.h': '', 'cudnn_frontend/include/none.h': ''}
@@ -91,7 +91,6 @@ def configured(tmp_path_factory, toolkit):
     shutil.rmtree(build.directory)
 
 
-@pytest.mark.nightly
 def test_contract_holds(configured):
     """CMake decides what was asked for: both GPUs, cuDNN, the toolkit's NCCL and the machine's MPI."""
     assert "CMake enabled all requested options" in configured.output
@@ -100,7 +99,6 @@ def test_contract_holds(configured):
     assert cache['NCCL_LIBRARIES'].startswith(str(configured.toolkit)) and cache['USE_MPI'] == '1'
 
 
-@pytest.mark.nightly
 def test_device_code(configured):
     """Kernels and the NCCL backend, compiled under ramgate, as the build does it: code for the two GPUs alone."""
     objects = ['caffe2/CMakeFiles/torch_cuda.dir/__/%s.o' % name for name in FILES]
@@ -115,7 +113,6 @@ def test_device_code(configured):
         assert set(re.findall(r'\.(sm_\w+)\.cubin', found)) == expected, path
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize('package, option', [('CUDA', 'USE_CUDA'), ('CUDNN', 'USE_CUDNN'), ('NCCL', 'NCCL_LIB_DIR')])
 def test_hidden(configured, package, option):
     """Each part that CMake does not find is named; without NCCL it stops by itself."""

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from mpi_installation import PROGRAMS, Installed, kept_venv, make_venv_of_trainers, mpirun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # Who starts it, the MPI that torch_mpi is for → the words before the program, and what it is to train on.
 STARTED_BY = {
@@ -17,8 +17,7 @@ STARTED_BY = {
 }
 
 
-@pytest.mark.parametrize("starter, mpi", [
-    pytest.param(*case, marks=[pytest.mark.nightly] * (case != ("mpirun", "mpich"))) for case in STARTED_BY])
+@pytest.mark.parametrize("starter, mpi", STARTED_BY)
 def test_trainers(builds, starter, mpi, tmp_path):
     python = kept_venv("trainers", make_venv_of_trainers)
     installed = Installed(mpi, python, builds[mpi].result())
