@@ -1,10 +1,12 @@
 """pytorch-serve: from a login node to an answer and to the end, on real Slurm; a small program stands in for vLLM."""
+import ctypes
 import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 from batch_systems.pbs_stand_in import Pbs
@@ -157,6 +159,20 @@ def test_key_removed_by_the_job_script(nowhere):
     errors = process.communicate(timeout=60)[1]
     assert process.returncode == 143 and not errors
     assert not processes(str(nowhere.directory / 'tiny')) and not list(nowhere.temporary.iterdir())
+
+
+def test_signal_before_a_wait(nowhere):
+    """Python has got it, and waits for vLLM's next line all the same: as when the other thread gets it."""
+    nowhere.model('deaf', **{'answers nobody': True})
+    process = nowhere.start('deaf')
+    threads = Path('/proc/%d/task' % process.pid)
+
+    def others():
+        return [int(thread.name) for thread in threads.iterdir() if thread.name != str(process.pid)]
+
+    wait_for(others, "the thread that asks whether vLLM answers", 60)
+    ctypes.CDLL(None).tgkill(process.pid, others()[0], signal.SIGTERM)
+    assert process.wait(60) == 143
 
 
 def test_killed_while_vllm_ends(nowhere):
