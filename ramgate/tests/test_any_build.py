@@ -245,9 +245,10 @@ def nested(builds):
     return [sys.executable, '-m', 'ramgate', 'run', '--jobs', '8', '--', 'ninja', '-j8'], 'by link'
 
 
-WAYS = (by_name, by_path, static, response_files, without_environment, make, make_by_path, ccache, sccache, cmake_before,
-        cmake, xargs, shell, setuptools, autotools, cargo, meson, nested)
-NIGHTLY = (by_path, static, response_files, make_by_path, ccache, sccache, cmake_before, xargs, shell, autotools, cargo, meson)
+WAYS = (by_name, by_path, static, response_files, without_environment, make, make_by_path, ccache, sccache,
+        cmake_before, cmake, xargs, shell, setuptools, autotools, cargo, meson, nested)
+NIGHTLY = (by_path, static, response_files, make_by_path, ccache, sccache, cmake_before, xargs, shell, autotools,
+           cargo, meson)
 EACH = tuple(pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS)
 
 
