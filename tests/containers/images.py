@@ -120,8 +120,6 @@ sys.exit(max(process.wait() for process in started))
 """,
 }
 PACKAGES = ('pip', 'numpy', 'torch==2.13.0')
-# what training imports when it needs it
-WARM = 'import pip._internal.cli.main, torch._dynamo, torch.distributed.run, torch.nn.parallel'
 # Byte code stays: no Python in the container could keep what it compiles, and each would compile all that it imports.
 NOT_NEEDED = ('test', 'idlelib', 'lib2to3', 'tkinter', 'turtledemo', 'pydoc_data', 'config-*', 'dist-packages',
               'EXTERNALLY-MANAGED')
@@ -156,21 +154,18 @@ def small_torch(root, packages):
 
 
 def real_torch(root, packages):
-    """PyTorch's CPU wheels, fetched by this machine's pip, installed by the image's; byte code of what is imported."""
-    python, wheels, random = '/opt/miniconda3/envs/pytorch/bin/python', root / 'wheels', root / 'dev/urandom'
+    """PyTorch's CPU wheels, fetched by this machine's pip, installed by the image's."""
+    wheels = root / 'wheels'
     subprocess.run([sys.executable, '-m', 'pip', '-q', 'download', '--only-binary=:all:', '--dest', wheels,
                     '--python-version', packages.name[len('python'):], *PACKAGES], check=True)
-    os.mknod(random, 0o666 | stat.S_IFCHR, os.makedev(1, 9))
     pip = '/wheels/%s/pip' % next(wheels.glob('pip-*.whl')).name
     environment = {'HOME': '/', 'PATH': os.environ['PATH'], 'DEB_PYTHON_INSTALL_LAYOUT': 'deb_system'}
-    options = ['-q', '--no-index', '--no-compile', '--no-cache-dir', '--root-user-action=ignore']
-    subprocess.run(['chroot', root, python, pip, 'install', *options, '--find-links', '/wheels', *PACKAGES],
+    options = ['-q', '--no-index', '--no-cache-dir', '--root-user-action=ignore', '--find-links', '/wheels']
+    subprocess.run(['chroot', root, '/opt/miniconda3/envs/pytorch/bin/python', pip, 'install', *options, *PACKAGES],
                    env=environment, check=True)
+    shutil.rmtree(wheels)
     for library in [*root.rglob('torch/lib/*.so*'), *root.rglob('torch/_C.*')]:
         copy_libraries(library, root)
-    subprocess.run(['chroot', root, python, '-c', WARM], check=True)
-    shutil.rmtree(wheels)
-    random.unlink()
 
 
 def python_root(root, kind):

@@ -155,6 +155,7 @@ def test_environment_of_ones_own(kinds, way, kind):
 def test_uv_in_an_environment_of_ones_own(kinds):
     """As docs/systems/lumi.rst has it: in the container; outside, the environment has no Python for it."""
     output = kinds.as_user("""
+        unset XDG_CACHE_HOME  # of who runs the tests
         extend-venv-activate uvs > /dev/null; . uvs/bin/activate; cp %s uvs/bin
         # the small image lacks some
         libraries=$(ldd uvs/bin/uv | grep -o ' /[^ ]*[.]so[^ ]*' | paste -sd, | tr -d ' ')
@@ -314,10 +315,11 @@ def test_another_version_in_the_image(place):
 def test_nvidias_image(place):
     """Its easyconfig, changed only to a registry of the tests' own, on a system with NVIDIA's GPUs."""
     place.eb.sources = place.directory / 'sources'
-    containers.python_root(place.directory / 'root', 'path')
+    root = place.directory / 'root'
+    containers.small_torch(root, containers.python_root(root, 'path'))
     name = 'PyTorch-26.03-NGC-workstation.eb'
     with registry.registry(CACHE, place.directory) as address:
-        digest = registry.push(address, 'nvidia/pytorch', place.directory / 'root',
+        digest = registry.push(address, 'nvidia/pytorch', root,
                                ['PATH=/opt/miniconda3/envs/pytorch/bin:/usr/bin:/bin'])
         text, found = re.subn('nvcr.io/nvidia/pytorch@sha256:[0-9a-f]{64}', '%s/nvidia/pytorch@%s' % (address, digest),
                               (CHECKOUT / 'easyconfigs/p/PyTorch' / name).read_text())
