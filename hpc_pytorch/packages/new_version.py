@@ -57,7 +57,7 @@ def uv(command, directory):
     program = own_uv()
     if program is None:
         raise UsersProblem("uv is not found; install it: pip install uv")
-    variables = dict(pip_settings(), **dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never'))
+    variables = dict(pip_settings(), **dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', COLUMNS='999'))
     done = run(['bash', '-c', shlex.quote(program) + ' ' + command], stderr=subprocess.PIPE, env=variables,
                cwd=directory)
     if done.returncode == 0:
