@@ -260,7 +260,7 @@ class Machine(object):
 
     @probe(JOB, 'node cuda', lambda found, expected: float(found) >= expected)
     def CUDA_of_the_driver(self):
-        found = re.search(r'CUDA Version: (\d+\.\d+)', self.output('nvidia-smi'))
+        found = re.search(r'CUDA (?:UMD )?Version: (\d+\.\d+)', self.output('nvidia-smi'))
         if not found:
             raise NotAsked("nvidia-smi names no CUDA version")
         return found.group(1)

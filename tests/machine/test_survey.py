@@ -217,6 +217,14 @@ def test_gpus_of_amd(place, monkeypatch):
     assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs']
 
 
+def test_newer_driver(place, monkeypatch):
+    """From 610 on, nvidia-smi calls it otherwise, as public logs show."""
+    place.replace('bin/nvidia-smi', 'Driver Version: 535.54  CUDA Version: 12.2',
+                  'KMD Version: 610.43.02     CUDA UMD Version: 13.3')
+    findings = place.survey(True, monkeypatch, only='CUDA of the driver')[1]
+    assert [one.found for one in findings if one.name == 'CUDA of the driver'] == ['13.3']
+
+
 def test_queues_of_pbs(place, monkeypatch):
     (place.top / 'bin' / 'sinfo').unlink()
     place.replace(CFG, 'kind = slurm', 'kind = pbs')
