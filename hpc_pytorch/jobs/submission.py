@@ -141,11 +141,10 @@ class SystemJobs:
                 if job not in already:
                     self.submit(job)
         except Refused as problem:
-            self.take_back()
             remedies = [found['remedy'] for found in explanations('refused', str(problem))]
             remedies.append("No advice is known for this message.")
             variable = self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'
-            raise EasyBuildError("%s was refused, so no job was submitted: %s\n%s", job.name, problem,
+            raise EasyBuildError("%s was refused: %s\n%s\n%s", job.name, problem, self.take_back(),
                                  remedies[0].format(variable=variable))
         except Uncertain as problem:
             others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
@@ -156,11 +155,10 @@ class SystemJobs:
             raise EasyBuildError("The batch system does not answer about %s: %s. Nothing was submitted for it; try "
                                  "again.", job.name, problem)
         except OSError as problem:
-            self.take_back()
-            raise EasyBuildError("%s cannot be written (%s), so no job was submitted. Make room, and type the same "
-                                 "again", problem.filename or directory(), problem.strerror)
+            raise EasyBuildError("%s cannot be written (%s); %s. Make room, and type the same again",
+                                 problem.filename or directory(), problem.strerror, self.take_back())
         except BaseException:
-            self.take_back()
+            print_msg(self.take_back())
             raise
         self.lock.close()
         for job in self.jobs:
@@ -265,14 +263,13 @@ class SystemJobs:
         self.note_submitted(record, job.jobid)
 
     def take_back(self):
-        """Cancel what was submitted: all jobs or none."""
-        if not self.submitted:
-            return
+        """Cancel what was submitted, all jobs or none; returns what to say about it."""
         numbers = [job.jobid for job in self.submitted]
         try:
-            self.scheduler.cancel(numbers)
-        except NoAnswer as problem:
-            print_msg("could not cancel these jobs: %s (%s)", ' '.join(numbers), problem)
-            return
+            if numbers:
+                self.scheduler.cancel(numbers)
+        except UsersProblem as problem:
+            return "these jobs stay in the queue, as they could not be cancelled: %s (%s)" % (' '.join(numbers), problem)
         for job in self.submitted:
             remove_record(read_record(record_path(job.name)))
+        return "no job was submitted"

@@ -101,6 +101,8 @@ class BatchSystem(object):
         output = self.ask(command)[1]
         if re.search('denied|unauthorized', output, re.I):
             raise Refused(output.replace('\n', ' '))
+        if self.not_reached.search(output) or self.uncertain.search(output):
+            raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
 
     def wait_for_end(self, job, seconds=120):
         """Wait until a job that was cancelled has ended: its processes may take a while."""

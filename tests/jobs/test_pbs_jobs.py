@@ -125,6 +125,13 @@ def test_refused(toys, pbs):
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
     assert 'toy-1.0-Derecho was refused' in toys.refused(easyconfig)
     assert len(pbs.jobs()) == 1
+    # and cannot be given back: the server is away by then
+    pbs.fail_after('qdel', 0)
+    output = toys.run(easyconfig, '--robot=%s' % toys.directory, '--job', status=1)
+    job = re.search(r'could not be cancelled: (\S+) \(qdel: Connection refused', output).group(1)
+    assert 'no job was' not in output and 'job %s ' % job in toys.status()['base/1.0-Derecho']
+    (pbs.directory / 'last-qdel').unlink()
+    pbs.delete(job)
     pbs.reject('base', 'Queue is not enabled')
     assert 'the queue is closed' in toys.refused(easyconfig)
     pbs.reject('base', 'Unknown resource: ngpus')
