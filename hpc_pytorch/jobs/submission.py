@@ -158,7 +158,7 @@ class SystemJobs:
             raise EasyBuildError("%s cannot be written (%s); %s. Make room, and type the same again",
                                  problem.filename or directory(), problem.strerror, self.take_back())
         except BaseException:
-            print_msg(self.take_back())
+            self.take_back()
             raise
         self.lock.close()
         for job in self.jobs:
@@ -269,7 +269,8 @@ class SystemJobs:
             if numbers:
                 self.scheduler.cancel(numbers)
         except UsersProblem as problem:
-            return "these jobs stay in the queue, as they could not be cancelled: %s (%s)" % (' '.join(numbers), problem)
+            print_msg("could not cancel these jobs: %s (%s)", ' '.join(numbers), problem)
+            return "these jobs stay in the queue: %s" % ' '.join(numbers)
         for job in self.submitted:
             remove_record(read_record(record_path(job.name)))
         return "no job was submitted"

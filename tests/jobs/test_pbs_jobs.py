@@ -128,8 +128,9 @@ def test_refused(toys, pbs):
     # and cannot be given back: the server is away by then
     pbs.fail_after('qdel', 0)
     output = toys.run(easyconfig, '--robot=%s' % toys.directory, '--job', status=1)
-    job = re.search(r'could not be cancelled: (\S+) \(qdel: Connection refused', output).group(1)
-    assert 'no job was' not in output and 'job %s ' % job in toys.status()['base/1.0-Derecho']
+    job = re.search(r'stay in the queue: (\S+)', output).group(1)
+    assert 'qdel: Connection refused' in output and 'no job was' not in output
+    assert 'job %s ' % job in toys.status()['base/1.0-Derecho']
     (pbs.directory / 'last-qdel').unlink()
     pbs.delete(job)
     pbs.reject('base', 'Queue is not enabled')
