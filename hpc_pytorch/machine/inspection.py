@@ -14,7 +14,7 @@ from hpc_pytorch import collection_path
 from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_tool
-from hpc_pytorch.machine.systems import core_list, host_matches, is_for
+from hpc_pytorch.machine.systems import core_list, host_matches, is_for, is_retired
 
 # what shows the partitions or queues of a batch system
 PARTITIONS = {
@@ -81,7 +81,7 @@ def partitions_of(system):
 
 def easyconfigs_of(system):
     paths = glob.glob(glob.escape(collection_path('easyconfigs')) + '/*/*/*.eb')
-    return sorted(path for path in paths if is_for(path, system))
+    return sorted(filter(lambda path: is_for(path, system), paths), key=lambda path: (is_retired(path, system), path))
 
 
 def external_modules(path):
@@ -142,8 +142,7 @@ class Machine(object):
     def with_modules(self, commands):
         """Return those of these commands that are there with the modules of the system's first easyconfig."""
         path = self.environ.get('PATH')
-        lists = map(external_modules, easyconfigs_of(self.system))
-        names = next(filter(None, lists), None)
+        names = next(filter(None, map(external_modules, easyconfigs_of(self.system))), None)
         if names:
             shell = self.modules_shell()
             if first_that_fails(shell, names) is None:
@@ -214,8 +213,7 @@ class Machine(object):
 
     def hardware_threads(self):
         """List the package and the core of each hardware thread."""
-        lines = self.output('lscpu', '--parse=SOCKET,CORE').splitlines()
-        return [line for line in lines if not line.startswith('#')]
+        return re.findall(r'^[^#\n].*', self.output('lscpu', '--parse=SOCKET,CORE'), re.M)
 
     @probe(JOB, 'node cores')
     def cores(self):
@@ -238,8 +236,7 @@ class Machine(object):
         found = []
         answer = self.output('rocm-smi', '--showtoponuma')
         for node in re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (\d+)', answer, re.M):
-            cores = self.read('/sys/devices/system/node/node%s/cpulist' % node)
-            found.append(core_list(cores))
+            found.append(core_list(self.read('/sys/devices/system/node/node%s/cpulist' % node)))
         return found
 
     def cores_by_nvidia(self):

@@ -62,8 +62,7 @@ WRITTEN = {
 
 def describe(name, machine):
     """Ask what system.cfg can have: {'section key': (value or None, where it comes from or why there is none)}."""
-    kind = machine.batch_system()
-    machine.system.scheduler['kind'] = kind
+    kind = machine.system.scheduler['kind'] = machine.batch_system()
     values = {}
     cray = kind == 'slurm' and not machine.which('mpicc')
     # dashes separate the words in names of easyconfigs
@@ -74,8 +73,7 @@ def describe(name, machine):
     for key, words in DATA['answers'].items():
         question, source = words.split(': ', 1)
         try:
-            answer = getattr(machine, question)()
-            values[key] = WRITTEN.get(key, str)(answer), source
+            values[key] = WRITTEN.get(key, str)(getattr(machine, question)()), source
         except (NotAsked, OSError, ValueError) as problem:
             values[key] = None, "could not be asked: %s" % problem
     partition = values['scheduler partition'][0]
@@ -252,9 +250,9 @@ def drafts(name, machine):
 
 def write_drafts(name, machine):
     """Write what is not there yet; returns the paths."""
-    if not re.match(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*$', name):
-        raise UsersProblem("--new-system requires a name of lower-case letters, digits and dashes, such as cirrus; "
-                           "found: %r" % name)
+    if len(name) > 100 or not re.fullmatch(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*', name):
+        raise UsersProblem("--new-system requires a name of up to 100 lower-case letters, digits and dashes, such as "
+                           "cirrus; found: %r" % name)
     top = os.path.dirname(collection_path('systems'))
     texts = drafts(name, machine)
     paths = {path: os.path.join(top, path) for path in sorted(texts)}

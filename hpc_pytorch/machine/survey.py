@@ -82,11 +82,9 @@ def about_metadata(shell, name, metadata):
 def about_easyconfigs(machine):
     """Report once what holds for several easyconfigs; those for an earlier state of the system cannot differ."""
     files = {}
-    easystack = Path(machine.system.directory, 'easystack.yaml')
-    today = easystack.read_text() if easystack.exists() else None
     for path in easyconfigs_of(machine.system):
         findings = list(about_modules(machine, path))
-        if today and os.path.basename(path) not in today:
+        if systems.is_retired(path, machine.system):
             findings = [one._replace(result=NOTED) if one.result == DIFFERS else one for one in findings]
         for finding in findings:
             files.setdefault(finding, []).append(os.path.basename(path))

@@ -13,6 +13,7 @@ import glob
 import os
 import re
 import socket
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, parse
 from hpc_pytorch.machine.versions import CONDITION, holds
@@ -264,6 +265,12 @@ def is_for(easyconfig, system):
     """True if the name of an easyconfig has one of the system's suffixes between its dashes."""
     words = re.split('-|[.]eb$', os.path.basename(easyconfig))
     return not set(words[1:]).isdisjoint(system.system['easyconfig_suffix'])
+
+
+def is_retired(path, system):
+    """True if an easyconfig is for an earlier state of the system: the easystack of today leaves it out."""
+    easystack = Path(system.directory, 'easystack.yaml')
+    return easystack.exists() and os.path.basename(path) not in easystack.read_text()
 
 
 def current(easyconfig=''):

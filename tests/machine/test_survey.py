@@ -209,6 +209,23 @@ def test_planted_differences(place, monkeypatch, tmp_path):
         assert name in differ and set(differ) <= {name, *also}, (name, findings)
 
 
+def test_compilers_of_a_retired_easyconfig(place, monkeypatch):
+    """Compilers are those of today's modules, though a retired easyconfig, whose modules are gone, comes first."""
+    needs_program('tclsh')
+    place.write('easyconfigs/t/Test/Test-0.1-Surveyed.eb', EASYCONFIG.replace('12.2.1', '11.0'))
+    place.write('systems/test/easystack.yaml', 'easyconfigs:\n  - Test-1.0-Surveyed.eb\n')
+    place.module('mpi/4.0', 'module use %s\nprepend-path PATH %s\n' % (place.top / 'opened', place.top / 'wrappers'))
+    (place.top / 'wrappers').mkdir()
+    (place.top / 'bin/testcc').rename(place.top / 'wrappers/testcc')
+    assert place.survey(False, monkeypatch, only='commands')[0] == []
+
+
+@pytest.mark.parametrize('name', ['', '../x', 'My System', 'j\xfcrgen', 'x\n', 'a' * 300])
+def test_odd_name_of_a_new_system(name):
+    with pytest.raises(UsersProblem, match='requires a name of up to 100 lower-case letters'):
+        new_system.write_drafts(name, None)
+
+
 def test_gpus_of_amd(place, monkeypatch):
     (place.top / 'bin' / 'nvidia-smi').unlink()
     place.command('rocm-smi', NUMA)
