@@ -96,10 +96,8 @@ def main(names):
     try:
         install(names)
     except UsersProblem as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    return 0
+        sys.exit(str(problem))
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

@@ -89,10 +89,8 @@ def main(lock, *arguments):
             own_lmod.installed_modules_tool()
         print(*pip_wheels()[:1])
     except UsersProblem as problem:
-        print("ERROR: %s" % problem, file=sys.stderr)
-        return 1
-    return 0
+        sys.exit("ERROR: %s" % problem)
 
 
 if __name__ == '__main__':
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

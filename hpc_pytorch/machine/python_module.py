@@ -52,10 +52,8 @@ def main(found, *arguments):
         advice = "Type: module load %s, and try again. ./eb tried that itself: " % ' '.join(names)
         print(python_of(names))
     except UsersProblem as problem:
-        print("ERROR: Python 3.9 or newer is needed; found: %s. %s%s" % (found, advice, problem), file=sys.stderr)
-        return 1
-    return 0
+        sys.exit("ERROR: Python 3.9 or newer is needed; found: %s. %s%s" % (found, advice, problem))
 
 
 if __name__ == '__main__':
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -71,6 +71,8 @@ MEASURES = {
 }
 # what decides about networks, as the ranks see it
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
+# outputs of ranks are kept in files next to the job's, as Slurm loses last lines of a step that it ends
+KEEP_OUTPUTS = 'export HPC_RANK_OUTPUTS="$PWD/%s"; mkdir "$HPC_RANK_OUTPUTS"'
 # kinds of fast networks, by device or as NCCL's log names them
 FAST = ('cxi', 'uverbs', 'OFI', 'InfiniBand')
 
@@ -235,7 +237,6 @@ class SpeedCheck(ModuleCheck):
     # by what is measured: further options
     more = variable(typ.Dict[str, str], value={})
     executable = 'pytorch-srun'
-    prerun_cmds = [SETTINGS]
 
     @run_after('init')
     def prepare(self):
@@ -258,6 +259,7 @@ class SpeedCheck(ModuleCheck):
             ranks = 2
         self.num_tasks = self.nodes * ranks
         self.num_tasks_per_node = ranks
+        self.prerun_cmds = [SETTINGS, KEEP_OUTPUTS % os.path.splitext(self.job.stdout)[0]]
         if 'batch' in self.current_partition.features:
             share = self.facts['cores'] // ranks
             self.num_cpus_per_task = min(self.facts['cores_per_rank'], share) or 1

@@ -308,10 +308,8 @@ def main(arguments):
     try:
         print(make(options.name, target) / 'modules')
     except (UsersProblem, OSError) as problem:
-        print("ERROR: test environment of %s: %s" % (options.name, problem), file=sys.stderr)
-        return 1
-    return 0
+        sys.exit("ERROR: test environment of %s: %s" % (options.name, problem))
 
 
 if __name__ == '__main__':
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

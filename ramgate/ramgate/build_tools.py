@@ -4,6 +4,7 @@ anyway, so that ramgate can choose.
 
 This file is also a program that stands in for a build tool on $PATH: DIRECTORY-OF-STAND-INS CORES TOOL ARGUMENTS.
 """
+import contextlib
 import os
 import re
 import sys
@@ -22,12 +23,9 @@ GIVEN = re.compile(r' (?:-j|--jobs|--parallel)[ =]?(\d*)')
 def prepared(directory):
     """True if the compilers of a build directory ask through a launcher."""
     for name in TREE_FILES:
-        try:
-            with open(os.path.join(directory, name), 'rb') as file:
-                if b'ramgate-cc' in file.read():
-                    return True
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open(os.path.join(directory, name), 'rb') as file:
+            if b'ramgate-cc' in file.read():
+                return True
     return False
 
 

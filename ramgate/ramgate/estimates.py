@@ -6,6 +6,7 @@ Earlier builds are the profile that this build keeps, profiles of other versions
 PyTorch in data/. All are corrected by how compilations that have ended differ from them.
 """
 import bisect
+import contextlib
 import functools
 import json
 import math
@@ -227,11 +228,9 @@ class Knowledge:
     def save_meanwhile(self):
         if not self.profile or time.monotonic() < self.saved + SAVE_EVERY:
             return
-        try:
+        # a failure is reported when the build ends
+        with contextlib.suppress(OSError, Problem):
             self.save(self.profile)
-        except (OSError, Problem):
-            # reported when the build ends
-            pass
         self.saved = time.monotonic()
 
     def learn_spans(self, compilation):

@@ -2,6 +2,7 @@
 import importlib.machinery
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import types
@@ -48,6 +49,20 @@ def packages_of(site, status):
                           stderr=subprocess.STDOUT, text=True, env=dict(clean_environment(), PYTHONPATH=str(site)))
     assert done.returncode == status, done.stdout
     return done.stdout
+
+
+def test_a_name_comes_before_its_probe(site):
+    """PyTorch takes seconds to import, so a terminal shows first what is tried; a pipe gets the results alone."""
+    package(site, 'numpy', 'print("NumPy is imported")')
+    command = [sys.executable, SCRIPTS / 'pytorch-check', 'import']
+    environment = dict(clean_environment(), PYTHONPATH=str(site))
+    master, terminal = os.openpty()
+    subprocess.run(command, stdout=terminal, stderr=subprocess.DEVNULL, env=environment)
+    shown = os.read(master, 10000).decode()
+    os.close(terminal)
+    os.close(master)
+    assert re.search(r'^import   \.\.\.\r.*NumPy is imported', shown, re.S), shown
+    assert '...' not in subprocess.run(command, capture_output=True, text=True, env=environment).stdout
 
 
 def test_all_is_well(site):
