@@ -81,11 +81,11 @@ class ModulesShell(object):
         return None if succeeded else said or "no reason was given"
 
     def add(self, name):
-        """Load a module besides those that are loaded; returns what went wrong, and changes nothing then."""
+        """Load a module; returns what went wrong, and changes nothing then. Only a PrgEnv may unload others."""
         before, loaded = self.environ, self.loaded
         problem = self.load([name])
         gone = [one for one in loaded if one not in self.loaded]
-        if gone and not problem:
+        if gone and not problem and not name.startswith('PrgEnv-'):
             problem = "it unloads " + ' '.join(gone)
         if problem:
             self.environ = before

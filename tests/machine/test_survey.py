@@ -338,6 +338,20 @@ def test_draft_takes_a_compiler_that_has_an_mpi(cray):
     assert '[cudatoolkit/25.1_12.8]\nname = CUDA\nversion = 12.8\n' in texts['systems/the-eighth/external_modules.cfg']
 
 
+def test_draft_replaces_the_programming_environment_of_login(cray, tmp_path):
+    """Crays load PrgEnv-cray at login."""
+    needs_program('tclsh')
+    opens = 'module unload PrgEnv-cray\nmodule use %s/gnu' % tmp_path
+    machine = cray(top={'PrgEnv-cray/8.6.0': '', 'PrgEnv-gnu/8.6.0': opens},
+                   gnu={'gcc-native/13.3': '', 'cray-mpich/8.1.30': ''})
+    shell = machine.modules_shell()
+    assert shell.load(['PrgEnv-cray']) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
+    assert [one[0] for one in chosen] == ['PrgEnv-gnu/8.6.0', 'gcc-native/13.3', 'cray-mpich/8.1.30']
+    assert left_out == []
+
+
 def test_draft_of_a_site_with_easybuilds_modules(cray):
     """An MPI's module loads its own compiler, in the place of a newer one; names have the toolchain behind a dash."""
     needs_program('tclsh')
