@@ -17,7 +17,7 @@ except ImportError:
     # EasyBuild comes from elsewhere, and this file lies in a checkout
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 from hpc_pytorch import UsersProblem, fsync  # noqa: E402
-from hpc_pytorch.packages import dry_run  # noqa: E402
+from hpc_pytorch.packages import easybuild_errors  # noqa: E402
 from hpc_pytorch.rules import disk_space, early_checks, installation_locks, interrupts, known_pairs  # noqa: E402
 from hpc_pytorch.rules import own_python, policy, provenance, usage_hints, within_memory  # noqa: E402
 
@@ -76,7 +76,7 @@ RULES = {
         ('stale locks', installation_locks.release),
     ],
     # everything that was asked for is there
-    'end_hook': [('usage hints', usage_hints.show), ('what would stop it', dry_run.show)],
+    'end_hook': [('usage hints', usage_hints.show), ('what would stop it', easybuild_errors.show)],
 }
 
 

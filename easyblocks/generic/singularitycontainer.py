@@ -26,9 +26,9 @@ from hpc_pytorch import HERE
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import current
-from hpc_pytorch.packages import container_modules, dry_run, images
+from hpc_pytorch.packages import container_modules, images
 from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
-from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 
 # What the scripts themselves call outside; a wrapper of that name would call itself for ever.
 NO_WRAPPERS = ('bash', 'dirname', 'env', 'readlink', 'sh')
@@ -110,7 +110,7 @@ class SingularityContainer(EasyBlock):
     def image_name(self):
         """Return the name of the image's file."""
         if self.image_source.startswith('docker://'):
-            with as_easybuild_error():
+            with as_easybuild_error(easyblock=self):
                 return images.file_of(self.image_source)
         return os.path.basename(self.image_source)
 
@@ -193,7 +193,7 @@ class SingularityContainer(EasyBlock):
             return
         below = [os.path.join(path, self.name[0].lower()) for path in source_paths()]
         if self.image_name not in images.images_in(source_paths() + below + self.image_stores):
-            dry_run.stop(self, self.nowhere())
+            stop(self, self.nowhere())
 
     def configure_step(self):
         """Nothing to configure."""

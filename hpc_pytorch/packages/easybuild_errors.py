@@ -1,15 +1,32 @@
-"""EasyBuild shows its own errors without a traceback."""
+"""EasyBuild shows its own errors without a traceback; an extended dry run goes on, and names them in its last lines."""
 from contextlib import contextmanager
 
-from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.build_log import EasyBuildError, print_msg
 
 from hpc_pytorch import UsersProblem
 
+FOUND = []
+
+
+def stop(easyblock, message, dry_run_too=False):
+    """Stop an installation; a dry run notes it and resumes, unless it cannot: EasyBuild then skips the step's rest."""
+    if easyblock and easyblock.dry_run:
+        easyblock.dry_run_msg("  * Installing would stop here: %s", message)
+        FOUND.append("%s: %s" % (easyblock.full_mod_name, message))
+    if dry_run_too or not easyblock.dry_run:
+        raise EasyBuildError("%s", message)
+
+
+def show():
+    """For the end of EasyBuild: after its summary, which calls every dry run a success."""
+    if FOUND:
+        print_msg("\nInstalling would stop:\n\n    %s\n" % '\n    '.join(dict.fromkeys(FOUND)), prefix=False)
+
 
 @contextmanager
-def as_easybuild_error(before=''):
-    """Raise what a user can mend as EasyBuild's error, with this in front of its message."""
+def as_easybuild_error(before='', easyblock=None):
+    """Raise what a user can mend as EasyBuild's error, with this in front; a dry run of the easyblock notes it."""
     try:
         yield
     except UsersProblem as problem:
-        raise EasyBuildError("%s%s", before, problem)
+        stop(easyblock, before + str(problem), dry_run_too=True)

@@ -23,8 +23,8 @@ from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
-from hpc_pytorch.packages import dry_run, gpu_code, usage
-from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
+from hpc_pytorch.packages import gpu_code, usage
+from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
 from hpc_pytorch.packages.pip import IndexNotReached, Pip
@@ -158,16 +158,17 @@ class LockedEnvironment(EasyBlock):
     def named_file(self, name):
         """Return a lock file or script that the easyconfig names, or that --robot-paths and the source path have."""
         path = named_file(self.cfg.path, name) or self.obtain_file(name, no_download=True, warning_only=True)
-        if not path:
-            raise EasyBuildError("%s, which %s names, is missing. Put it beside the easyconfig, or into a directory of "
-                                 "--robot-paths. A lock file is made as the .in files beside the collection's show",
-                                 name, os.path.basename(self.cfg.path))
+        # a dry run of EasyBuild returns where a missing file would be
+        if not os.path.exists(path or ''):
+            stop(self, "%s, which %s names, is missing. Put it beside the easyconfig, or into a directory of "
+                 "--robot-paths. A lock file is made as the .in files beside the collection's show"
+                 % (name, os.path.basename(self.cfg.path)), dry_run_too=True)
         return path
 
     def locked(self, parameter):
         """Return all entries of the lock files that a parameter names."""
         entries = []
-        with as_easybuild_error():
+        with as_easybuild_error(easyblock=self):
             for name in self.cfg[parameter]:
                 entries += read_lock(self.named_file(name))
         return entries
@@ -180,12 +181,12 @@ class LockedEnvironment(EasyBlock):
             for entry in self.locked(parameter):
                 version = entry.version.split('+')[0]
                 if UNKNOWN in entry.hashes:
-                    dry_run.stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
-                                 % (entry.name, entry.version))
+                    stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
+                         % (entry.name, entry.version))
                 if entry.name == 'torch' and self.name == 'PyTorch' and version != self.version:
-                    raise EasyBuildError("The lock file has torch %s, the easyconfig says %s: make a lock file for %s "
-                                         "(the .in file beside it has the command) and name it in the easyconfig.",
-                                         entry.version, self.version, self.version)
+                    stop(self, "The lock file has torch %s, the easyconfig says %s: make a lock file for %s (the .in "
+                         "file beside it has the command) and name it in the easyconfig."
+                         % (entry.version, self.version, self.version))
         self.check_gpus_of_locks()
 
     @property
@@ -201,11 +202,11 @@ class LockedEnvironment(EasyBlock):
             others = re.findall(r"platform_machine == '(\w+)'", entry.text)
             applies = entry.name == 'torch' and (not others or architecture in others)
             if applies and self.wants_gpus and gpu_code.is_cpu_only(entry.version, architecture):
-                dry_run.stop(self, gpu_code.why_not_cpu_only(entry.version, self.system))
+                stop(self, gpu_code.why_not_cpu_only(entry.version, self.system))
         packages = {entry.name: entry.version for entry in self.locked('lock_files')}
         problem = gpu_code.why_not_cuda(packages, self.system)
         if problem:
-            dry_run.stop(self, problem)
+            stop(self, problem)
 
     def divide_packages(self):
         """Return the entries of which wheels, and those of which sources are fetched."""

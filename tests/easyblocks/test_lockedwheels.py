@@ -168,6 +168,13 @@ class _C:
     assert (eb.prefix / 'software/toy/1.0/share/constraints.txt').read_text() == 'torch==2.6.0\n'
 
 
+def test_dry_run_without_lock(eb, toy):
+    """A lock file that does not exist is named in the last lines, once."""
+    (toy.folder / 'toy.lock').unlink()
+    output = eb('-x', toy.easyconfig, env=toy.online).stdout
+    assert output[output.index('[SUCCESS]'):].count('toy.lock, which toy-1.0.eb names, is missing') == 1
+
+
 @pytest.mark.parametrize('system, package, says', [
     ('derecho', 'nvidia-cuda-runtime==13.0.96', 'bring CUDA 13, and the driver of derecho takes 12'),
     slow('derecho', 'nvidia-cuda-nvcc==13.5.37', 'bring CUDA 13, and the driver of derecho takes 12'),

@@ -117,6 +117,12 @@ def test_extended_dry_run_without_the_image(place):
     assert 'the image tool.sif' in output[output.index('[SUCCESS]'):], "in its last lines, too"
 
 
+def test_extended_dry_run_without_the_digest(place):
+    """Zeros, as --new-version writes them, are named in the last lines."""
+    output = place.install(place.easyconfig(image='docker://localhost:9/tool@sha256:' + '0' * 64), '-x')
+    assert output[output.index('[SUCCESS]'):].count('has no digest yet') == 1
+
+
 def test_extended_dry_run(place):
     """-x changes nothing and comes to its end."""
     output = place.install(place.easyconfig("venv = True\nwrappers = ['ls']"), '-x')
