@@ -183,6 +183,16 @@ def test_own_packages_in_a_job(path, tmp_path):
 
 
 @pytest.mark.parametrize('path', SYSTEMS, ids=lambda path: path.stem)
+def test_options_of_srun(path):
+    """What jobs of the system need, a line that asks srun for a job has, too; but for the user's own environment."""
+    system = configparser.ConfigParser(interpolation=None, delimiters=('=',))
+    system.read(CHECKOUT / 'systems' / path.stem / 'system.cfg')
+    needed = {option for option in system['scheduler'].get('options', '').split() if option != '--export=NONE'}
+    for line in [command for page, _, command in commands() if page == path and command.startswith('srun ')]:
+        assert not needed - set(line.split()), line
+
+
+@pytest.mark.parametrize('path', SYSTEMS, ids=lambda path: path.stem)
 def test_what_is_printed(path):
     """The lines that an installation ends with, with a place that is fit."""
     system = configparser.ConfigParser(interpolation=None, delimiters=('=',))
