@@ -11,6 +11,7 @@ import difflib
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,7 @@ class Change:
         if not self.renewed:
             self.version = self.find_version(version)
             self.words[self.old] = self.version
+        self.target = self.place(easyconfig)
 
     def changed(self, text):
         """Replace the version, the build such as rocm7.1, and companions' versions, where they are whole words."""
@@ -145,10 +147,6 @@ class Change:
         if not os.access(directory, os.W_OK):
             directory = os.getcwd()
         return os.path.join(directory, self.changed(os.path.basename(path)))
-
-    @property
-    def target(self):
-        return self.place(self.easyconfig)
 
     # which version
 
@@ -219,7 +217,7 @@ class Change:
                                "a version: ./eb --new-version X.Y.Z %s"
                                % (self.index, self.build[1:], as_typed(self.easyconfig)))
         else:
-            print("Cannot reach %s: it may have no %s%s." % (self.index, version, self.build))
+            print("Cannot reach %s, which may not have the version that your own index has." % self.index)
         self.index = None
         return self.published(version)
 
@@ -444,6 +442,8 @@ def main(arguments):
     if len(names) > 1:
         raise UsersProblem("one easyconfig at a time, found %s; nothing was written" % ' '.join(names))
     given.easyconfig = names[0]
+    # its directory is removed, and uv ends, as after Ctrl-C
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
             change = Change(find(given.easyconfig), given.new_version, work)
@@ -455,8 +455,7 @@ def main(arguments):
                 return 0
             made = change.make()
     except UsersProblem as problem:
-        print("ERROR: %s: %s; nothing was written" % (given.easyconfig, problem), file=sys.stderr)
-        return 1
+        raise UsersProblem("%s: %s; nothing was written" % (given.easyconfig, problem))
     change.show(made)
     if {'-x', '--extended-dry-run', '-D', '--dry-run', '--dry-run-short'} & set(others):
         print("Nothing was written, as it is a dry run.")

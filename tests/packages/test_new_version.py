@@ -3,6 +3,7 @@ import http.server
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tarfile
 import threading
@@ -15,6 +16,7 @@ from small_software import add, sha256
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages import images, new_version
+from ramgate.processes import descendants, read, stat
 
 pytestmark = pytest.mark.slow
 
@@ -313,10 +315,10 @@ def test_path_that_is_wrong(tmp_path):
         new_version.find(str(tmp_path / name))
 
 
-def test_two_easyconfigs(toy, capsys):
+def test_two_easyconfigs(toy):
     """The second is not left out without a word; the value of EasyBuild's options is none."""
-    assert new_version.main(['--new-version', 'x', '--prefix', '/a', 'PyTorch-2.15.0-workstation.eb']) == 1
-    assert 'PyTorch-2.15.0-workstation.eb: expected a version' in capsys.readouterr().err
+    with pytest.raises(UsersProblem, match='PyTorch-2.15.0-workstation.eb: expected a version'):
+        new_version.main(['--new-version', 'x', '--prefix', '/a', 'PyTorch-2.15.0-workstation.eb'])
     with pytest.raises(UsersProblem, match='one easyconfig at a time'):
         new_version.main(['--new-version', '2.0', str(toy / 'toy-1.0.eb'), str(toy / 'other-1.0.eb')])
 
@@ -447,6 +449,8 @@ def test_own_index_instead(toy, made, capsys):
     # what is built from source has no wheels there
     (toy / 'toy-1.0.in').write_text(closed.replace('+cpu', ''))
     assert 'toy-2.0.eb' in made('latest', text=EASYCONFIG)[1]
+    said = 'Cannot reach https://localhost:9/cpu, which may not have the version that your own index has.\n'
+    assert said in capsys.readouterr().out
 
 
 def test_no_index(made):
@@ -480,7 +484,7 @@ def test_of_the_collection(made, name):
     ('torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', '2.1.0', ["for another PyTorch change it, and `dependencies`"]),
     ('PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb', '2.11.0', ['versionsuffix =', 'local_tag =']),
     ('PyTorch-26.03-NGC-workstation.eb', '26.05', ['skopeo inspect']),
-    ('Python-3.12.14-standalone.eb', '3.12.15', ['source_urls =', 'checksums =']),
+    ('Python-3.12.14-standalone.eb', '3.12.15', ['source_urls =', 'local_name =', 'checksums =']),
     ('aws-ofi-rccl-1.4.0-Frontier.eb', '1.5.0', ['local_commit =', 'checksums =']),
 ])
 def test_what_a_person_adds(tmp_path, monkeypatch, name, version, by_hand):
@@ -549,6 +553,29 @@ def test_dry_run(toy, call, option):
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
 
 
+def test_terminated(toy):
+    """SIGTERM in the middle, while the index does not answer: uv ends, too, and nothing is left in /tmp."""
+    (toy / 'tmp').mkdir()
+    environment = dict(os.environ, TMPDIR=str(toy / 'tmp'), UV_DEFAULT_INDEX='file://%s' % (toy / 'index'))
+    with socket.create_server(('127.0.0.1', 0)) as silent:
+        command = COMMAND + "--overrides <(printf '') --find-links http://127.0.0.1:%d/ toy-1.0.in -o toy-1.0.lock"
+        (toy / 'toy-1.0.in').write_text('#   %s\ntorch==1.0\n' % command % silent.getsockname()[1])
+        before = sorted(path.name for path in toy.iterdir())
+        running = subprocess.Popen([CHECKOUT / 'eb', '--new-version', '2.0', toy / 'toy-1.0.eb'], env=environment,
+                                   start_new_session=True)
+        silent.settimeout(300)
+        try:
+            connection, _ = silent.accept()
+            children = descendants(running.pid)
+            names = [read(child, 'comm') for child in children]
+        finally:
+            running.terminate()
+        assert b'uv\n' in names
+        assert running.wait() == 143
+        assert not [child for child in children if stat(child)]
+    assert sorted(path.name for path in toy.iterdir()) == before and not list((toy / 'tmp').glob('new-version-*'))
+
+
 @FOR_ROOT
 def test_full_disk(toy, call):
     """One line, and no half of a file; the same call goes on when there is room."""
@@ -588,6 +615,26 @@ def test_names_of_locks():
         has = frozenset(re.findall('^(torch(?:vision|audio)?)==', path.read_text(), re.M))
         kinds.setdefault(re.sub(r'[\d.]+', '', path.stem), {}).setdefault(has, []).append(path.name)
     assert not [names for names in kinds.values() if len(names) > 1]
+
+
+def test_comments_of_inputs():
+    """They are copied for a new version: they name no version but their own, or one that the file itself asks for."""
+    for path in CHECKOUT.glob('easyconfigs/?/*/locks/*-*.*.*.in'):
+        lines = path.read_text().splitlines()
+        prose = [line for line in lines if line.startswith('#') and not line.startswith('#   uv ')]
+        asked = [line for line in lines if line not in prose]
+        known = path.name + ' '.join(asked + [line.replace('.', '') for line in asked])
+        for line in prose:
+            named = re.findall(r'\d+(?:\.\d+)+', re.sub(r'\S+\.(lock|in|eb)\b', '', line))
+            assert not [version for version in named if version not in known and version.replace('.', '') not in known]
+
+
+def test_lists_that_a_person_compares(made, toy):
+    """What was written down from the METADATA of the wheels is not that of another version's."""
+    (toy / 'toy-1.0.in').write_text("# What torch 1.0 needs (its wheel's Requires-Dist).\n"
+                                    + (toy / 'toy-1.0.in').read_text())
+    line, = made('2.0')[0].by_hand
+    assert line.startswith('toy-2.0.in:1: ') and 'what the wheels of this version ask for' in line
 
 
 def test_every_lock_can_be_made_anew():
