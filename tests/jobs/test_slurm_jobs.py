@@ -272,14 +272,38 @@ def test_why_it_waits(toys, slurm):
         assert 'Dependency' in found['top/1.0-ARCHER2']
         assert 'when the jobs that it depends on' in found['top/1.0-ARCHER2']
         assert facts(slurm, reserved)['Reservation'] == 'mine'
-        slurm.output('scontrol', 'hold', base)
-        toys.wait(lambda found: 'scontrol release %s' % base in found['base/1.0-ARCHER2'], "the hold")
-        slurm.output('scontrol', 'release', base)
+        # the user's, which the user can release, and an administrator's
+        for hold, advice in (('uhold', 'scontrol release %s' % base), ('hold', 'ask the helpdesk')):
+            slurm.output('scontrol', hold, base)
+            toys.wait(lambda found: advice in found['base/1.0-ARCHER2'], "the hold")
+            slurm.output('scontrol', 'release', base)
         slurm.output('scancel', reserved)
     finally:
         slurm.output('scontrol', 'update', 'partitionname=gh', 'maxtime=UNLIMITED')
         slurm.output('scontrol', 'delete', 'reservationname=mine')
     assert '  done' in toys.wait_for_end()['top/1.0-ARCHER2']
+
+
+def test_not_started(toys, slurm):
+    """The node's prolog fails, or an administrator requeues: Slurm holds the job, and its user can release it."""
+    configuration, prolog = slurm.directory / 'slurm.conf', slurm.directory / 'prolog'
+    prolog.write_text('#!/bin/sh\nexit 1\n')
+    prolog.chmod(0o755)
+    before = configuration.read_text()
+    slurm.write('slurm.conf', before + 'Prolog=%s\n' % prolog)
+    slurm.output('scontrol', 'reconfigure')
+    try:
+        job, = toys.submit(toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')]))
+        found = toys.wait(lambda found: 'launch_failed' in found['toy/1.0-ARCHER2'], "the failure")
+    finally:
+        slurm.write('slurm.conf', before)
+        slurm.output('scontrol', 'reconfigure')
+    assert 'its node could not start it, and Slurm holds it: scontrol release %s' % job in found['toy/1.0-ARCHER2']
+    slurm.output('scontrol', 'release', job)
+    toys.wait(lambda found: '  running' in found['toy/1.0-ARCHER2'], "the job")
+    slurm.output('scontrol', 'requeuehold', job)
+    found = toys.wait(lambda found: 'job_requeued' in found['toy/1.0-ARCHER2'], "the requeue")
+    assert 'it is held: scontrol release %s' % job in found['toy/1.0-ARCHER2']
 
 
 @pytest.mark.nightly
