@@ -111,11 +111,9 @@ def remove_record(record):
 
 def first_line(path):
     """Return the first line of a file, None if there is none."""
-    try:
-        with open(path, errors='replace') as handle:
-            return handle.readline().strip()
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), open(path, errors='replace') as handle:
+        return handle.readline().strip()
+    return None
 
 
 def write_script(record, command, log):

@@ -62,8 +62,7 @@ def state_of(record):
     if look:
         return look
     if ended is not None:
-        state = DONE if ended == '0' else FAILED
-        return Look(state, 'exit status %s' % ended, '')
+        return Look(DONE if ended == '0' else FAILED, 'exit status %s' % ended, '')
     if record['job'] is None:
         return Look(UNKNOWN, '', "the submission was interrupted: submit again")
     if time.time() - record['time'] < scheduler.forgets_after:
@@ -150,7 +149,13 @@ def jobs_of(easyconfigs):
 def show_jobs(easyconfigs):
     """Print the state of the jobs, the oldest first."""
     records = jobs_of(easyconfigs)
-    looks = [(record, state_of(record)) for record in records]
+    looks, away = [], None
+    for record in records:
+        look = away or state_of(record)
+        looks.append((record, look))
+        if look.state == UNKNOWN and SCHEDULERS[record['scheduler']].away(look.about):
+            # nor does it answer about the others, after 20 seconds each
+            away = look
     states = {record['job']: (record['module'], look) for record, look in looks}
     for record, look in looks:
         print(describe(record, look, states))
@@ -164,7 +169,7 @@ def with_prefix(arguments, action):
     from easybuild.tools.options import set_up_configuration
     easyconfigs = [word for word in arguments if word.endswith('.eb') and not word.startswith('-')]
     options = [word for word in arguments if word not in easyconfigs]
-    temporary = None
+    temporary = ''
     try:
         temporary = set_up_configuration(args=options, silent=True)[1][5]
         return action(easyconfigs)
@@ -174,8 +179,7 @@ def with_prefix(arguments, action):
     except KeyboardInterrupt:
         return 130
     finally:
-        if temporary:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def main(arguments):

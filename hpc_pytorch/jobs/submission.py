@@ -41,9 +41,7 @@ class Job:
     def describe(self, already):
         if not self.jobid:
             return "is installed by now"
-        text = "is job %s" % self.jobid
-        if already:
-            text += " already"
+        text = "is job %s%s" % (self.jobid, " already" if already else "")
         if self.ids_before():
             text += ", after %s" % ', '.join(self.ids_before())
         return text
@@ -239,11 +237,9 @@ class SystemJobs:
         record = self.make_record(job)
         mark = '%s_%s' % (mark_of(job.name), record['token'])
         # where the batch system opens no log, the script writes it, and what the batch system has to say goes elsewhere
-        log = record['log']
-        own_log = ''
+        log, own_log = record['log'], ''
         if not self.scheduler.opens_log:
-            log = files_of(record) + '.out'
-            own_log = record['log']
+            log, own_log = files_of(record) + '.out', log
         command = self.scheduler.command(self.request(job), job.name, mark, log, job.ids_before())
         try:
             script = write_script(record, job.command, own_log)

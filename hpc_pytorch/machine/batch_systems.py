@@ -79,6 +79,9 @@ class BatchSystem(object):
             raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
         return output
 
+    def away(self, output):
+        return self.not_reached.search(output) or self.uncertain.search(output)
+
     def submit(self, command, script):
         """Submit a script; returns the job's id."""
         for delay in TRY_AGAIN:
@@ -101,7 +104,7 @@ class BatchSystem(object):
         output = self.ask(command)[1]
         if re.search('denied|unauthorized', output, re.I):
             raise Refused(output.replace('\n', ' '))
-        if self.not_reached.search(output) or self.uncertain.search(output):
+        if self.away(output):
             raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
 
     def wait_for_end(self, job, seconds=120):
@@ -151,12 +154,9 @@ class Slurm(BatchSystem):
     def look(self, job):
         """Return what Slurm says of a job; None if it has forgotten it."""
         status, output = self.ask(['scontrol', '--oneliner', 'show', 'job', job])
-        if status:
-            facts = self.accounted(job)
-            if not facts and re.search('invalid job id', output, re.I):
-                return None
-        else:
-            facts = dict(re.findall(r'(\w+)=(\S*)', output))
+        facts = self.accounted(job) if status else dict(re.findall(r'(\w+)=(\S*)', output))
+        if not facts and re.search('invalid job id', output, re.I):
+            return None
         if not facts:
             raise NoAnswer("scontrol: %s" % output.replace('\n', ' '))
         word = facts['JobState']

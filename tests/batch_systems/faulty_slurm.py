@@ -31,7 +31,7 @@ def write_faulty(directory, commands):
 class FaultySlurm(Slurm):
     """Its commands may fail, its nodes and daemons may die."""
 
-    commands = ('sbatch', 'squeue', 'scontrol')
+    commands = ('sbatch', 'squeue', 'scontrol', 'scancel')
 
     def __init__(self, directory):
         super().__init__(directory, nodes=3, cpus=128, memory=524288, partitions=('standard',))

@@ -17,6 +17,7 @@ import pytest
 from easyblocks.small_builds import Small
 from common import CHECKOUT, EB, needs_root, stand_in
 from small_software import OCCUPY, WAIT, Toys
+from batch_systems.faulty_slurm import write_faulty
 from batch_systems.real_slurm import Slurm, wait_for
 
 pytestmark = pytest.mark.slow
@@ -304,6 +305,34 @@ def test_not_started(toys, slurm):
     slurm.output('scontrol', 'requeuehold', job)
     found = toys.wait(lambda found: 'job_requeued' in found['toy/1.0-ARCHER2'], "the requeue")
     assert 'it is held: scontrol release %s' % job in found['toy/1.0-ARCHER2']
+
+
+def test_no_controller(toys, slurm):
+    """scancel meets none: what was submitted stays, and is named. Nor does scontrol: it is asked for one job."""
+    toys.write('base', commands=[WAIT.format(file=toys.directory / 'go')])
+    top = toys.write('top', after=['base'])
+    tools, asked = toys.directory / 'tools', toys.directory / 'asked'
+    write_faulty(tools, ['scancel'])
+    (tools / 'fail-scancel').touch()
+    sbatch = tools / 'sbatch'
+    sbatch.write_text('#!/bin/sh\ncase "$*" in *top*) echo Invalid qos specification; exit 1;; esac\n'
+                      'exec /usr/bin/sbatch "$@"\n')
+    sbatch.chmod(0o755)
+    environment = {'PATH': '%s:%s' % (tools, os.environ['PATH'])}
+    output = toys.refused(top, env=environment)
+    job = re.search(r'these jobs stay in the queue: (\d+)', output).group(1)
+    assert 'Unable to contact slurm controller' in output and 'no job was submitted' not in output, output
+    assert 'job %s  ' % job in toys.status()['base/1.0-ARCHER2']
+    assert toys.submit(top)[0] == job, "submitted twice"
+    scontrol = tools / 'scontrol'
+    scontrol.write_text('#!/bin/sh\necho "$*" >> %s\necho "Unable to contact slurm controller (connect failure)"\n'
+                        'exit 1\n' % asked)
+    scontrol.chmod(0o755)
+    toys.environment.update(environment)
+    found = toys.status()
+    assert len(found) == 2 and all('  unknown (scontrol: Unable to contact' in text for text in found.values()), found
+    assert len(asked.read_text().splitlines()) == 1
+    (toys.directory / 'go').touch()
 
 
 @pytest.mark.nightly
