@@ -52,10 +52,8 @@ class BatchSystem(object):
         self.kept = words['kept'].split()
         self.not_reached = re.compile(words['not_reached'], re.I)
         self.uncertain = re.compile(words['uncertain'], re.I)
-        self.states = {}
-        for state in (WAITING, RUNNING, DONE, CANCELLED, UNKNOWN):
-            for word in words[state].split():
-                self.states[word] = state
+        states = (WAITING, RUNNING, DONE, CANCELLED, UNKNOWN)
+        self.states = {word: state for state in states for word in words[state].split()}
 
     def environment(self):
         """Return the user's environment without what would change what the commands do or print."""
@@ -210,11 +208,10 @@ class Pbs(BatchSystem):
         time_limit = 'walltime=%d:%02d:00' % divmod(request.minutes, 60)
         command = ['qsub', '-r', 'y', '-S', '/bin/bash', '-N', name, '-j', 'oe', '-o', log,
                    '-v', 'HPC_JOB_MARK=' + mark, '-l', chunk, '-l', time_limit]
-        if request.account:
-            command += ['-A', request.account]
         # a reservation is a queue, too
-        if request.partition:
-            command += ['-q', request.partition]
+        for option, value in (('-A', request.account), ('-q', request.partition)):
+            if value:
+                command += [option, value]
         if request.exclusive:
             command += ['-l', 'place=excl']
         if after:
@@ -228,11 +225,9 @@ class Pbs(BatchSystem):
     def find(self, name, mark):
         found = []
         for job in self.demand(['qselect', '-N', name]).split():
-            facts = self.facts(job)
-            if facts is None or facts['job_state'] in 'FX':
-                continue
+            facts = self.facts(job) or {}
             carried = re.search(r'HPC_JOB_MARK=(%s\w*)' % mark, facts.get('Variable_List', ''))
-            if carried:
+            if carried and facts['job_state'] not in 'FX':
                 found.append((job, carried.group(1)))
         return found
 
@@ -244,7 +239,10 @@ class Pbs(BatchSystem):
             facts = dict(re.findall(r'^    ([\w.]+) = (.*)$', output.replace('\n\t', ''), re.M))
             if 'job_state' in facts:
                 return facts
-        if re.search('unknown job', output, re.I):
+            # a server without history says so of all jobs: the first answer counts
+            if not history or 'maintain job history' not in output:
+                unknown = re.search('unknown job', output, re.I)
+        if unknown:
             return None
         raise NoAnswer("qstat: %s" % output.replace('\n', ' '))
 
@@ -256,9 +254,10 @@ class Pbs(BatchSystem):
         word = facts['job_state']
         comment = facts.get('comment', '')
         if word in self.states:
+            held = facts.get('Hold_Types', 'u')
             # more than the comment says of jobs that are held, run or were moved to another server
             more = {
-                'H': 'Dependency' if 'depend' in facts else 'Hold_Types = ' + facts.get('Hold_Types', 'u'),
+                'H': 'Dependency' if 'depend' in facts and held == 's' else 'Hold_Types = ' + held,
                 'R': facts.get('exec_host', '').split('/')[0],
                 'M': "moved to another server, and not known here",
             }

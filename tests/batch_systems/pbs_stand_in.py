@@ -1,18 +1,19 @@
 """
-A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qrls and a server that
-runs the jobs for real, each without a network and with another $HOME (compute_node.py) if the server is root.
+A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qhold, qrls and a
+server that runs the jobs for real, each without a network and with another $HOME (compute_node.py) if the server is
+root.
 
     with Pbs(directory, accounts=['NCAR0001']) as pbs:
         subprocess.run(['qsub', 'script'], env=dict(os.environ, **pbs.environment))
 
-It follows the documentation of PBS Professional 2021 for what it has: job ids, the states Q H W R E F M, holds of users
-and of the system, `-W depend=afterok` and `afterany`, `-a`, `-l select`, walltime and mem (a job that takes more is
-killed, with PBS's words and exit statuses), `-j oe -o`, history with `qstat -x`. Messages and exit statuses of the
-commands are OpenPBS's (pbs_messages.c; the numbers in pbs_error.h modulo 256), and so is how qstat folds lines
-(qstat.c). By hand it was compared with OpenPBS 23.06.06, built from its sources: that takes jobs that no node fits, and
-those after one that has failed, and deletes these; a running job that is deleted has the exit status 0. It does not
-have: arrays, reservations, routing queues, several chunks, staging. What a real PBS does not refuse and this one does:
-options that it does not know.
+It follows the documentation of PBS Professional 2021 for what it has: job ids, the states Q H W R E F M, holds (the
+user's, an operator's, the system's), `-W depend=afterok` and `afterany`, `-a`, `-l select`, walltime and mem (a job
+that takes more is killed, with PBS's words and exit statuses), `-j oe -o`, history with `qstat -x`. Messages and exit
+statuses of the commands are OpenPBS's (pbs_messages.c; the numbers in pbs_error.h modulo 256), and so is how qstat
+folds lines (qstat.c). By hand it was compared with OpenPBS 23.06.06, built from its sources: that takes jobs that no
+node fits, and those after one that has failed, and deletes these; a running job that is deleted has the exit status 0.
+It does not have: arrays, reservations, routing queues, several chunks, staging. What a real PBS does not refuse and
+this one does: options that it does not know.
 
     pbs.fail('qsub', 1)     the next qsub finds no server
     pbs.lose('qsub', 1)     the next qsub submits, and its answer gets lost
@@ -39,7 +40,7 @@ from pathlib import Path
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from batch_systems.compute_node import other_home  # noqa: E402
 
-COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qrls')
+COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qhold', 'qrls')
 WRAPPER = '#!/bin/sh\nexec %s -I %s %s %s "$@"\n'
 # qsub's options: those with a value, those without
 VALUED, PLAIN = 'aAeljmMoNpqrSvW', 'h'
@@ -133,6 +134,10 @@ class Pbs:
     def forget(self):
         """The history of jobs is over."""
         talk(self.directory, {'command': 'forget'})
+
+    def keep_history(self, kept):
+        """What the server's job_history_enable says."""
+        (self.directory / 'no-history').unlink() if kept else (self.directory / 'no-history').touch()
 
     def job(self, number):
         """What the server knows of a job."""
@@ -285,9 +290,15 @@ def qstat(directory, words):
     if not numbers:
         known = talk(directory, {'command': 'jobs'})
         numbers = [number for number, job in known.items() if 'x' in flags or job['job_state'] not in 'FM']
+    without_history = Path(directory, 'no-history').exists()
+    if without_history and 'x' in flags:
+        print("qstat: PBS is not configured to maintain job history %s" % ' '.join(numbers))
+        return 0
     for number in numbers:
         try:
             job = talk(directory, {'command': 'job', 'number': number})
+            if job['job_state'] == 'F' and without_history:
+                raise Failed("Unknown Job Id %s" % number, 153)
             if job['job_state'] in 'FM' and 'x' not in flags:
                 raise Failed("%s Job has finished, use -x or -H to obtain historical job information" % job['id'], 35)
         except Failed as problem:
@@ -336,14 +347,20 @@ def qdel(directory, words):
     return status
 
 
-def qrls(directory, words):
-    """Release jobs that their user holds."""
-    for number in words:
-        talk(directory, {'command': 'release', 'number': number})
+def qhold(directory, words, command='hold'):
+    """Hold jobs, or release them; -h first: u by their user, o by an operator."""
+    types, numbers = (words[1], words[2:]) if words[0] == '-h' else ('u', words)
+    for number in numbers:
+        talk(directory, {'command': command, 'number': number, 'types': types})
     return 0
 
 
-COMMAND = {'qsub': qsub, 'qstat': qstat, 'qselect': qselect, 'qdel': qdel, 'qrls': qrls}
+def qrls(directory, words):
+    """Release jobs."""
+    return qhold(directory, words, 'release')
+
+
+COMMAND = {'qsub': qsub, 'qstat': qstat, 'qselect': qselect, 'qdel': qdel, 'qhold': qhold, 'qrls': qrls}
 
 
 # --- the server -----------------------------------------------------------------------------------------------------
@@ -388,7 +405,7 @@ class Job:
     def __init__(self, number, request, directory):
         self.number, self.request = number, request
         self.id = '%d.pbs' % number
-        self.state, self.user_hold = 'H' if request['held'] else 'Q', request['held']
+        self.state, self.holds = 'H' if request['held'] else 'Q', set('u' if request['held'] else '')
         # [(kind of dependency, job)]
         self.after, self.exit_status, self.comment = [], None, None
         self.process = self.node = self.started = self.killed = None
@@ -405,7 +422,7 @@ class Job:
             'id': self.id, 'Job_Name': self.request['name'], 'Job_Owner': '%s@login1' % self.request['user'],
             'job_state': 'M' if self.moved else self.state, 'queue': self.request['queue'], 'server': 'pbs',
             'Account_Name': self.request['account'], 'Join_Path': 'oe' if self.request['join'] else 'n',
-            'Hold_Types': 'u' if self.user_hold else 's' if self.state == 'H' else 'n',
+            'Hold_Types': self.hold_types(),
             'Output_Path': 'login1:%s' % self.output(), 'Rerunable': str(self.request['rerunnable']),
             'Resource_List.mem': '%dkb' % (self.memory / 1024) if self.memory else None,
             'Resource_List.ncpus': self.ncpus, 'Resource_List.ngpus': self.ngpus or None, 'Resource_List.nodect': 1,
@@ -421,6 +438,15 @@ class Job:
                 'PBS_O_PATH': self.request['path'], 'PBS_O_WORKDIR': self.request['directory']}).items())),
             'exec_host': '%s/0*%d' % (self.node, self.ncpus) if self.node else None, 'comment': self.comment,
             'Exit_status': self.exit_status, 'run_count': self.runs}
+
+    def unmet(self):
+        """Whether it waits for other jobs."""
+        return any(before.state != 'F' for _, before in self.after)
+
+    def hold_types(self):
+        """In the order of OpenPBS 23.06; the system holds what waits for other jobs."""
+        held = self.holds | set('s' if self.unmet() else '')
+        return ''.join(letter for letter in 'sou' if letter in held) or 'n'
 
     def output(self):
         """Where its output is brought to."""
@@ -551,9 +577,13 @@ class Server:
         """Finished jobs are not known any more."""
         self.jobs = {number: job for number, job in self.jobs.items() if job.state != 'F'}
 
-    def release(self, number):
+    def hold(self, number, types):
+        """qhold."""
+        self.find(number).holds |= set(types)
+
+    def release(self, number, types):
         """qrls."""
-        self.find(number).user_hold = False
+        self.find(number).holds -= set(types)
 
     def move(self, number, back):
         """It shows as M, whatever it does elsewhere."""
@@ -620,7 +650,7 @@ class Server:
         if bad:
             job.finish(comment='Job deleted as result of dependency on job %s' % bad[0].id)
             return
-        waits = job.user_hold or any(before.state != 'F' for _, before in job.after)
+        waits = bool(job.holds) or job.unmet()
         job.state = 'H' if waits else 'Q'
         # -a [[CC]YY]MMDDhhmm: W until then (qsub(1B))
         if not waits and (job.request['after_time'] or '') > time.strftime('%Y%m%d%H%M'):

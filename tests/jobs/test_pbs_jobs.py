@@ -119,7 +119,7 @@ def test_refused(toys, pbs):
     output = toys.refused(easyconfig, env={'PBS_ACCOUNT': 'NCAR0002'})
     assert 'Invalid account' in output and 'export PBS_ACCOUNT=PROJECT' in output
     output = toys.refused(easyconfig, '--job-target-resource=partition=short')
-    assert 'Job violates queue' in output and 'walltime=' in output
+    assert 'Job violates queue' in output and 'walltime=' in output and 'qstat -Qf' in output
     assert 'Unknown queue' in toys.refused(easyconfig, '--job-target-resource=partition=nowhere')
     # the second of two is refused: the first, which was taken, is given back
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
@@ -137,6 +137,10 @@ def test_refused(toys, pbs):
     assert 'the queue is closed' in toys.refused(easyconfig)
     pbs.reject('base', 'Unknown resource: ngpus')
     assert '--job-target-resource=gpus=0' in toys.refused(easyconfig)
+    for words in ('Unknown resource: nosuch', 'Unknown resource Resource_List.nosuch'):
+        pbs.reject('base', words)
+        output = toys.refused(easyconfig)
+        assert 'less' not in output and '[scheduler] options' in output, output
     wait_for(lambda: {job['job_state'] for job in pbs.jobs().values()} == {'F'}, "end of what was deleted")
     assert not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
 
@@ -459,6 +463,44 @@ def test_jobs_of_an_easyconfig(toys, pbs):
     shown = toys.run('--job-status', top)
     assert re.search(r'base/1.0-Derecho  job 2.pbs  done \(.*but the module is installed by now', shown), shown
     assert re.search('top/1.0-Derecho  job 3.pbs  cancelled', shown), shown
+
+
+def test_no_history(toys, pbs):
+    """A server that keeps no history (job_history_enable false): a job's own files tell how it ended."""
+    pbs.keep_history(False)
+    easyconfig = toys.write('toy')
+    toys.submit(easyconfig)
+    assert '  done (exit status 0' in toys.wait_for_end()['toy/1.0-Derecho']
+    # one that was deleted has written none
+    other = toys.write('other', commands=[WAIT.format(file=toys.directory / 'go')])
+    job, = toys.submit(other)
+    pbs.delete(job)
+    wait_for(lambda: pbs.job(job)['job_state'] == 'F', "end of the job")
+    record = toys.eb.prefix / 'software/.jobs/other-1.0-Derecho.json'
+    record.write_text(re.sub(r'"time": \d+', '"time": 1000000000', record.read_text()))
+    assert '  failed (forgotten, ' in toys.status()['other/1.0-Derecho']
+    (toys.directory / 'go').touch()
+    assert toys.submit(other) != [job]
+    assert '  done' in toys.wait_for_end()['other/1.0-Derecho']
+    # no server: neither history nor the job itself was asked for
+    pbs.fail('qstat', 1)
+    assert '  unknown (' in toys.run('--job-status', other)
+    assert 'Removed toy/1.0-Derecho' in toys.run('--uninstall', 'toy/1.0-Derecho')
+
+
+def test_held(toys, pbs):
+    """A job that waits for another one, and is held by its user or an operator as well."""
+    toys.write('base', commands=[WAIT.format(file=toys.directory / 'go')])
+    base, top = toys.submit(toys.write('top', after=['base']))
+    for types, expected in (('u', 'waiting (H, Hold_Types = su)\n    it is held: qrls %s\n' % top),
+                            ('o', 'waiting (H, Hold_Types = sou)\n    the batch system or an operator holds it')):
+        subprocess.run(['qhold', '-h', types, top], env=dict(os.environ, **pbs.environment), check=True)
+        shown = toys.run('--job-status', toys.directory / 'top-1.0-Derecho.eb')
+        assert expected in shown, shown
+    subprocess.run(['qrls', '-h', 'uo', top], env=dict(os.environ, **pbs.environment), check=True)
+    assert 'waiting (H, Dependency)' in toys.run('--job-status', toys.directory / 'top-1.0-Derecho.eb')
+    pbs.delete(top)
+    pbs.delete(base)
 
 
 @pytest.mark.nightly
