@@ -32,10 +32,33 @@ smartquotes = False
 nitpicky = True
 
 
-def mark_words(app, page, template, context, doctree):
-    """Give words in code that fit a phone's line a class, with which they do not break at a hyphen."""
-    context['body'] = re.sub('<span class="pre">(?=[^<]{1,36}<)', '<span class="pre whole">', context.get('body', ''))
+# Where long names continue on the next line: after these, but before no digit of a version or date.
+PART_ENDS = re.compile(r'(?<=\w)((?:[-_](?!\d)|[/=]+)(?=\S))')
+DATE = re.compile(r'\b20\d\d-\d\d-\d\d\b')
+# So many characters of code fit a line of a phone, and a cell of a table.
+PHONE, CELL = 36, 16
+
+
+def split_names(app, page, template, context, doctree):
+    """Let long names in code and in tables continue on the next line between their parts, and nowhere else."""
+    def code(found):
+        begin, name, end = found.groups()
+        if len(name) <= fits:
+            return found.group()
+        return '<span class="name">%s</span>' % (begin + PART_ENDS.sub(r'\1' + end + '<wbr>' + begin, name) + end)
+
+    def text(found):
+        return DATE.sub(r'<span class="pre">\g<0></span>', PART_ENDS.sub(r'\1<wbr>', found.group()))
+
+    parts = re.split('(<table.*?</table>)', context.get('body', ''), flags=re.S)
+    for number, part in enumerate(parts):
+        fits = CELL if number % 2 else PHONE
+        # names that are no code: in cells, in titles and in terms
+        tags = ('td', 'p') if number % 2 else ('h1', 'h2', 'h3', 'dt')
+        part = re.sub('(<span class="pre">)([^<]+)(</span>)', code, part)
+        parts[number] = re.sub('|'.join('(?<=<%s>)[^<]+' % tag for tag in tags), text, part)
+    context['body'] = ''.join(parts)
 
 
 def setup(app):
-    app.connect('html-page-context', mark_words)
+    app.connect('html-page-context', split_names)
