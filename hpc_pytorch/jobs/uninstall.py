@@ -4,12 +4,11 @@ import contextlib
 import glob
 import os
 import re
-import shutil
 from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.config import build_path, install_path
-from easybuild.tools.filetools import det_lock_path
+from easybuild.tools.config import build_option, build_path, install_path
+from easybuild.tools.filetools import det_lock_path, remove
 
 from hpc_pytorch.jobs.records import read_records, remove_record
 from hpc_pytorch.jobs.status import state_of, with_prefix
@@ -59,29 +58,28 @@ def build_directories(name):
     return [path for path in paths if os.path.relpath(path, top).replace('/system-system', '', 1) == version]
 
 
-def uninstall(name):
-    """Remove a module, its software, and what its installation left."""
-    files = module_files()
+def uninstall(name, files):
+    """Remove a module, also from `files`, its software, and what its installation left; a dry run only prints it."""
     if name not in files:
         raise EasyBuildError("%s is not installed in %s; found: %s", name, install_path('modules'),
                              ' '.join(files) or 'no modules')
     check_unused(name, files)
-    module = files[name]
+    module = files.pop(name)
     top = install_path('software')
     root = ROOT.search(read(module))
     software = root.group(1) if root else '/'
     if os.path.commonpath([software, top]) != top:
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
+    if build_option('dry_run') or build_option('extended_dry_run'):
+        print("Would remove %s: its module, %s, and the remains of its build" % (name, software))
+        return
     remove_stale_lock(det_lock_path(software.replace('/', '_')))
     # those in directories of module classes are links
     relative = os.path.relpath(module, os.path.join(install_path('modules'), 'all'))
     places = glob.glob(os.path.join(glob.escape(install_path('modules')), '*', glob.escape(relative)))
     modules = list(filter(os.path.islink, places)) + [module]
-    for path in modules:
-        os.remove(path)
     directories = [software] + build_directories(name)
-    for path in directories:
-        shutil.rmtree(path, ignore_errors=not os.path.exists(path))
+    remove(modules + list(filter(os.path.exists, directories)))
     for path in modules + directories:
         # unless another version is in it
         with contextlib.suppress(OSError):
@@ -98,8 +96,9 @@ def main(arguments):
     given, others = parser.parse_known_args(arguments)
 
     def all_of_them(_):
+        files = module_files()
         for name in given.uninstall:
-            uninstall(name)
+            uninstall(name, files)
         return 0
 
     return with_prefix(others, all_of_them)

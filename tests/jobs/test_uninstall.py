@@ -23,6 +23,10 @@ def test_uninstall(toys):
     said = toys.run(*words, 'base', status=1)
     assert 'base/1.0-ARCHER2 top/1.0-ARCHER2' in said
     assert left(toys.eb) == before
+    for dry_run in ('-x', '-D', '--dry-run-short'):
+        said = toys.run(*words, 'top/1.0-ARCHER2', 'base/1.0-ARCHER2', dry_run)
+        assert 'Would remove top/1.0-ARCHER2' in said and 'Would remove base/1.0-ARCHER2' in said
+        assert left(toys.eb) == before
     said = toys.run(*words, 'top/1.0-ARCHER2', 'base/1.0-ARCHER2')
     assert 'Removed top/1.0-ARCHER2' in said and 'Removed base/1.0-ARCHER2' in said
     assert not left(toys.eb) and not list(toys.eb.prefix.glob('software/*/1.0-ARCHER2'))
