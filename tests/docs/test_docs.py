@@ -55,6 +55,19 @@ def test_text_fits_the_page(site):
 
 
 @pytest.mark.slow
+def test_options_are_lists(site):
+    """Each command's options and columns are terms, which fit a phone; none is in a block of code."""
+    page = html.unescape((site[0] / 'reference' / 'commands.html').read_text())
+    terms = [re.sub('<.*?>', '', term) for term in re.findall('<dt>(.*?)</dt>', page)]
+    for term in ('--rehearse', '--new-version X EASYCONFIG', '--memory SIZE', 'gloo', 'packages', '--dry-run',
+                 '$PYTORCH_STAGE_DIR', '$PYTORCH_LOCAL_DIR'):
+        assert term in terms, term
+    blocks = [re.sub('<.*?>', '', block) for block in re.findall('<pre>(.*?)</pre>', page, re.S)]
+    assert [block for block in blocks if re.search(r'^ *\S+(?: \S+)*  +[^#\s]', block, re.M)] == []
+    assert './eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...\n' in blocks
+
+
+@pytest.mark.slow
 def test_names_break_between_their_parts(site, tmp_path):
     """On a wide screen and a phone: only after - / _ =; and nothing leaves its cell or the page."""
     pages = [str(path.relative_to(site[0])) for path in sorted(site[0].rglob('*.html'))
