@@ -56,6 +56,15 @@ def test_bad_input(tmp_path, arguments, words):
     assert 'Traceback' not in done.stdout
 
 
+@pytest.mark.parametrize('arguments', ['--version', '--survey'])
+def test_closed_standard_output(tmp_path, arguments):
+    """As some daemons start programs: nothing is printed, and nothing is written to a file instead."""
+    done = subprocess.run(['bash', '-c', '"$0" --system=workstation %s >&-' % arguments, str(CHECKOUT / 'eb')],
+                          env=dict(clean_environment(), HOME=str(tmp_path)), cwd=tmp_path, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert 'Traceback' not in done.stderr and 'eb: system workstation' in done.stderr and done.stdout == ''
+
+
 def test_help_shows_both(eb):
     """Our options come before EasyBuild's."""
     output = eb('--help').stdout
