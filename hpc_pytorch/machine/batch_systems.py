@@ -153,7 +153,7 @@ class Slurm(BatchSystem):
         """Return what Slurm says of a job; None if it has forgotten it."""
         status, output = self.ask(['scontrol', '--oneliner', 'show', 'job', job])
         facts = self.accounted(job) if status else dict(re.findall(r'(\w+)=(\S*)', output))
-        if not facts and re.search('invalid job id', output, re.I):
+        if status and not facts and re.search('invalid job id', output, re.I):
             return None
         if not facts:
             raise NoAnswer("scontrol: %s" % output.replace('\n', ' '))

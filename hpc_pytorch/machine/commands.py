@@ -9,6 +9,8 @@ def run(command, **options):
         'stdout': subprocess.PIPE,
         'stderr': subprocess.STDOUT,
         'universal_newlines': True,
+        # some modules print Latin-1
+        'errors': 'backslashreplace',
     }
     settings.update(options)
     return subprocess.run(command, **settings)

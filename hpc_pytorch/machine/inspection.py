@@ -11,7 +11,7 @@ from collections import namedtuple
 from pathlib import Path
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.machine.batch_systems import own_job
+from hpc_pytorch.machine.batch_systems import PATIENCE, own_job
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_tool
 from hpc_pytorch.machine.systems import core_list, host_matches, is_for, is_retired
@@ -103,25 +103,24 @@ class Machine(object):
         self.root = root
         self.environ = dict(os.environ) if environ is None else environ
         self.job = own_job(self.environ)
-        self.outputs = {}
+        self.outputs, self.hanging = {}, set()
 
     def which(self, command):
         return shutil.which(command, path=self.environ.get('PATH'))
 
     def output(self, *command):
-        """Return what a command prints; it runs once."""
-        if command in self.outputs:
-            return self.outputs[command]
+        """Return what a command prints; it runs once, also if it fails or hangs."""
         name = command[0]
         if not self.which(name):
             raise NotAsked("there is no %s" % name)
-        try:
-            done = run(command, env=self.environ, timeout=20)
-        except subprocess.TimeoutExpired:
-            raise NotAsked("%s has not answered for 20 seconds" % name)
+        if command not in self.outputs:
+            try:
+                self.outputs[command] = run(command, env=self.environ, timeout=PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.outputs[command] = subprocess.CompletedProcess(command, 1, "no answer for %d seconds" % PATIENCE)
+        done = self.outputs[command]
         if done.returncode:
             raise NotAsked("%s: %s" % (name, done.stdout.strip().split('\n')[-1]))
-        self.outputs[command] = done.stdout
         return done.stdout
 
     def path(self, path):
@@ -137,7 +136,7 @@ class Machine(object):
         tool = modules_tool(any_version=True)
         if not tool:
             raise NotAsked("no modules tool was found")
-        return ModulesShell(tool.program, self.environ)
+        return ModulesShell(tool.program, self.environ, self.hanging)
 
     def with_modules(self, commands):
         """Return those of these commands that are there with the modules of the system's first easyconfig."""
@@ -213,7 +212,10 @@ class Machine(object):
 
     def hardware_threads(self):
         """List the package and the core of each hardware thread."""
-        return re.findall(r'^[^#\n].*', self.output('lscpu', '--parse=SOCKET,CORE'), re.M)
+        found = re.findall(r'^[^#\n].*', self.output('lscpu', '--parse=SOCKET,CORE'), re.M)
+        if not found:
+            raise NotAsked("lscpu names no cores")
+        return found
 
     @probe(JOB, 'node cores')
     def cores(self):
@@ -235,8 +237,10 @@ class Machine(object):
             return self.cores_by_nvidia()
         found = []
         answer = self.output('rocm-smi', '--showtoponuma')
-        for node in re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (\d+)', answer, re.M):
-            found.append(core_list(self.read('/sys/devices/system/node/node%s/cpulist' % node)))
+        for node in re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (-?\d+)', answer, re.M):
+            # -1: all cores are as near
+            place = 'cpu/online' if node == '-1' else 'node/node%s/cpulist' % node
+            found.append(core_list(self.read('/sys/devices/system/' + place)))
         return found
 
     def cores_by_nvidia(self):

@@ -4,6 +4,7 @@ import re
 import subprocess
 from collections import namedtuple
 
+from hpc_pytorch import say
 from hpc_pytorch.machine.commands import run
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
@@ -21,17 +22,17 @@ ENVIRONMENT_MODULES = Tool('EnvironmentModules', 'Tcl', 'MODULES_CMD', None)
 # pushenv, which Environment Modules before 5.1 lack.
 OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)),
           'EnvironmentModules': (r'Modules Release (\d+)\.(\d+)', (5, 1))}
+# busy file systems take many seconds
+SECONDS = 60
+HANGS = "it has not answered for %d seconds" % SECONDS
 
 
 def candidates():
     """List the modules tools that may be here; those that a variable of the user's shell names come first."""
-    found = []
-    for tool in (LMOD, ENVIRONMENT_MODULES):
-        program = os.environ.get(tool.variable, '')
-        found.append(tool._replace(program=program))
+    tools = LMOD, ENVIRONMENT_MODULES
+    found = [tool._replace(program=os.environ.get(tool.variable, '')) for tool in tools]
     # a shell may have both: `module` is a function of the one that came last
-    function = os.environ.get('BASH_FUNC_module%%', 'LMOD')
-    if 'LMOD' not in function:
+    if 'LMOD' not in os.environ.get('BASH_FUNC_module%%', 'LMOD'):
         found.reverse()
     found += [LMOD._replace(program=place) for place in LMOD_PLACES]
     found += [ENVIRONMENT_MODULES._replace(program=place) for place in MODULECMD_PLACES]
@@ -40,10 +41,7 @@ def candidates():
 
 def modules_tool(any_version=False):
     """Return the modules tool of the user's shell, else the first here that is new enough; None if there is none."""
-    for tool in candidates():
-        if any_version or new_enough(tool):
-            return tool
-    return None
+    return next((tool for tool in candidates() if any_version or new_enough(tool)), None)
 
 
 def new_enough(tool):
@@ -57,8 +55,10 @@ def new_enough(tool):
 class ModulesShell(object):
     """What `module` does in a shell that begins with this environment; `environ` is the environment afterwards."""
 
-    def __init__(self, program, environ=None):
+    def __init__(self, program, environ=None, hanging=None):
         self.program = program
+        # what is not tried again
+        self.hanging = set() if hanging is None else hanging
         self.beginning = dict(os.environ if environ is None else environ)
         self.environ = dict(self.beginning)
 
@@ -67,9 +67,15 @@ class ModulesShell(object):
 
     def call(self, *words):
         """Run a `module` command; returns whether it succeeded, and what it printed for people."""
-        done = run([self.program, 'python', *words], env=self.environ, stderr=subprocess.PIPE)
+        if self.hanging & {words, *words}:
+            return False, HANGS
         try:
+            done = run([self.program, 'python', *words], env=self.environ, stderr=subprocess.PIPE, timeout=SECONDS)
             self.environ = changed(self.environ, done.stdout) if words[0] == 'load' else self.environ
+        except subprocess.TimeoutExpired:
+            say("module %s: %s" % (' '.join(words), HANGS))
+            self.hanging.add(words[-1] if words[0] == 'load' and len(words) == 2 else words)
+            return False, HANGS
         except Exception as problem:
             return False, "a module file prints commands of a shell, which EasyBuild cannot use either: %s" % problem
         failed = done.returncode or re.search(r'\bERROR:|Lmod has detected the following error', done.stderr)
@@ -93,8 +99,7 @@ class ModulesShell(object):
 
     @property
     def loaded(self):
-        names = self.environ.get('LOADEDMODULES', '').split(':')
-        return list(filter(None, names))
+        return list(filter(None, self.environ.get('LOADEDMODULES', '').split(':')))
 
     def versions(self, name):
         """List the versions of a module that can be loaded now: ['gcc/11.2.0', 'gcc/12.2.0']."""

@@ -21,15 +21,7 @@ OTHER_WHEELS = """# These wheels are for processors alone, and are refused where
 # Take version, lock_files, extra_index_urls, python_versions and features of
 # %s
 """
-OLDER_DRIVER = "PyTorch-2.7.1-Derecho-whl.eb (x86_64) or PyTorch-2.11.0-IsambardAI-whl.eb (aarch64), for CUDA 12"
-AMD = "PyTorch-2.10.0-Frontier.eb; wheels for another ROCm: ./eb --new-version 2.9.1+rocm6.4"
-EASYBUILD_CFG = """# EasyBuild's configuration for {name}; see systems/workstation/easybuild.cfg.
-[DEFAULT]
-COLLECTION = .
-
-[override]
-external-modules-metadata = %(COLLECTION)s/systems/{name}/external_modules.cfg
-"""
+EASYBUILD_CFG = Path(systems.HERE, 'new_easybuild.cfg').read_text(encoding='utf-8')
 SETTINGS = """
 # What the network needs: copy the [setting ...] and [advice ...] sections of a system with the same network, such as
 # systems/isambard-ai for Slingshot, and the lines of [sources] that they name.
@@ -203,13 +195,13 @@ def with_cuda_13(text):
 
 def easyconfig_text(name, modules, kind, values):
     text = re.sub(r'(?m)^#.*\n', '', easyconfig_of(EASYCONFIG), count=1)
-    if values['node cuda'][0]:
-        if int(values['node cuda'][0]) >= 13:
-            text = with_cuda_13(text)
-        else:
-            text = OTHER_WHEELS % OLDER_DRIVER + text
-    elif any(software == 'ROCm' for _, software, _ in modules):
-        text = OTHER_WHEELS % AMD + text
+    cuda = int(values['node cuda'][0] or 0)
+    # login nodes have no driver
+    gpus = ['older driver'] if cuda else [software for _, software, _ in modules if software in DATA['wheels']]
+    if cuda >= 13:
+        text = with_cuda_13(text)
+    elif gpus:
+        text = OTHER_WHEELS % DATA['wheels'][gpus[0]] + text
     text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
     dependencies = ''.join("    (%r, EXTERNAL_MODULE),\n" % module for module, _, _ in modules)

@@ -140,16 +140,16 @@ def main(arguments):
     """Ask, compare, print; returns 1 if something differs."""
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, allow_abbrev=False)
     parser.add_argument('--survey', nargs='?', metavar='FILE')
-    parser.add_argument('--job', action='store_true')
-    parser.add_argument('--new-system', metavar='NAME')
-    given = parser.parse_known_args(arguments)[0]
-    system = systems.load(os.environ['HPC_SYSTEM'])
-    machine = Machine(system)
-    path = os.path.abspath(given.survey or 'survey-%s.txt' % system.name)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument('--job', action='store_true')
+    either.add_argument('--new-system', metavar='NAME')
+    given = parser.parse_args(arguments)
+    machine = Machine(systems.load(os.environ['HPC_SYSTEM']))
+    path = os.path.abspath(given.survey or 'survey-%s.txt' % machine.system.name)
     if (given.survey or given.job) and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):
         raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
     if given.job:
-        print("Job %s will write %s" % (submit(system, path), path))
+        print("Job %s will write %s" % (submit(machine.system, path), path))
         return 0
     if given.new_system is not None:
         paths = new_system.write_drafts(given.new_system, machine)

@@ -5,6 +5,7 @@ import time
 import pytest
 from common import LMOD, needs_program
 
+from hpc_pytorch.machine import modules
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 
 # each is seen only after the one before it
@@ -72,3 +73,23 @@ def test_commands_of_a_shell(tmp_path):
     shell = ModulesShell(str(program), {'A': '1'})
     assert shell.add('gcc/12').startswith('it cannot be loaded: a module file prints commands of a shell')
     assert shell.environ == {'A': '1'}
+
+
+def test_module_that_hangs(tmp_path, monkeypatch):
+    """The module is given up after a while, and is not tried again."""
+    monkeypatch.setattr(modules, 'SECONDS', 2, raising=False)
+    tool, log = tmp_path / 'tool', tmp_path / 'log'
+    tool.write_text('#!/bin/sh\necho "$*" >> %s\nexec sleep 20\n' % log)
+    tool.chmod(0o755)
+    shell = ModulesShell(str(tool))
+    for names in (['first', 'hangs'], ['hangs'], ['other', 'hangs']):
+        assert 'it has not answered for' in shell.load(names)
+    log.touch()
+    assert 'other' not in log.read_text()
+    assert shell.available() == shell.available() and log.read_text().count('avail') <= 1
+
+
+def test_module_that_prints_latin_1(shell, tmp_path):
+    """As sites wrote them in 2005."""
+    (tmp_path / '0/m0/1.0').write_bytes('#%Module1.0\nputs stderr "F\xfcr Fragen"\n'.encode('latin-1'))
+    assert shell.load(['m0/1.0']) is None

@@ -232,6 +232,11 @@ def test_gpus_of_amd(place, monkeypatch):
     assert place.survey(True, monkeypatch, only='GPUs')[0] == []
     place.command('rocm-smi', NUMA.replace('Node: 1', 'Node: 0'))
     assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs']
+    # a machine with one memory
+    place.command('rocm-smi', NUMA.replace('Node: 1', 'Node: -1').replace('Node: 0', 'Node: -1'))
+    place.write('root/sys/devices/system/cpu/online', '0-15\n')
+    differ, findings = place.survey(True, monkeypatch, only='GPUs')
+    assert differ == [] and [one.found for one in findings if one.name == 'GPUs'] == ['2']
 
 
 def test_newer_driver(place, monkeypatch):
@@ -260,6 +265,24 @@ def test_warnings_of_slurm(place, monkeypatch):
     assert found['partitions'] == found['whole nodes'] == survey.SAME
 
 
+@pytest.mark.parametrize('ends', ['echo "Unable to contact slurm controller"; exit 1', 'exec sleep 20'])
+def test_command_that_fails_or_hangs(place, monkeypatch, ends):
+    """It is asked once, though several questions need it."""
+    monkeypatch.setattr(inspection, 'PATIENCE', 2, raising=False)
+    log = place.write('log', '')
+    place.write('bin/sinfo', '#!/bin/sh\necho asked >> %s\nPATH=/bin:/usr/bin\n%s\n' % (log, ends))
+    found = {one.name: one for one in place.survey(False, monkeypatch, only='partitions')[1]}
+    assert found['partitions'].found == found['whole nodes'].found
+    assert re.match('sinfo: (Unable to contact|no answer for)', found['partitions'].found)
+    assert log.read_text().count('asked') <= 1
+
+
+def test_lscpu_that_prints_nothing(place, monkeypatch):
+    place.command('lscpu', '')
+    found = {one.name: one for one in place.survey(True, monkeypatch, only='cores')[1]}
+    assert found['cores'].found == found['threads of a core'].found == 'lscpu names no cores'
+
+
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='architecture')[1]
     findings.append(survey.Finding('x', survey.NOTED, '/home/me/a somebody', ''))
@@ -279,6 +302,18 @@ def test_as_it_is_typed(tmp_path):
     assert answer.read_text() in done.stdout and len(answer.read_text().splitlines()) > 20
     # Lmod and pip's compilers leave dot files in $HOME
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith('.')] == ['survey.txt']
+
+
+@pytest.mark.parametrize('words', [['--new_system=cirrus'], ['one.txt', 'two.txt'], ['--job', '--new-system=cirrus']])
+def test_unknown_words(monkeypatch, capsys, words):
+    """Not a survey in the place of what was meant."""
+    monkeypatch.setenv('HPC_SYSTEM', 'archer2')
+    monkeypatch.setattr(survey, 'PROBES', None)
+    monkeypatch.setattr(survey, 'submit', None)
+    with pytest.raises(SystemExit):
+        survey.main(['--survey', *words])
+    said = capsys.readouterr().err
+    assert words[-1].partition('=')[0] in said and '[--job | --new-system NAME]' in said
 
 
 @pytest.mark.parametrize('more', [[], ['--job']])
@@ -461,6 +496,7 @@ def test_broken_module(place, monkeypatch):
     ('13', 'CUDA', '2.15.0', "lock_files = ['torch-2.15.0-pypi.lock', 'mpi4py.lock']", 'whl/cpu'),
     ('13', 'CUDA', '2.15.0', "features = ['gpu', 'nccl', 'mpi']", 'processors alone'),
     ('12', 'CUDA', '2.13.0', 'PyTorch-2.11.0-IsambardAI-whl.eb (aarch64)', "'gpu'"),
+    (None, 'CUDA', '2.13.0', 'PyTorch-2.15.0-workstation.eb', "'gpu'"),
     (None, 'ROCm', '2.13.0', 'PyTorch-2.10.0-Frontier.eb', "'gpu'"),
 ])
 def test_easyconfig_for_the_gpus(cuda, module, version, there, absent):
