@@ -26,6 +26,8 @@ TRIED = (
     (r'\./eb --easystack .*', 'tests/checks/test_easystacks.py', "--easystack=%s"),
     (r'for system in .*; do|done|\./eb --system \$system --easystack .*', 'tests/checks/test_easystacks.py', '--robot'),
     (r'\./eb (\S+ )?(--robot )?--job-status', 'tests/small_software.py', '--job-status'),
+    (r'srun --jobid JOB --overlap .*', 'tests/scripts/test_pytorch_run.py',
+     'srun --jobid JOB --overlap'),
     (r'scancel JOB', 'tests/jobs/test_slurm_jobs.py', "'scancel', job"),
     (r'\./eb --uninstall \S+', 'tests/jobs/test_uninstall.py', '--uninstall'),
     (r'\./eb --check( --update| \S+)?', 'tests/checks/test_on_one_machine.py', '--update'),

@@ -130,6 +130,43 @@ def test_refused(nowhere):
     assert 'pytorch-run --nodes 2' in nowhere('--help')[1] and '--ranks-per-node' in nowhere('--help')[1]
 
 
+@pytest.mark.slow
+def test_where_ranks_wait(slurm):
+    """As the researchers' page has it: SIGUSR2 prints each rank's line; a step looks at the nodes of a running job."""
+    page = (CHECKOUT / 'docs/researchers.rst').read_text()
+    lines = textwrap.dedent(re.search(r'( +import faulthandler.*?\n)\n', page, re.S).group(1))
+    (slurm.directory / 'waits.py').write_text(lines + PROGRAM)
+    end = slurm.directory / 'end-of-wait'
+    called = slurm.start('--nodes', '2', 'waits.py', 'until', end)
+    outputs = {}
+
+    def all_say(words):
+        outputs.update((path.name, path.read_text()) for path in slurm.directory.glob('waits-*/rank-*.out'))
+        return len(outputs) == 2 and all(words in text for text in outputs.values())
+
+    try:
+        patiently(lambda: all_say('of 2 until'), "start of the ranks", 300)
+        job, = [path.name[len('waits-'):] for path in slurm.directory.glob('waits-*') if path.is_dir()]
+        looked = slurm.slurm.output(*'srun --jobid JOB --overlap --nodes 2 --ntasks-per-node 1'.replace(
+            'JOB', job).split(), 'echo', 'looked')
+        assert looked.split() == ['looked'] * 2
+        slurm.slurm.output('scancel', '--signal=USR2', job)
+        patiently(lambda: all_say('waits.py", line '), "the lines of the ranks")
+    finally:
+        end.touch()
+    assert called.wait(300) == 0, called.communicate()
+
+
+@pytest.mark.slow
+def test_bandwidth_in_its_place(nowhere):
+    """The sed of the researchers' page leaves a job script that measures the network."""
+    page = (CHECKOUT / 'docs/researchers.rst').read_text()
+    sed = re.search(r"^ +(sed -i 's/pytorch-srun .* job)$", page, re.M).group(1)
+    (nowhere.directory / 'job').write_text(nowhere('--dry-run', '--nodes', '2', 'train.py')[1])
+    subprocess.run(['bash', '-c', sed], cwd=nowhere.directory, check=True)
+    assert (nowhere.directory / 'job').read_text().endswith(' pytorch-bandwidth nccl\n')
+
+
 class Evil:
     """What a pickle can do."""
 
