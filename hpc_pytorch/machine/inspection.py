@@ -188,19 +188,19 @@ class Machine(object):
     def partitions(self):
         """Return Slurm's partitions, with cores, memory, gpus and exclusive of each, or PBS's queues."""
         if self.system.scheduler['kind'] == 'pbs':
-            queues = re.findall(r'^Queue: (\S+)', self.output(*PARTITIONS['pbs']), re.M)
-            return {name: {} for name in queues}
+            return {name: {} for name in re.findall(r'^Queue: (\S+)', self.output(*PARTITIONS['pbs']), re.M)}
         found = {}
         # not warnings
         for line in re.findall(r'.*[|].*[|].*[|].*[|].*', self.output(*PARTITIONS['slurm'])):
             name, cpus, megabytes, gres, share = line.strip().split('|')
-            gpus = re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres)
-            found[name] = {
+            facts = {
                 'cores': int(cpus.rstrip('+')),
                 'memory': int(megabytes.rstrip('+')) << 20,
-                'gpus': sum(map(int, gpus)),
+                'gpus': sum(map(int, re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres))),
                 'exclusive': share == 'EXCLUSIVE',
             }
+            # of nodes of several kinds
+            found[name] = max(facts, found.get(name, facts), key=operator.itemgetter('gpus'))
         return found
 
     @probe(LOGIN, 'scheduler nodes_exclusive')

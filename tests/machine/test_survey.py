@@ -283,6 +283,15 @@ def test_lscpu_that_prints_nothing(place, monkeypatch):
     assert found['cores'].found == found['threads of a core'].found == 'lscpu names no cores'
 
 
+def test_partition_with_nodes_of_two_kinds(place):
+    """The sizes are those of nodes with GPUs, in whichever order sinfo lists them."""
+    first, second = 'gpu|64|524288|gpu:a100:4|NO', 'gpu|32|131072|(null)|NO'
+    for lines in (first, second), (second, first):
+        place.command('sinfo', '\n'.join(lines))
+        machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+        assert machine.partitions()['gpu'] == {'cores': 64, 'memory': 512 << 30, 'gpus': 4, 'exclusive': False}
+
+
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='architecture')[1]
     findings.append(survey.Finding('x', survey.NOTED, '/home/me/a somebody', ''))
