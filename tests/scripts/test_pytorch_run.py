@@ -13,6 +13,7 @@ import pytest
 from batch_systems.pbs_stand_in import Pbs, patiently
 from batch_systems.real_slurm import Slurm
 from common import CHECKOUT, clean_environment, needs_root
+from containers.images import COREUTILS
 from small_software import SYSTEM
 
 from hpc_pytorch.machine.systems import FOR_JOBS
@@ -128,6 +129,19 @@ def test_refused(nowhere):
         status, output, errors = nowhere(*arguments)
         assert (status, output, errors.count('\n')) == (wanted, '', 1) and says in errors
     assert 'pytorch-run --nodes 2' in nowhere('--help')[1] and '--ranks-per-node' in nowhere('--help')[1]
+
+
+def test_image_without_tee(tmp_path):
+    """A rank runs where there is no tee, as in a small image: its output is not kept in a file of its own."""
+    for name in COREUTILS:
+        (tmp_path / name).symlink_to(shutil.which(name))
+    (tmp_path / 'python').symlink_to(sys.executable)
+    names = ('RANK', 'SIZE', 'LOCAL_RANK', 'LOCAL_SIZE')
+    environment = dict({'OMPI_COMM_WORLD_' + name: str(int('SIZE' in name)) for name in names},
+                       PATH=str(tmp_path), HPC_RANK_OUTPUTS=str(tmp_path))
+    done = subprocess.run([CHECKOUT / 'hpc_pytorch/scripts/pytorch-srun', '-c', 'print("it runs")'], text=True,
+                          env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert (done.returncode, done.stdout) == (0, 'it runs\n')
 
 
 @pytest.mark.slow
