@@ -230,6 +230,14 @@ def search_index(site):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('words', ('lock file', 'survey'))
+def test_the_glossary_comes_first(search_index, words):
+    """The site's search puts an entry of the index with just these words before any title or text."""
+    entries = search_index['indexentries'][words]
+    assert [(search_index['docnames'][page], main) for page, _, main in entries] == [('glossary', True)]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('words, page', SEARCHES, ids=lambda one: one)
 def test_searches_find_their_page(search_index, words, page):
     """As the site's own search: stems of all words but its stop words, in the text or in titles."""
