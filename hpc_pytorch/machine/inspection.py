@@ -59,8 +59,7 @@ def roughly(found, expected):
 
 def within(found, expected):
     """Compare core lists: each GPU's cores are among those next to it."""
-    same_number = len(found) == len(expected)
-    return same_number and all(set(ours) <= set(near) for ours, near in zip(expected, found))
+    return len(found) == len(expected) and all(set(ours) <= set(near) for ours, near in zip(expected, found))
 
 
 # -- expectations that are more than one key
@@ -235,13 +234,14 @@ class Machine(object):
         """Return for each GPU the cores next to it, as the driver says."""
         if self.which('nvidia-smi'):
             return self.cores_by_nvidia()
-        found = []
         answer = self.output('rocm-smi', '--showtoponuma')
-        for node in re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (-?\d+)', answer, re.M):
-            # -1: all cores are as near
-            place = 'cpu/online' if node == '-1' else 'node/node%s/cpulist' % node
-            found.append(core_list(self.read('/sys/devices/system/' + place)))
-        return found
+        nodes = re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (-?\d+)', answer, re.M)
+        path = '/sys/devices/system/node/node%s/cpulist'
+        return [self.cores_near('' if node == '-1' else self.read(path % node)) for node in nodes]
+
+    def cores_near(self, cores):
+        """List these cores; all, where the driver names none, as on machines with one memory."""
+        return core_list(cores if cores[:1].isdigit() else self.read('/sys/devices/system/cpu/online'))
 
     def cores_by_nvidia(self):
         column, found = None, []
@@ -250,7 +250,7 @@ class Machine(object):
             if 'CPU Affinity' in cells:
                 column = cells.index('CPU Affinity')
             elif line.startswith('GPU') and column:
-                found.append(core_list(cells[column]))
+                found.append(self.cores_near(cells[column]))
         if column is None:
             raise NotAsked("nvidia-smi topo -m names no CPU affinity")
         return found

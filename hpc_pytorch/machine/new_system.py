@@ -245,9 +245,8 @@ def write_drafts(name, machine):
     if len(name) > 100 or not re.fullmatch(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*', name):
         raise UsersProblem("--new-system requires a name of up to 100 lower-case letters, digits and dashes, such as "
                            "cirrus; found: %r" % name)
-    top = os.path.dirname(collection_path('systems'))
     texts = drafts(name, machine)
-    paths = {path: os.path.join(top, path) for path in sorted(texts)}
+    paths = {path: os.path.join(os.path.dirname(collection_path('systems')), path) for path in sorted(texts)}
     for path, place in paths.items():
         # those of a call that was interrupted are continued
         if os.path.exists(place) and Path(place).read_text(encoding='utf-8') != texts[path]:

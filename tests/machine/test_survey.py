@@ -239,6 +239,16 @@ def test_gpus_of_amd(place, monkeypatch):
     assert differ == [] and [one.found for one in findings if one.name == 'GPUs'] == ['2']
 
 
+@pytest.mark.parametrize('named', ['N/A', ''])
+def test_gpu_without_near_cores(place, named):
+    """As virtual machines with one memory have it: all cores are as near."""
+    place.command('nvidia-smi', '\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n'
+                                'GPU0\t X \t%s\tN/A\t\tN/A' % named)
+    place.write('root/sys/devices/system/cpu/online', '0-7\n')
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    assert machine.cores_next_to_GPUs() == [list(range(8))] and machine.GPUs() == 1
+
+
 def test_newer_driver(place, monkeypatch):
     """From 610 on, nvidia-smi calls it otherwise, as public logs show."""
     place.replace('bin/nvidia-smi', 'Driver Version: 535.54  CUDA Version: 12.2',
