@@ -295,8 +295,9 @@ class Change:
         for python in re.findall(r'--python-version (\S+)', text):
             newer = max(self.least, python, key=release)
             text = text.replace('--python-version ' + python, '--python-version ' + newer)
-        if self.index and BROUGHT.search(text):
-            for pair in self.resolved(self.pin(self.version)).items():
+        if BROUGHT.search(text):
+            brought = self.resolved(self.pin(self.version)) if self.index else {'triton-rocm': '0'}
+            for pair in brought.items():
                 line = '%s==%s' % pair
                 if BROUGHT.match(line):
                     text = BROUGHT.sub(line, text)
@@ -309,13 +310,12 @@ class Change:
 
     def companion(self, name):
         """Return the version of a companion that goes with the new PyTorch; None if there is none."""
-        torch = self.pin(self.version)
         try:
-            return self.resolved(torch, name)[name]
+            return self.resolved(self.pin(self.version), name)[name]
         except NotReached:
             raise
         except UsersProblem:
-            print("the indexes have no %s that goes with %s: left out" % (name, torch))
+            print("the indexes have no %s that goes with %s: left out" % (name, self.pin(self.version)))
             return None
 
     def make(self):

@@ -430,8 +430,10 @@ def test_zeros_for_a_checksum(toy, call):
     assert 'has no SHA256 yet, but zeros' in call('--fetch', status=1)
 
 
-def test_own_index_instead(toy, made, capsys):
+def test_own_index_instead(toy, made, capsys, monkeypatch):
     """Where PyTorch's index is not reached: the locks for that case; without them a person makes the lock."""
+    # a port that refuses does so again
+    monkeypatch.setenv('UV_HTTP_RETRIES', '0')
     closed = '#   %s--extra-index-url https://localhost:9/cpu toy-1.0.in -o toy-1.0.lock\ntorch==1.0+cpu\n' % COMMAND
     (toy / 'toy-1.0-pypi.in').write_text((toy / 'toy-1.0.in').read_text().replace('toy-1.0', 'toy-1.0-pypi'))
     (toy / 'toy-1.0.in').write_text(closed)
@@ -446,6 +448,10 @@ def test_own_index_instead(toy, made, capsys):
     assert 'toy-2.0.lock: https://localhost:9/cpu/torch/ could not be reached' in change.by_hand[0]
     with pytest.raises(UsersProblem, match='only it knows the newest .* for cpu. Name a version: ./eb --new-version X'):
         made('latest', text=EASYCONFIG)
+    # what PyTorch brings is not that of the old version
+    (toy / 'toy-1.0.in').write_text(closed + 'triton-rocm==3.6\n')
+    change, files = made('2.0', text=EASYCONFIG)
+    assert 'toy-2.0.in:3: triton-rocm==0: put the version that this torch asks for' in change.by_hand[1]
     # what is built from source has no wheels there
     (toy / 'toy-1.0.in').write_text(closed.replace('+cpu', ''))
     assert 'toy-2.0.eb' in made('latest', text=EASYCONFIG)[1]
