@@ -408,6 +408,17 @@ def test_ctrl_c(slurm, tmp_path):
 
 
 @pytest.mark.slow
+def test_slurm_starts_it_again(slurm, tmp_path):
+    """As Slurm does by itself when a node has failed: its output is shown, and its status is the job's."""
+    called = at_work(slurm, tmp_path / 'go')
+    number = re.search(r'job (\S+) \(', called.stderr.readline()).group(1)
+    subprocess.run(['scontrol', 'requeue', number], env=slurm.environment, check=True)
+    (tmp_path / 'go').touch()
+    output, errors = called.communicate(timeout=900)
+    assert called.returncode == 0 and 'rank 0' in output and 'ended with status 0' in output, output + errors
+
+
+@pytest.mark.slow
 def test_pbs(pbs, tmp_path):
     """The same on PBS, whose own output comes when a job has ended: this one's is shown while it runs."""
     status, output, errors = pbs('--time', '5', 'train.py')
