@@ -124,8 +124,7 @@ def describe(record, look, states):
     if look.state == RUNNING:
         lines += describe_progress(record)
     elif look.state == WAITING:
-        for reason in explanations('waits', look.about)[:1]:
-            lines.append(reason['meaning'].format(job=record['job']))
+        lines += [reason['meaning'].format(job=record['job']) for reason in explanations('waits', look.about)[:1]]
     elif look.state == FAILED:
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:

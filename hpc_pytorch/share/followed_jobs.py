@@ -34,8 +34,7 @@ class Job:
 
     @property
     def output(self):
-        number = self.number.split('.')[0]
-        return '%s-%s.out' % (self.script.name, number)
+        return '%s-%s.out' % (self.script.name, self.number.split('.')[0])
 
     def submit(self):
         """Submit the script; what waits for the job's end goes on in the background."""
@@ -92,7 +91,11 @@ class Job:
                         return 1
                     patience -= 0.5
                 time.sleep(0.5)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, OSError) as problem:
+                if isinstance(problem, OSError):
+                    say("the output cannot be shown any more: %s" % problem.strerror)
+                    # what is left of it is not tried again at the end
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
                 # a second one must not stop what cancels the job
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 if not self.cancel():
@@ -109,16 +112,14 @@ class Job:
     def how_it_ended(self):
         """Return what the batch system says of a job that ended before its program did."""
         command = self.words['ask'].split() + [self.number]
-        answer = ENDING
         for _ in range(LATE):
-            if ENDING not in answer:
-                break
             time.sleep(1)
             asked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-            answer = asked.stdout
+            if ENDING not in asked.stdout:
+                break
         for section, row in self.script.batch_systems.items():
             kind, _, pattern = section.partition(' ended: ')
-            if kind == self.script.kind and pattern and re.search(pattern, answer):
+            if kind == self.script.kind and pattern and re.search(pattern, asked.stdout):
                 return row['cause']
         return "for the reason, type: %s" % ' '.join(command)
 

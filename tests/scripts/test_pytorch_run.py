@@ -408,6 +408,19 @@ def test_ctrl_c(slurm, tmp_path):
 
 
 @pytest.mark.slow
+def test_nobody_reads(slurm, tmp_path):
+    """As with `| head`, or on a full disk: the job goes on, and that is said."""
+    for stdout, says in ((subprocess.PIPE, 'Broken pipe'), (open('/dev/full', 'w'), 'No space left')):
+        called = slurm.start('--time', '5', 'train.py', stdout=stdout)
+        if called.stdout:
+            called.stdout.close()
+            called.stdout = None
+        errors = called.communicate(timeout=900)[1]
+        assert called.returncode == 130 and 'Traceback' not in errors and 'Exception' not in errors, errors
+        assert 'cannot be shown any more: %s' % says in errors and 'continues; its output: tail -f' in errors, errors
+
+
+@pytest.mark.slow
 def test_slurm_starts_it_again(slurm, tmp_path):
     """As Slurm does by itself when a node has failed: its output is shown, and its status is the job's."""
     called = at_work(slurm, tmp_path / 'go')
