@@ -1,6 +1,6 @@
 """
-A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qhold, qrls and a
-server that runs the jobs for real, each without a network and with another $HOME (compute_node.py) if the server is
+A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qhold, qrls, qsig and
+a server that runs the jobs for real, each without a network and with another $HOME (compute_node.py) if the server is
 root.
 
     with Pbs(directory, accounts=['NCAR0001']) as pbs:
@@ -40,7 +40,7 @@ from pathlib import Path
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from batch_systems.compute_node import other_home  # noqa: E402
 
-COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qhold', 'qrls')
+COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qhold', 'qrls', 'qsig')
 WRAPPER = '#!/bin/sh\nexec %s -I %s %s %s "$@"\n'
 # qsub's options: those with a value, those without
 VALUED, PLAIN = 'aAeljmMoNpqrSvW', 'h'
@@ -130,6 +130,10 @@ class Pbs:
     def slow(self, command, seconds):
         """A command takes its time."""
         (self.directory / ('slow-' + command)).write_text(str(seconds))
+
+    def answer_late(self):
+        """qsub submits, and does not answer any more."""
+        (self.directory / 'late-qsub').touch()
 
     def forget(self):
         """The history of jobs is over."""
@@ -259,6 +263,8 @@ def qsub(directory, words):
         'variables': dict(part.split('=', 1) for part in filter(None, ','.join(options.get('v', [])).split(','))),
         'priority': options.get('p', ['0'])[-1], 'mail': options.get('M', [None])[-1],
         'after_time': options.get('a', [None])[-1], 'depend': dict(attributes).get('depend', '')})
+    while os.path.exists(os.path.join(directory, 'late-qsub')):
+        time.sleep(0.1)
     print(number, flush=True)
     return wait_for_end(directory, number) if dict(attributes).get('block') == 'true' else 0
 
@@ -360,7 +366,14 @@ def qrls(directory, words):
     return qhold(directory, words, 'release')
 
 
-COMMAND = {'qsub': qsub, 'qstat': qstat, 'qselect': qselect, 'qdel': qdel, 'qhold': qhold, 'qrls': qrls}
+def qsig(directory, words):
+    """Send jobs a signal: -s NAME."""
+    for number in words[2:]:
+        talk(directory, {'command': 'signal', 'number': number, 'name': words[1]})
+    return 0
+
+
+COMMAND = {'qsub': qsub, 'qstat': qstat, 'qselect': qselect, 'qdel': qdel, 'qhold': qhold, 'qrls': qrls, 'qsig': qsig}
 
 
 # --- the server -----------------------------------------------------------------------------------------------------
@@ -584,6 +597,10 @@ class Server:
     def release(self, number, types):
         """qrls."""
         self.find(number).holds -= set(types)
+
+    def signal(self, number, name):
+        """qsig: to all processes of the job's session, its script among them (kill_session() in mom_mach.c)."""
+        self.find(number).kill(getattr(signal, 'SIG' + name))
 
     def move(self, number, back):
         """It shows as M, whatever it does elsewhere."""

@@ -40,8 +40,8 @@ sys.exit(int(sys.argv[-1]) if sys.argv[-1].isdigit() else 0)
 class Login:
     """A login node with the module loaded: starts pytorch-run."""
 
-    def __init__(self, directory, kind, launcher, environment, slurm=None):
-        self.slurm = slurm
+    def __init__(self, directory, kind, launcher, environment, system=None):
+        self.system = system
         self.directory = directory / 'work'
         installed = directory / 'installed'
         for path in (self.directory, installed / 'bin', installed / 'share', directory / 'modules/PyTorch'):
@@ -87,7 +87,7 @@ def slurm(tmp_path_factory):
 def pbs(tmp_path):
     """A login node of a PBS."""
     with Pbs(tmp_path / 'pbs') as pbs:
-        yield Login(tmp_path, 'pbs', 'mpirun', pbs.environment)
+        yield Login(tmp_path, 'pbs', 'mpirun', pbs.environment, pbs)
 
 
 @pytest.fixture
@@ -161,10 +161,10 @@ def test_where_ranks_wait(slurm):
     try:
         patiently(lambda: all_say('of 2 until'), "start of the ranks", 300)
         job, = [path.name[len('waits-'):] for path in slurm.directory.glob('waits-*') if path.is_dir()]
-        looked = slurm.slurm.output(*'srun --jobid JOB --overlap --nodes 2 --ntasks-per-node 1'.replace(
+        looked = slurm.system.output(*'srun --jobid JOB --overlap --nodes 2 --ntasks-per-node 1'.replace(
             'JOB', job).split(), 'echo', 'looked')
         assert looked.split() == ['looked'] * 2
-        slurm.slurm.output('scancel', '--signal=USR2', job)
+        slurm.system.output('scancel', '--signal=USR2', job)
         patiently(lambda: all_say('waits.py", line '), "the lines of the ranks")
     finally:
         end.touch()
@@ -304,18 +304,18 @@ def test_limit_and_lost_node(slurm, tmp_path, monkeypatch):
     lost = slurm.start('--time', '5', 'train.py', 'until', str(tmp_path / 'never'))
     assert lost.stdout.readline().startswith('rank 0')
     number = re.search(r'job (\d+)', lost.stderr.readline()).group(1)
-    node = slurm.slurm.output('squeue', '-h', '-o', '%N', '-j', number).strip()
-    assert node in slurm.slurm.nodes
-    slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=DOWN', 'Reason=test')
-    patiently(lambda: 'NODE_FAIL' in slurm.slurm.output('scontrol', 'show', 'job', number), "loss of the node")
+    node = slurm.system.output('squeue', '-h', '-o', '%N', '-j', number).strip()
+    assert node in slurm.system.nodes
+    slurm.system.output('scontrol', 'update', 'NodeName=' + node, 'State=DOWN', 'Reason=test')
+    patiently(lambda: 'NODE_FAIL' in slurm.system.output('scontrol', 'show', 'job', number), "loss of the node")
     errors = lost.communicate(timeout=900)[1]
-    slurm.slurm.output('scontrol', 'update', 'NodeName=' + node, 'State=RESUME')
+    slurm.system.output('scontrol', 'update', 'NodeName=' + node, 'State=RESUME')
     assert 'ended before its program did: a node failed' in errors, errors
     late = slurm.start('--time', '5', 'train.py', 'until', str(tmp_path / 'never'))
     assert late.stdout.readline().startswith('rank 0')
     number = re.search(r'job (\d+)', late.stderr.readline()).group(1)
     # Slurm knows limits of whole minutes only
-    slurm.slurm.output('scontrol', 'update', 'JobId=' + number, 'EndTime=now')
+    slurm.system.output('scontrol', 'update', 'JobId=' + number, 'EndTime=now')
     errors = late.communicate(timeout=900)[1]
     assert 'ended before its program did: it reached its time limit' in errors, errors
 
@@ -440,6 +440,29 @@ def test_pbs(pbs, tmp_path):
     assert kept.read_text() == 'rank 0 of 1\n'
     assert pbs('--time', '5', 'train.py', 'status', '3')[0] == 3
     assert 'ended before its program did' in cancelled(pbs, tmp_path / 'never', 'qdel')
+
+
+@pytest.mark.slow
+def test_signal_on_pbs(pbs, tmp_path):
+    """qsig reaches every process of a job, its script too, which is to live until the program has saved."""
+    called = at_work(pbs, tmp_path / 'saved')
+    number = re.search(r'job (\S+) \(', called.stderr.readline()).group(1)
+    subprocess.run(['qsig', '-s', 'USR1', number], env=pbs.environment, check=True)
+    output, errors = called.communicate(timeout=900)
+    assert called.returncode == 85 and 'saved its state and stopped' in errors, output + errors
+    assert (tmp_path / 'saved').exists()
+
+
+@pytest.mark.slow
+def test_pbs_starts_it_again(pbs, tmp_path):
+    """When a node has failed: the output of both starts is shown and kept, and the status is the second one's."""
+    called = at_work(pbs, tmp_path / 'go')
+    pbs.system.node_down('deg0001')
+    (tmp_path / 'go').touch()
+    output, errors = called.communicate(timeout=900)
+    assert called.returncode == 0 and 'rank 0' in output and 'ended with status 0' in output, output + errors
+    kept, = pbs.directory.glob('train-*.out')
+    assert kept.read_text().count('rank 0 of 1') == 2
 
 
 @pytest.mark.slow
