@@ -70,7 +70,7 @@ TRIED = (
      'tests/easyblocks/test_pytorchhpc.py', '$PYTORCH_WHEELS/torch-*.whl'),
     (r'mpiexec .* pytorch-bandwidth', 'tests/scripts/test_pytorch_bandwidth.py', 'pytorch-bandwidth'),
     (r'staged=\$\(pytorch-stage\) \|\| exit|eval "\$staged"', 'tests/scripts/test_pytorch_stage.py', 'pytorch-stage'),
-    (r'tar -cf mine\.tar .*', 'tests/scripts/test_pytorch_run.py', 'tar -cf mine.tar'),
+    (r'tar -cf (mine|data)\.tar .*', 'tests/scripts/test_pytorch_run.py', 'tar -cf mine.tar'),
     (r'docs/make-reference', 'tests/docs/test_docs.py', 'make-reference'),
     (r'.venv-test/bin/python -m sphinx docs site|xdg-open .*', 'tests/docs/test_docs.py', "'-m', 'sphinx'"),
 )

@@ -505,22 +505,25 @@ def test_requeued_on_pbs(pbs, tmp_path):
 
 @pytest.mark.slow
 def test_own_packages_on_the_nodes(slurm):
-    """The lines of docs/researchers.rst for a virtual environment's packages, with two nodes that share a disk."""
+    """The lines of docs/researchers.rst for an environment's packages and data, with two nodes that share a disk."""
     page = (CHECKOUT / 'docs/researchers.rst').read_text()
-    once = re.search(r'^    (tar -cf mine.tar .*)', page, re.M).group(1)
-    lines = textwrap.dedent(re.search(r'^    own=(?:.+\n)+', page, re.M).group())
+    once = re.search(r'^    tar -cf mine.tar .*\n    tar -cf data.tar .*', page, re.M).group().replace('/path/to', '.')
+    lines = textwrap.dedent(re.search(r'^    disk=(?:.+\n)+', page, re.M).group())
     (slurm.directory / 'job').write_text("""#!/bin/bash
 set -e
 %s
 srun -N2 -n2 --ntasks-per-node=1 python3 -c 'import own; print(own.__file__)'
+srun -N2 -n2 --ntasks-per-node=1 cat "$disk/data/numbers"
 """ % lines)
     environment = dict(slurm.environment, PYTORCH_LOCAL_DIR=str(slurm.directory / 'disk'))
     done = subprocess.run(['bash', '-ec', """
         python3 -m venv --without-pip mine
         touch "$(echo mine/lib/python3.*/site-packages)/own.py"
+        mkdir data disk
+        echo many numbers > data/numbers
         %s
-        mkdir disk
         sbatch --wait -N2 -o packages.out job
         cat packages.out
     """ % once], env=environment, cwd=slurm.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.stdout.count('%s/disk/mine/own.py\n' % slurm.directory) == 2, done.stdout
+    assert done.stdout.count('many numbers\n') == 2, done.stdout
