@@ -176,6 +176,7 @@ class Broker:
     def plan(self):
         begin = time.monotonic()
         self.carry_out(self.schedule.plan(begin))
+        self.notify('planned', None)
         self.changed = False
         end = time.monotonic()
         self.next_plan = end + PLAN_PAUSE * (end - begin)

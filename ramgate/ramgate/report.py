@@ -44,9 +44,9 @@ class Summary:
     """What a build took, in a line when it has ended."""
 
     def __init__(self):
-        self.begin = self.looked = time.monotonic()
+        self.begin = self.planned = time.monotonic()
         self.peak = self.held = 0.0
-        self.retried = 0
+        self.retried = self.holding = 0
         # of all compilations, in bytes
         self.peaks = []
 
@@ -54,10 +54,11 @@ class Summary:
         now = time.monotonic()
         if event == 'looked':
             self.peak = max(self.peak, schedule.own)
+        elif event == 'planned':
+            # one that waits only until the next plan is not held
+            self.held += self.holding * (now - self.planned)
             running, frozen, waiting = counts(schedule)
-            if running < schedule.cores and frozen + waiting:
-                self.held += now - self.looked
-            self.looked = now
+            self.holding, self.planned = running < schedule.cores and frozen + waiting > 0, now
         elif event == DONE:
             self.peaks.append(compilation.recorder.peak)
         elif event == RETRY:
@@ -120,8 +121,7 @@ class Progress:
 
     def say(self, *lines):
         for line in lines:
-            self.stream.write('ramgate: %s\n' % line)
-        self.stream.flush()
+            print('ramgate:', line, file=self.stream, flush=True)
 
     def notice(self, schedule, now):
         """Say once that compilers run which cannot be managed."""
@@ -173,7 +173,6 @@ class Report:
         return round(moment - self.begin, 3)
 
     def entry(self, compilation):
-        expected = compilation.estimate and round(compilation.estimate.peak, 1)
         return {
             'file': compilation.name,
             'language': compilation.language,
@@ -185,7 +184,7 @@ class Report:
             'waited': round(compilation.waited, 3),
             'frozen': round(compilation.frozen_for, 3),
             'peak_mb': round(compilation.recorder.peak / MB, 1),
-            'expected_mb': expected,
+            'expected_mb': compilation.estimate and round(compilation.estimate.peak, 1),
             'retries': [{'start': self.since(start), 'end': self.since(end), 'peak_mb': round(peak, 1), 'why': why}
                         for start, end, peak, why in compilation.retries],
         }

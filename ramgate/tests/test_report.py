@@ -44,6 +44,34 @@ def some_build(*watchers):
         watcher('finished', None, schedule)
 
 
+@pytest.mark.parametrize('peak, held', [(100, ''), (600, '; memory held some back for 8 s: ')])
+def test_held_by_memory(monkeypatch, peak, held):
+    """Not the moment from a compiler's question to the next plan, which is long on a busy machine."""
+    clock = [0.0]
+    monkeypatch.setattr(time, 'monotonic', lambda: clock[0])
+    summary, knowledge = Summary(), Knowledge()
+    knowledge.add_profile({name: {'seconds': 9, 'curve': [peak], 'language': 'CXX'} for name in 'ab'})
+    schedule = Schedule(knowledge, 2, Constraint('the node', 1000 * MB, 1000 * MB))
+
+    def at(now, *events):
+        clock[0] = now
+        for event in events:
+            summary(event, None, schedule)
+
+    jobs = [schedule.asked(Command(name, 'CXX', ''), 0.0) for name in 'ab']
+    at(1, 'looked')
+    schedule.plan(1)
+    at(1, 'planned')
+    at(9, 'looked')
+    schedule.ended(jobs[0], 0, 0, False, False, 9)
+    schedule.plan(9)
+    at(9, 'planned')
+    schedule.ended(jobs[1], 0, 0, False, False, 10)
+    at(10)
+    line, = summary.lines(schedule, None)
+    assert re.fullmatch(r'2 compilers in 10 s [^;]*' + held + '.*' * bool(held), line), line
+
+
 def test_report(tmp_path):
     summary = Summary()
     some_build(summary, Report(str(tmp_path / 'report'), summary))

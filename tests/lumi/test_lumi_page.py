@@ -190,6 +190,18 @@ def test_job_script(user):
     nothing_left(output)
 
 
+def test_train(user):
+    """What the page says under "Train", typed on the login node; two of each node's GPUs, as two cores have to do."""
+    page = (CHECKOUT / 'docs/systems/lumi.rst').read_text()
+    commands = re.findall(r'^    ((?:cp|pytorch-run) .*train\.py.*)$', page, re.M)
+    assert len(commands) == 3, commands
+    output = user('module load LUMI %s\n' % NEW + '\n'.join(commands).replace(
+        'pytorch-run', 'pytorch-run --gpus 2 --partition small-g'))
+    assert [line.split(';')[0] for line in output.splitlines() if line.startswith('trained on')] == [
+        'trained on 2 ranks (cpu)', 'trained on 4 ranks (cpu)'], output
+    assert os.path.isdir(user.home / 'one-node') and os.path.isdir(user.home / 'snapshots')
+
+
 def test_without_launcher(user):
     """In a batch script without srun nothing waits for ranks that nobody starts."""
     output = user('module load LUMI %s\nsalloc -n4 singularity -s exec $SIF conda-python-distributed x.py\n'
