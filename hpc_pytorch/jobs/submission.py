@@ -2,7 +2,6 @@
 ``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
 share is here.
 """
-import contextlib
 import fcntl
 import os
 import shlex
@@ -109,8 +108,8 @@ class SystemJobs:
         for what, path, remedy in needed:
             if shlex.quote(path) != path:
                 # EasyBuild 5.4.1 quotes none of them in a job's command
-                raise EasyBuildError("Jobs need a %s without blanks or quotes in its name, found %s. Choose another "
-                                     "(%s ...).", what, path, remedy)
+                raise EasyBuildError("Jobs need a %s whose name has only ASCII letters, digits and @%%+=:,./-_, found "
+                                     "%s. Choose another (%s ...).", what, path, remedy)
             # in a rehearsal, the nodes are this machine
             if os.environ.get('HPC_PYTORCH_REHEARSAL') and os.path.exists(path):
                 continue
@@ -156,7 +155,7 @@ class SystemJobs:
             raise EasyBuildError("%s cannot be written (%s); %s. Make room, and type the same again",
                                  problem.filename or directory(), problem.strerror, self.take_back())
         except BaseException:
-            self.take_back()
+            print_msg(self.take_back(), log=self.log)
             raise
         self.lock.close()
         for job in self.jobs:
@@ -245,13 +244,17 @@ class SystemJobs:
             script = write_script(record, job.command, own_log)
             write_record(record)
             job.jobid = self.scheduler.submit(command, script)
-        except Uncertain:
-            living = []
-            with contextlib.suppress(NoAnswer):
+        except (Uncertain, KeyboardInterrupt) as problem:
+            try:
                 living = self.scheduler.find(job.name, mark)
+            except NoAnswer as unknown:
+                raise Uncertain("%s; %s" % (problem, unknown))
             if not living:
                 raise
             job.jobid = living[0][0]
+            if isinstance(problem, KeyboardInterrupt):
+                self.submitted.append(job)
+                raise
         except (Refused, NoAnswer, OSError):
             remove_record(record)
             raise

@@ -1,11 +1,10 @@
 """End within seconds: EasyBuild's own handlers of signals wait for the running command, which may ignore Ctrl-C."""
-import contextlib
 import os
 import signal
 import threading
 import time
 
-from ramgate.processes import descendants, stat
+from ramgate.processes import descendants, send, stat
 
 # for commands to clean up
 SECONDS = 5
@@ -26,10 +25,8 @@ def handler(before):
 
 
 def end(processes):
-    """Wait for processes, which may be nobody's children by now, and kill those that do not end."""
+    """Wait for processes, and kill those that do not end, with what they started; not what cleans up, such as qdel."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and any(map(stat, processes)):
         time.sleep(0.1)
-    for pid in processes + descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    send(processes + [child for process in processes for child in descendants(process)], signal.SIGKILL)

@@ -48,6 +48,8 @@ UNITS = {'b': 1, 'kb': 2 ** 10, 'mb': 2 ** 20, 'gb': 2 ** 30}
 # exit statuses of jobs that PBS has killed
 KILLED = {'mem': -27, 'walltime': -29}
 PAGE = os.sysconf('SC_PAGE_SIZE')
+# seconds between qdel's SIGTERM and its SIGKILL; a real queue's kill_delay is 10 (pbs_queue_attributes(7B))
+KILL_DELAY = 2
 
 
 def patiently(true, what, seconds=60):
@@ -423,6 +425,8 @@ class Job:
         self.after, self.exit_status, self.comment = [], None, None
         self.process = self.node = self.started = self.killed = None
         self.deleted, self.runs, self.moved = None, 0, False
+        # when a deleted one is killed
+        self.killed_at = None
         self.spool = Path(directory, '%d.OU' % number)
         chunk = dict(part.split('=', 1) for part in request['resources'].get('select', '1').split(':')[1:])
         self.ncpus, self.ngpus = int(chunk.get('ncpus', 1)), int(chunk.get('ngpus', 0))
@@ -514,6 +518,8 @@ class Job:
         elif not self.killed and elapsed > self.walltime:
             self.say('walltime %d exceeded limit %d' % (elapsed, self.walltime))
             self.killed = 'walltime'
+            self.kill()
+        elif self.killed_at and time.monotonic() > self.killed_at:
             self.kill()
         return self.process.poll() is not None
 
@@ -617,6 +623,7 @@ class Server:
         job.comment = '%s and terminated%s' % (job.comment or '', by)
         if job.process:
             job.kill(signal.SIGTERM)
+            job.killed_at = time.monotonic() + KILL_DELAY
         else:
             job.finish(comment='Job deleted by user')
 

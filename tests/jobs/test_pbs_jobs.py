@@ -320,6 +320,22 @@ def test_interrupted_submission(toys, pbs, records):
     assert sorted((toys.directory / 'built').read_text().split()) == ['base', 'middle', 'top']
 
 
+def test_ctrl_c_before_the_answer(toys, pbs):
+    """Ctrl-C while qsub has submitted a job and not answered: the job is cancelled like those before it."""
+    easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
+    pbs.answer_late()
+    # tests that run in the background of a script ignore it, and so would what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    call = toys.eb.started('--rehearse', easyconfig, '--robot=%s' % toys.directory, '--job', cwd=toys.directory,
+                           env=toys.environment)
+    wait_for(lambda: pbs.jobs(), "the job", 240)
+    os.killpg(call.pid, signal.SIGINT)
+    output = call.communicate()[0]
+    assert call.returncode and 'Cancelled by user' in output and 'no job was submitted' in output, output
+    wait_for(lambda: pbs.job('1')['job_state'] == 'F', "end of the job")
+    assert not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
+
+
 def test_force_replaces(toys, pbs):
     """--force builds again what waits or runs: the job before is cancelled, and its files are not the new job's."""
     easyconfig = toys.write('toy', commands=[WAIT.format(file=toys.directory / 'go')])
@@ -419,9 +435,12 @@ def test_daemon_dies_and_job_lives(toys, pbs):
 
 def test_awkward_names(toys, pbs, eb):
     """A directory that EasyBuild would not quote is refused; the command that is printed shows these jobs."""
-    directory, toys.directory = toys.directory, toys.directory / "it's a:b here"
-    toys.directory.mkdir()
-    assert "without blanks or quotes in its name, found %s" % toys.directory in toys.refused(toys.write('toy'))
+    directory = toys.directory
+    for name in ("it's a:b here", 'für'):
+        toys.directory = directory / name
+        toys.directory.mkdir()
+        found = 'only ASCII letters, digits and @%%+=:,./-_, found %s' % toys.directory
+        assert found in toys.refused(toys.write('toy'))
     toys.directory = directory / 'a:b'
     toys.directory.mkdir()
     output = toys.run(toys.write('toy'), '--robot=%s' % toys.directory.as_posix(), '--job')
