@@ -141,6 +141,7 @@ def test_another_user_cannot_ask(as_root, build, eventually, user, status, word)
     process.communicate(timeout=60)
 
 
+@pytest.mark.slow
 def test_a_long_temporary_directory(build):
     """An address of a socket has 107 letters at most."""
     temporary = build.directory / 'tmp' / ('long' * 40)

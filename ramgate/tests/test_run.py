@@ -25,6 +25,7 @@ template __global__ void work<12>(float *);
 '''
 
 
+@pytest.mark.slow
 def test_real_errors_pass_through_unchanged_and_once(build):
     build.source('wrong', 'memory 10', 'fail wrong.cpp:3:1: error: out of memory allocating, says my program')
     build.source('right', 'memory 10')
@@ -170,6 +171,7 @@ def test_configured_in_one_run_and_built_in_the_next(build):
     assert 'a.c.o' in done.stdout
 
 
+@pytest.mark.slow
 def test_a_profile_beside_the_build_directory(build):
     """It is asked for once."""
     (build.directory / 'out').mkdir()
@@ -183,6 +185,7 @@ def test_a_profile_beside_the_build_directory(build):
     assert 'home directory' in build.run('--profile', 'auto', command=('make', '-C', home), HOME=home, status=2)
 
 
+@pytest.mark.slow
 def test_a_pipe_between_two_compilers_does_not_hang(build):
     """The second reads what the first writes: it does not wait for the first one's turn to end."""
     (build.directory / 'a.c').write_text('int a[] = {%s};\n' % ('1234567,' * 100000))

@@ -18,6 +18,8 @@ from lumi.lumi_site import LMOD
 from test_style import tracked
 from torch_mpi.tests.mpi_installation import kept_venv
 
+pytestmark = pytest.mark.slow
+
 # Directory of the checkout -> where the wheel has it; all that an installed collection can need.
 INSTALLED = {
     'hpc_pytorch/job_backends': 'easybuild/tools/job',
@@ -123,7 +125,6 @@ def test_the_sdist_is_complete(unpacked):
             if (unpacked / name).stat().st_mode & 0o100 != (CHECKOUT / name).stat().st_mode & 0o100] == []
 
 
-@pytest.mark.slow
 def test_the_sdist_works_as_a_checkout(unpacked):
     """./eb starts, and ./test finds every test; their environments are the checkout's, to save minutes."""
     shutil.copytree(CHECKOUT / '.venv', unpacked / '.venv', symlinks=True)
@@ -144,7 +145,6 @@ def ramgate_alone(tmp_path):
     return tmp_path / 'alone'
 
 
-@pytest.mark.slow
 def test_ramgate_alone(ramgate_alone, tmp_path):
     """It installs with pip anywhere, has its data and its program, runs a build there, and has its tests."""
     environment = dict(clean_environment(), PYTHONPATH=str(tmp_path / 'there'))
@@ -188,7 +188,6 @@ def installed(built, tmp_path_factory):
     return environment
 
 
-@pytest.mark.slow
 def test_ramgate_beside_the_collection(installed, ramgate_alone, tmp_path):
     """Each has files of its own: installing and removing ramgate leaves the collection as it was."""
     def own(*words):
@@ -250,7 +249,6 @@ def make_wheel(directory, name, version, files):
     return '%s==%s --hash=sha256:%s\n' % (name, version, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-@pytest.mark.slow
 def test_locked_wheels(plain, tmp_path):
     """A toy wheel, with a script and an example of the collection."""
     (tmp_path / 'toy.lock').write_text(make_wheel(tmp_path, 'toy', '1.0', {'toy.py': ''}))
@@ -263,7 +261,6 @@ def test_locked_wheels(plain, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_locked_wheels_and_torch_mpi(plain, tmp_path):
     """A toy wheel, and torch_mpi built for the real PyTorch that another toy leads to."""
     python = kept_venv()
@@ -293,7 +290,6 @@ def test_locked_wheels_and_torch_mpi(plain, tmp_path):
     assert 'building torch_mpi' in said and 'Building torch_mpi of this collection failed' in said, said
 
 
-@pytest.mark.slow
 def test_singularity_container(plain, small_image, tmp_path):
     """A small image, with the run scripts."""
     shutil.copy(small_image, tmp_path / 'tool.sif')
@@ -305,14 +301,12 @@ def test_singularity_container(plain, small_image, tmp_path):
     assert 'get-master' in output and output.index('a') < output.index('b')
 
 
-@pytest.mark.slow
 def test_system_settings(plain):
     """An easyconfig of the collection, by its name."""
     plain('frontier', 'proxy-1.0-Frontier.eb')
     assert 'proxy.ccs.ornl.gov' in loaded(plain, 'proxy', 'echo $https_proxy')
 
 
-@pytest.mark.slow
 def test_pytorch_hpc(plain, tmp_path):
     """A small tree with PyTorch's build interface, from source, with the lock files and a script of the collection."""
     modules = run(CHECKOUT / 'hpc_pytorch/stand_ins' / 'make.py', 'archer2-2023').splitlines()[-1]

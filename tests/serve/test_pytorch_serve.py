@@ -77,6 +77,7 @@ def test_dry_run_for_derecho(tmp_path):
     assert lines[-1].startswith('mpiexec -n 2 --ppn 1 ') and ' --on-node tiny ' in lines[-1], output
 
 
+@pytest.mark.slow
 def test_refused(nowhere, tmp_path):
     """One line, for what is no model, a name on a hub, a key for all to see, and a port that is taken."""
     (nowhere.directory / 'empty').mkdir()

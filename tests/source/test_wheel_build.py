@@ -35,6 +35,7 @@ def said(checkout, *words):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_ramgate_learns_from_other_versions(tmp_path, checkout):
     """Their profiles lie beside the one that is kept, the newest first."""
     for at, name in enumerate(['PyTorch-2.1.0', 'PyTorch-2.3.0', 'PyTorch-2.3.1-Derecho', 'NCCL-2.20']):

@@ -53,6 +53,7 @@ def test_what_is_missing_is_named(source, place, modules, message):
     assert "Traceback" not in output and "pip install" in output, output
 
 
+@pytest.mark.slow
 def test_isolation_is_refused(source, tmp_path):
     """pip would have compiled against a torch of its own choice; here it downloads nothing and names the option."""
     venv = tmp_path / "venv"
