@@ -2,12 +2,14 @@
 PyTorch in a toolchain of EasyBuild's, which is installed for real with toys in the place of its compiler, by upstream's
 own easyblock with a site's hooks (hpc_pytorch/source/upstream_build.py).
 """
+import json
+import os
 import re
 import shutil
 import sys
 
 import pytest
-from common import CACHE
+from common import CACHE, CHECKOUT
 from easyblocks.small_builds import SMALL_TORCH, pack
 from small_software import site_hooks
 
@@ -44,6 +46,16 @@ def pre_configure_hook(easyblock):
 def post_configure_hook(easyblock):
     if easyblock.name == 'PyTorch':
         compare_with_cmake(easyblock)
+"""
+
+# the two lines of docs/easybuild.rst, as a hook in the place of upstream's configure step
+ADOPTED = """
+from hpc_pytorch.source.upstream_build import compare_with_cmake
+
+def post_configure_hook(self):
+    if self.name == 'PyTorch':
+        %s
+        compare_with_cmake(self)
 """
 
 
@@ -90,3 +102,21 @@ def test_upstreams_easyblock(toolchain, eb):
     log = next(installed.glob('easybuild/*.log')).read_text()
     assert "CMake enabled all requested options" in log and ' compilers in ' in log
     assert list(installed.glob('lib/python*/site-packages/torch/_C.so'))
+
+
+@pytest.mark.nightly
+def test_ramgate_adopted(toolchain, eb, tmp_path):
+    """The lines of the page put ramgate in front of CMake, and of pip, which compiles."""
+    torch, hooks = toolchain
+    page = (CHECKOUT / 'docs/easybuild.rst').read_text()
+    lines = re.search(r"for name in \('prebuildopts'.*\n.*", page).group()
+    report = tmp_path / 'report'
+    lines = re.sub(r'\n +', '\n            ', lines).replace('run --jobs', 'run --report %s --jobs' % report)
+    (tmp_path / 'site_hooks.py').write_text(ADOPTED % lines)
+    program = tmp_path / 'bin/ramgate'
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nPYTHONPATH=%s exec python3 -m ramgate "$@"\n' % (CHECKOUT / 'ramgate'))
+    program.chmod(0o755)
+    torch('EB_PyTorch')(env=dict(hooks, PATH='%s:%s' % (program.parent, os.environ['PATH'])))
+    compiled = json.loads((report / 'report.json').read_text())['compilations']
+    assert compiled and {one['came'] for one in compiled} == {'by launcher'}, compiled
