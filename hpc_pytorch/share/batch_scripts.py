@@ -237,7 +237,7 @@ class Script:
         if '--export=none' in self.batch_options.lower():
             lines += CLEAN_ENVIRONMENT
         if self.kind == 'pbs':
-            lines += ['cd "$PBS_O_WORKDIR" || exit', '', '# qsig signals this script, too', 'trap : USR1 USR2', '']
+            lines += ['cd "$PBS_O_WORKDIR" || exit', '']
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
             lines += STAGE

@@ -1,6 +1,6 @@
 """
-A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qhold, qrls, qsig and
-a server that runs the jobs for real, each without a network and with another $HOME (compute_node.py) if the server is
+A stand-in for PBS Pro, of which no free build exists in Debian or as a wheel: qsub, qstat, qdel, qhold, qrls and a
+server that runs the jobs for real, each without a network and with another $HOME (compute_node.py) if the server is
 root.
 
     with Pbs(directory, accounts=['NCAR0001']) as pbs:
@@ -40,7 +40,7 @@ from pathlib import Path
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from batch_systems.compute_node import other_home  # noqa: E402
 
-COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qhold', 'qrls', 'qsig')
+COMMANDS = ('qsub', 'qstat', 'qselect', 'qdel', 'qhold', 'qrls')
 WRAPPER = '#!/bin/sh\nexec %s -I %s %s %s "$@"\n'
 # qsub's options: those with a value, those without
 VALUED, PLAIN = 'aAeljmMoNpqrSvW', 'h'
@@ -368,14 +368,7 @@ def qrls(directory, words):
     return qhold(directory, words, 'release')
 
 
-def qsig(directory, words):
-    """Send jobs a signal: -s NAME."""
-    for number in words[2:]:
-        talk(directory, {'command': 'signal', 'number': number, 'name': words[1]})
-    return 0
-
-
-COMMAND = {'qsub': qsub, 'qstat': qstat, 'qselect': qselect, 'qdel': qdel, 'qhold': qhold, 'qrls': qrls, 'qsig': qsig}
+COMMAND = {'qsub': qsub, 'qstat': qstat, 'qselect': qselect, 'qdel': qdel, 'qhold': qhold, 'qrls': qrls}
 
 
 # --- the server -----------------------------------------------------------------------------------------------------
@@ -603,10 +596,6 @@ class Server:
     def release(self, number, types):
         """qrls."""
         self.find(number).holds -= set(types)
-
-    def signal(self, number, name):
-        """qsig: to all processes of the job's session, its script among them (kill_session() in mom_mach.c)."""
-        self.find(number).kill(getattr(signal, 'SIG' + name))
 
     def move(self, number, back):
         """It shows as M, whatever it does elsewhere."""
