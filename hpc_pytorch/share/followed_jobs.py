@@ -109,17 +109,18 @@ class Job:
         """Return whether the job is cancelled: a user's goes on without us."""
         return False
 
-    def how_it_ended(self):
-        """Return what the batch system says of a job that ended before its program did."""
+    def how_it_ended(self, status):
+        """Return what the batch system, or the status of what waited, says of a job that ended before its program."""
         command = self.words['ask'].split() + [self.number]
         for _ in range(LATE):
             time.sleep(1)
             asked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
             if ENDING not in asked.stdout:
                 break
+        text = '%s\n%s: %d' % (asked.stdout.replace('\n\t', ''), self.words['submit'].split()[0], status)
         for section, row in self.script.batch_systems.items():
             kind, _, pattern = section.partition(' ended: ')
-            if kind == self.script.kind and pattern and re.search(pattern, asked.stdout):
+            if kind == self.script.kind and pattern and re.search(pattern, text):
                 return row['cause']
         return "for the reason, type: %s" % ' '.join(command)
 
@@ -134,7 +135,7 @@ class Job:
         elif texts and NO_MODULE.search(texts[0]):
             yield "job %s ended before its program was started: a module could not be loaded; see above" % self.number
         else:
-            yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended())
+            yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended(status))
         if status == 85:
             yield "the program saved its state and stopped: run the same command again to resume"
         yield from why(self.output, texts)

@@ -143,7 +143,7 @@ class Pbs:
 
     def keep_history(self, kept):
         """What the server's job_history_enable says."""
-        (self.directory / 'no-history').unlink() if kept else (self.directory / 'no-history').touch()
+        (self.directory / 'no-history').unlink(missing_ok=True) if kept else (self.directory / 'no-history').touch()
 
     def job(self, number):
         """What the server knows of a job."""
@@ -238,8 +238,14 @@ def directives(script):
 
 
 def wait_for_end(directory, number):
-    """What `-W block=true` does: as long as the job, and with its exit status."""
-    while talk(directory, {'command': 'job', 'number': number})['job_state'] not in 'FM':
+    """What `-W block=true` does: as long as the job, and with its exit status; 3 as soon as somebody deletes it."""
+    while True:
+        job = talk(directory, {'command': 'job', 'number': number})
+        if re.search(' and terminated|Job deleted by user', job['comment'] or ''):
+            print("qsub: %s Job to be deleted at request of %s" % (number, job['Job_Owner']), file=sys.stderr)
+            return 3
+        if job['job_state'] in 'FM':
+            break
         time.sleep(0.1)
     status = int(talk(directory, {'command': 'job', 'number': number}).get('Exit_status') or 0)
     return status % 256 or int(status != 0)

@@ -443,12 +443,14 @@ def test_pbs(pbs, tmp_path):
     kept, = pbs.directory.glob('train-*/rank-0.out')
     assert kept.read_text() == 'rank 0 of 1\n'
     assert pbs('--time', '5', 'train.py', 'status', '3')[0] == 3
-    assert 'ended before its program did' in cancelled(pbs, tmp_path / 'never', 'qdel')
+    for history in (True, False):
+        pbs.system.keep_history(history)
+        assert 'ended before its program did: it was deleted' in cancelled(pbs, tmp_path / str(history), 'qdel')
 
 
 @pytest.mark.slow
 def test_signal_on_pbs(pbs, tmp_path):
-    """What starts the ranks hands it on; qsig would reach the shell that PBS has started the script with, and end it."""
+    """What starts the ranks hands it on; qsig would reach the shell from which PBS starts the script."""
     called = at_work(pbs, tmp_path / 'saved')
     for process in Path('/proc').glob('[0-9]*'):
         with contextlib.suppress(OSError):
