@@ -128,6 +128,9 @@ def configure_jobs(system, rehearse):
 
 def configure_rehearsal(system, easyconfigs):
     """Replace the machine's modules with those of a stand-in, and the prefix with one of its own."""
+    if re.search(r'[\s"\'$;&|<>*?]', str(COLLECTION)):
+        raise UsersProblem("--rehearse needs a collection without blanks or quotes in its path, as modules tools do; "
+                           "found %s. Clone it to another directory" % COLLECTION)
     os.environ['HPC_PYTORCH_REHEARSAL'] = system
     place = stand_in.make(stand_in.choose(system, easyconfigs))
     log_in(place)

@@ -1,5 +1,8 @@
 """Commands of the machine that are asked something."""
+import signal
 import subprocess
+
+from ramgate import processes
 
 
 def run(command, **options):
@@ -13,4 +16,13 @@ def run(command, **options):
         'errors': 'backslashreplace',
     }
     settings.update(options)
-    return subprocess.run(command, **settings)
+    seconds = settings.pop('timeout', None)
+    with subprocess.Popen(command, **settings) as process:
+        try:
+            answers = process.communicate(timeout=seconds)
+        except BaseException:
+            # children of one that hangs would outlive it; what was not to end in time may be dpkg
+            below = processes.descendants(process.pid) if seconds else []
+            processes.send([process.pid] + below, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, *answers)

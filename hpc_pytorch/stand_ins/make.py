@@ -34,26 +34,8 @@ KEYS = {
 }
 PIP_INSTALL = ('-I', '-m', 'pip', '-q', 'install', '--require-hashes', '--no-deps', '--only-binary=:all:',
                '--disable-pip-version-check', '-r')
-# Module files that either modules tool reads.
-MODULE = """#%Module1.0
-# made by hpc_pytorch/stand_ins/make.py
-module-whatis {{{about}}}
-proc ModulesHelp {{ }} {{
-    puts stderr {{{about}}}
-    puts stderr {{This is a stand-in made of parts of this machine; systems/*/stand_in.rst says how it differs.}}
-}}
-conflict {base}
-"""
-STICKY = """if {[info exists ::ModuleTool] && $::ModuleTool eq {Modules}} { module-tag sticky %s } else {
-    add-property lmod sticky
-}
-"""
-LOGIN = """# made by hpc_pytorch/stand_ins/make.py: what happens at login on a machine with these modules
-module use '{target}/modules'
-if [ "${{HPC_LOGIN:-}}" != bare ] && [ -n "${{LMOD_CMD:-}}" ] && [ -n '{loaded}' ]; then
-    module load {loaded}
-fi
-"""
+# Module files that either modules tool reads, and what happens at login.
+MODULE, STICKY, LOGIN = ((HERE / name).read_text() for name in ('module.txt', 'sticky.txt', 'login.txt'))
 
 
 # -- the description

@@ -1,22 +1,13 @@
 """The command line."""
 import argparse
 import sys
+from pathlib import Path
 
 from ramgate import VERSION
 from ramgate.build import Build
 from ramgate.limits import Problem, size
 
-
-HELP = """usage: ramgate run [options] -- COMMAND ...
-Runs any build within the memory available: when it is short, compilers wait, are paused or restarted.
-  --jobs N        most compilers at a time (default: the number of cores)
-  --memory SIZE   most memory to use, such as 48G (default: what cgroups, Slurm, PBS and the host allow)
-  --profile FILE  memory and time of each file in earlier builds, read and updated; auto: next to the build directory
-  --like FILE     a profile of another version or machine, for what --profile does not know
-  --report DIR    write report.json, report.html and profile.json to this directory
-example: ramgate run --profile auto -- cmake --build build
-exit status: the command's (128 + N: ended by signal N); 127: command not found; 126: it cannot run; 2: ramgate cannot
-"""
+HELP = Path(__file__).with_name('usage.txt').read_text(encoding='utf-8')
 
 
 def count(text):

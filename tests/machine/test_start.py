@@ -340,3 +340,12 @@ def test_where_installations_belong(eb, tmp_path):
     site = tmp_path / 'site.cfg'
     site.write_text('[policy]\ninstall_path = allow\n')
     eb(easyconfig, env={'HOME': str(home), 'HPC_SITE_CONFIG': str(site)}, cwd=tmp_path)
+
+
+@pytest.mark.parametrize('name', ['my collection', "o'brien", 'a&b'])
+def test_rehearsal_in_a_path_with_blanks(monkeypatch, tmp_path, name):
+    """Refused in our words, before modules are made that no modules tool reads."""
+    monkeypatch.setattr(start, 'COLLECTION', tmp_path / name)
+    monkeypatch.setattr(start.stand_in, 'make', None)
+    with pytest.raises(start.UsersProblem, match='--rehearse needs a collection without blanks or quotes in its path'):
+        start.configure_rehearsal('archer2', [])

@@ -424,6 +424,9 @@ def small(tmp_path):
     stand_ins = tmp_path / 'check out' / 'hpc_pytorch' / 'stand_ins'
     (stand_ins / 'scripts').mkdir(parents=True)
     shutil.copy(str(MAKE), str(stand_ins))
+    for name in ('module.txt', 'sticky.txt', 'login.txt'):
+        shutil.copy(str(MAKE.parent / name), str(stand_ins))
+    shutil.copytree(str(CHECKOUT / 'ramgate' / 'ramgate'), str(tmp_path / 'check out' / 'ramgate' / 'ramgate'))
     (tmp_path / 'check out' / 'hpc_pytorch' / 'machine').mkdir(parents=True)
     for name in ('__init__.py', 'machine/__init__.py', 'machine/commands.py', 'machine/distribution_packages.py',
                  'machine/package_managers.cfg'):
