@@ -15,10 +15,11 @@ from hpc_pytorch.machine.batch_systems import PATIENCE, own_job
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_tool
 from hpc_pytorch.machine.systems import core_list, host_matches, is_for, is_retired
+from hpc_pytorch.machine.versions import release
 
 # what shows the partitions or queues of a batch system
 PARTITIONS = {
-    'slurm': ('sinfo', '--noheader', '--format=%R|%c|%m|%G|%h'),
+    'slurm': ('sinfo', '--noheader', '--format=%R|%z|%m|%G|%h|%a'),
     'pbs': ('qstat', '-Q', '-f'),
 }
 # where something can be asked
@@ -185,27 +186,39 @@ class Machine(object):
 
     @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
-        """Return Slurm's partitions, with cores, memory, gpus and exclusive of each, or PBS's queues."""
+        """Return Slurm's partitions, with cores, memory, gpus and exclusive of each, or PBS's queues; `up`: open."""
         if self.system.scheduler['kind'] == 'pbs':
-            return {name: {} for name in re.findall(r'^Queue: (\S+)', self.output(*PARTITIONS['pbs']), re.M)}
+            queues = re.findall(r'^Queue: (\S+)((?:\n.+)*)', self.output(*PARTITIONS['pbs']), re.M)
+            return {name: {'up': not re.search('(enabled|started) = False', about)} for name, about in queues}
         found = {}
         # not warnings
-        for line in re.findall(r'.*[|].*[|].*[|].*[|].*', self.output(*PARTITIONS['slurm'])):
-            name, cpus, megabytes, gres, share = line.strip().split('|')
+        for line in re.findall(r'(?:.*[|]){5}.*', self.output(*PARTITIONS['slurm'])):
+            name, layout, megabytes, gres, share, state = line.strip().split('|')
+            sockets, cores, threads = map(int, layout.replace('+', '').split(':'))
             facts = {
-                'cores': int(cpus.rstrip('+')),
+                'cores': sockets * cores,
+                'threads': threads,
                 'memory': int(megabytes.rstrip('+')) << 20,
-                'gpus': sum(map(int, re.findall(r'gpu(?::[\w.-]+)?:(\d+)', gres))),
+                # slices of a GPU (MIG) are none
+                'gpus': sum(map(int, re.findall(r'gpu(?::(?![^:]*\dg\.)[\w.-]+)?:(\d+)\b', gres))),
                 'exclusive': share == 'EXCLUSIVE',
+                'up': state == 'up',
             }
             # of nodes of several kinds
             found[name] = max(facts, found.get(name, facts), key=operator.itemgetter('gpus'))
         return found
 
+    def partition(self):
+        """Return the partition of this job, else of those that are up the one with most GPUs."""
+        found = self.partitions()
+        own = self.environ.get('SLURM_JOB_PARTITION') or self.environ.get('PBS_QUEUE')
+        most = max(found, key=lambda name: (found[name]['up'], found[name].get('gpus')), default=None)
+        return own if own in found else most
+
     @probe(LOGIN, 'scheduler nodes_exclusive')
     def whole_nodes(self):
-        facts = self.partitions().get(self.system.scheduler['partition'])
-        if not facts:
+        facts = self.partitions().get(self.system.scheduler['partition'], {})
+        if 'exclusive' not in facts:
             raise NotAsked("the batch system does not say")
         return facts['exclusive']
 
@@ -259,6 +272,16 @@ class Machine(object):
     def GPUs(self):
         return len(self.cores_next_to_GPUs())
 
+    @probe(JOB, 'node gpu_architecture')
+    def GPU_architecture(self):
+        """Return the oldest generation of the GPUs, as compilers name it."""
+        nvidias = 'nvidia-smi', '--query-gpu=compute_cap', '--format=csv,noheader'
+        answer = self.output(*nvidias if self.which('nvidia-smi') else ['rocm_agent_enumerator'])
+        found = re.findall(r'^(?:\d+\.\d|gfx(?!000)\w+)$', answer, re.M)
+        if not found:
+            raise NotAsked("the driver names no architecture")
+        return min(found, key=release)
+
     @probe(JOB, 'node cuda', lambda found, expected: float(found) >= expected)
     def CUDA_of_the_driver(self):
         found = re.search(r'CUDA (?:UMD )?Version: (\d+\.\d+)', self.output('nvidia-smi'))
@@ -269,8 +292,3 @@ class Machine(object):
     @probe(JOB, 'network interfaces', all_there)
     def interfaces(self):
         return os.listdir(self.path('/sys/class/net'))
-
-    @probe(JOB, lambda system: ['cxi'] if 'slingshot' in system.words else None, all_there)
-    def libfabric(self):
-        """List libfabric's providers."""
-        return sorted(set(re.findall(r'^(\S+):$', self.output('fi_info', '-l'), re.M)))

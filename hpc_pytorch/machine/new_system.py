@@ -14,19 +14,12 @@ from hpc_pytorch.machine.python_module import PROBE, python_of
 from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
-# for processors; for NVIDIA's GPUs with a driver of 580 or newer the wheels of the second
 EASYCONFIG = 'PyTorch-2.13.0-ARCHER2-whl.eb'
-CUDA_13 = 'PyTorch-2.15.0-workstation.eb'
-OTHER_WHEELS = """# These wheels are for processors alone, and are refused where system.cfg has GPUs.
-# Take version, lock_files, extra_index_urls, python_versions and features of
-# %s
-"""
 EASYBUILD_CFG = Path(systems.HERE, 'new_easybuild.cfg').read_text(encoding='utf-8')
-SETTINGS = """
-# What the network needs: copy the [setting ...] and [advice ...] sections of a system with the same network, such as
-# systems/isambard-ai for Slingshot, and the lines of [sources] that they name.
-"""
-README = "{title}\n{line}\n\nA draft: the modules have the machine's names, and are parts of this one.\n"
+
+
+def comment(name):
+    return ''.join('# %s\n' % line for line in DATA['comments'][name].strip().splitlines())
 
 
 # -- system.cfg
@@ -44,19 +37,17 @@ def gibibytes(size):
 # how answers are written that are not written as they are
 WRITTEN = {
     'system host_names': pattern_of,
-    # the one with the most GPUs
-    'scheduler partition': lambda found: max(found, key=lambda name: found[name].get('gpus') or 0, default=None),
     'node memory': gibibytes,
     'node cuda': lambda version: version.split('.')[0],
     'network interfaces': lambda names: ' '.join(sorted(filter(re.compile('hsn|ib').match, names))) or None,
 }
 
 
-def describe(name, machine):
+def describe(name, machine, modules):
     """Ask what system.cfg can have: {'section key': (value or None, where it comes from or why there is none)}."""
     kind = machine.system.scheduler['kind'] = machine.batch_system()
     values = {}
-    cray = kind == 'slurm' and not machine.which('mpicc')
+    cray = 'PrgEnv-gnu' in [software for _, software, _ in modules]
     # dashes separate the words in names of easyconfigs
     suffix = name.replace('-', '')
     for section in ('every system', kind, 'cc' if cray else 'mpicc'):
@@ -71,11 +62,14 @@ def describe(name, machine):
     partition = values['scheduler partition'][0]
     facts = machine.partitions()[partition] if partition else {}
     if 'cores' in facts:
-        threads = int(values['node threads_per_core'][0] or 1)
         values['scheduler nodes_exclusive'] = 'yes' if facts['exclusive'] else 'no', 'sinfo'
-        values['node cores'] = facts['cores'] // threads, 'sinfo'
         values['node memory'] = gibibytes(facts['memory']), 'sinfo'
-        values['node gpus'] = facts['gpus'], 'sinfo'
+        if not machine.job:
+            values['node cores'] = facts['cores'], 'sinfo'
+            values['node threads_per_core'] = facts['threads'], 'sinfo'
+        # many sites whose jobs have whole nodes do not count GPUs
+        if facts['gpus'] or not values['node gpus'][0]:
+            values['node gpus'] = facts['gpus'], 'sinfo'
     values['node gpu_cores'] = gpu_cores(machine, values['node gpus'][0], values['node cores'][0])
     values['system python_module'] = python_module(machine)
     return values
@@ -87,7 +81,7 @@ def gpu_cores(machine, gpus, cores):
     with contextlib.suppress(NotAsked, OSError, ValueError):
         lists = [[core for core in near if core < int(cores or 0)] for near in machine.cores_next_to_GPUs()]
     together = sum(lists, [])
-    if not lists or len(lists) != gpus or len(set(together)) != len(together):
+    if not lists or len(lists) != int(gpus or 0) or len(set(together)) != len(together):
         return None, "no driver answers here, or this is not a node with GPUs, or several have the same cores"
     return ' '.join(','.join(map(str, near)) for near in lists), 'nvidia-smi topo -m; rocm-smi (of this host)'
 
@@ -118,7 +112,7 @@ def system_text(name, values):
                 text += '# %s = (%s); %s\n' % (key, meaning, how)
             else:
                 text += '# (%s)\n%s = %s\n' % (how, key, value)
-    return text + SETTINGS
+    return text + '\n' + comment('settings')
 
 
 # -- modules, and what names them
@@ -148,6 +142,7 @@ def modules_of(machine):
         shell = machine.modules_shell()
     except NotAsked as problem:
         return chosen, [str(problem)]
+    before = shell.loaded
     for pattern, words in DATA['software'].items():
         software, part = words.split()
         names = newest_first(shell, pattern)
@@ -156,8 +151,9 @@ def modules_of(machine):
             if not all(without.values()):
                 left_out += [(name, said) for name, said in without.items() if said]
                 names = [name for name in names if not without[name]]
-        if software == 'OpenMPI' and 'cray-mpich' in [one[1] for one in chosen]:
-            left_out += [(name, "cray-mpich is there") for name in names]
+        others = [other for _, other, _ in chosen if DATA['instead'].get(software) == other]
+        if others:
+            left_out += [(name, others[0] + " is there") for name in names]
             continue
         for name in names:
             said = shell.add(name)
@@ -165,6 +161,9 @@ def modules_of(machine):
                 chosen.append((name, software, part))
                 break
             left_out.append((name, said))
+    more = [name for name in shell.loaded if name in before and name not in [one[0] for one in chosen]]
+    if more:
+        left_out.append((' '.join(more), "loaded here; add those without which others are not found"))
     if not {'OpenMPI', 'cray-mpich'} & {software for _, software, _ in chosen}:
         left_out.append(("an MPI", "no module that is called like one can be loaded"))
     return chosen, ["%s: %s" % (name, ' '.join(said.split())[:200]) for name, said in left_out]
@@ -177,31 +176,27 @@ def software_version(module):
     return found.group(1) if found else word
 
 
-def easyconfig_of(name):
-    return Path(collection_path('easyconfigs'), 'p', 'PyTorch', name).read_text(encoding='utf-8')
-
-
-def with_cuda_13(text):
-    """Take PyPI's wheels, which have CUDA 13 on x86_64 and Arm, in place of those for processors."""
-    other = easyconfig_of(CUDA_13)
-    for key in ('version', 'python_versions', 'lock_files'):
-        pattern = r'(?m)^%s = .*' % key
-        text = re.sub(pattern, re.search(pattern, other).group(), text)
-    text = text.replace("pypi.lock']", "pypi.lock', 'mpi4py.lock']")
-    text = re.sub(r'(?m)^extra_index_urls = .*\n', '', text)
-    text = text.replace("features = ['mpi']", "features = ['gpu', 'nccl', 'mpi']")
-    return text.replace('official CPU wheels', 'official wheels with CUDA 13')
+def wheels_for(modules, values):
+    """Name the wheels for the GPUs, in [wheels] of new_system.cfg; None without. Login nodes have no driver."""
+    cuda, gpus, architecture = (values.get('node ' + key, [None])[0] for key in ('cuda', 'gpus', 'gpu_architecture'))
+    if cuda and release(architecture or '8.0') < [7, 5]:
+        return 'older GPU'
+    if cuda:
+        return 'CUDA 13' if int(cuda) >= 13 else 'older driver'
+    by_modules = [software for _, software, _ in modules if software in DATA['wheels']]
+    return next(iter(by_modules), 'unknown GPU' if gpus else None)
 
 
 def easyconfig_text(name, modules, kind, values):
-    text = re.sub(r'(?m)^#.*\n', '', easyconfig_of(EASYCONFIG), count=1)
-    cuda = int(values['node cuda'][0] or 0)
-    # login nodes have no driver
-    gpus = ['older driver'] if cuda else [software for _, software, _ in modules if software in DATA['wheels']]
-    if cuda >= 13:
-        text = with_cuda_13(text)
-    elif gpus:
-        text = OTHER_WHEELS % DATA['wheels'][gpus[0]] + text
+    text = Path(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG).read_text(encoding='utf-8')
+    text = re.sub(r'(?m)^#.*\n', '', text, count=1)
+    wheels = wheels_for(modules, values)
+    if wheels == 'CUDA 13':
+        for key, value in DATA['CUDA 13'].items():
+            text = re.sub(r'(?m)^%s = .*' % key, '%s = %s' % (key, value), text)
+        text = text.replace('official CPU wheels', 'official wheels with CUDA 13')
+    elif wheels:
+        text = comment('wheels') + '# %s\n' % DATA['wheels'][wheels] + text
     text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
     dependencies = ''.join("    (%r, EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
@@ -213,8 +208,8 @@ def easyconfig_text(name, modules, kind, values):
 
 def drafts(name, machine):
     """Return all drafts: {path in the collection: text}."""
-    values = describe(name, machine)
     modules, left_out = modules_of(machine)
+    values = describe(name, machine, modules)
     kind = machine.system.scheduler['kind']
     metadata = "# (module avail) Which software each module stands for; `prefix` is to be added.\n"
     metadata += ''.join("# Left out: %s\n" % why for why in left_out)
@@ -234,7 +229,7 @@ def drafts(name, machine):
         place + 'external_modules.cfg': metadata,
         place + 'easybuild.cfg': configuration,
         place + 'stand_in.cfg': stand_in,
-        place + 'stand_in.rst': README.format(title=title, line='=' * len(title)),
+        place + 'stand_in.rst': '%s\n%s\n\n%s\n' % (title, '=' * len(title), DATA['comments']['stand-in']),
         place + 'easystack.yaml': 'easyconfigs:\n  - %s\n' % easyconfig,
         'easyconfigs/p/PyTorch/' + easyconfig: text,
     }

@@ -9,12 +9,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from common import CHECKOUT, clean_environment, needs_program
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.machine import inspection, new_system, survey, systems
+from hpc_pytorch.machine import commands, inspection, new_system, survey, systems
+from ramgate import processes
 
 SYSTEM = """[system]
 title = Test
@@ -39,6 +41,7 @@ threads_per_core = 2
 memory = 512 GiB
 gpus = 2
 cuda = 12
+gpu_architecture = 8.0
 gpu_cores = 0-3 4-7
 local_storage = /mnt/bb
 temporary_directory = /tmp
@@ -48,8 +51,8 @@ interfaces = hsn0 hsn1
 bind_paths = /opt/cray /pfs
 """ % (socket.gethostname().lower(), socket.gethostname().lower(), os.uname().machine)
 METADATA = "[cuda/12.2.1]\nname = CUDA\nversion = 12.2.1\nprefix = CUDA_HOME\n[mpi]\nname = MPI\nversion = 4.0\n"
-# in the form of `sinfo --format=%R|%c|%m|%G|%h`, GPUs written as Frontier's and LUMI's documentation show them
-SINFO = "gpu|16|524288|gpu:a100:2(S:0-1)|EXCLUSIVE\nsmall|256|229376|(null)|NO\n"
+# in the form of `sinfo --format=%R|%z|%m|%G|%h|%a`, GPUs written as Frontier's and LUMI's documentation show them
+SINFO = "gpu|1:8:2|524288|gpu:a100:2(S:0-1)|EXCLUSIVE|up\nsmall|2:64:2|229376|(null)|NO|up\n"
 # two GPUs of public logs of `nvidia-smi topo -m`, with other cores
 TOPOLOGY = ("\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
             "GPU0\t X \tNV12\tPXB\t0-3,8-11\t0\t\tN/A\nGPU1\tNV12\t X \tSYS\t4-7,12-15\t1\t\tN/A\n"
@@ -57,7 +60,6 @@ TOPOLOGY = ("\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
 # as AMD prints it for MI250 nodes in its documentation
 NUMA = ("GPU[0]\t\t: (Topology) Numa Node: 0\nGPU[0]\t\t: (Topology) Numa Affinity: 0\n"
         "GPU[1]\t\t: (Topology) Numa Node: 1\n")
-PROVIDERS = "cxi:\n    version: 113.0\ntcp:\n    version: 118.0\n"
 EASYCONFIG = """dependencies = [
     ('mpi', EXTERNAL_MODULE),
     ('cuda/12.2.1', EXTERNAL_MODULE),
@@ -73,10 +75,11 @@ class Place:
         self.write('systems/test/system.cfg', SYSTEM)
         self.write('systems/test/external_modules.cfg', METADATA)
         self.write('easyconfigs/t/Test/Test-1.0-Surveyed.eb', EASYCONFIG)
-        for name, text in (('sinfo', SINFO), ('fi_info', PROVIDERS), ('testcc', ''), ('testCC', ''), ('testrun', ''),
+        for name, text in (('sinfo', SINFO), ('testcc', ''), ('testCC', ''), ('testrun', ''),
                            ('singularity', '')):
             self.command(name, text)
-        self.command('nvidia-smi', TOPOLOGY, other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n')
+        self.command('nvidia-smi', TOPOLOGY, other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n',
+                     compute_cap='8.0')
         self.module('mpi/4.0', 'module use %s\n' % (top / 'opened'))
         self.write('opened/cuda/12.2.1', '#%%Module1.0\nsetenv CUDA_HOME %s\n' % top)
         self.write('opened/cuda/12.3.0', '#%Module1.0\n')
@@ -99,9 +102,11 @@ class Place:
         path.write_text(text)
         return path
 
-    def command(self, name, text, other=None):
-        """A command that prints this; `other` without arguments."""
+    def command(self, name, text, other=None, compute_cap=None):
+        """A command that prints this; `other` without arguments, and what is asked with --query-gpu."""
         words = "cat <<'END'\n%s\nEND\n" % text.rstrip('\n')
+        if compute_cap:
+            words = 'case "$*" in *compute_cap*) echo %s; exit;; esac\n' % compute_cap + words
         if other:
             words = 'if [ $# = 0 ]; then echo "%s"; exit; fi\n' % other.strip() + words
         self.write('bin/' + name, '#!/bin/sh\n' + words).chmod(0o755)
@@ -154,7 +159,7 @@ DIFFERENCES = [
     (0, 'commands', without('bin/testCC')),
     (0, 'commands', without('bin/testrun')),
     (0, 'batch system', other(CFG, 'kind = slurm', 'kind = pbs')),
-    (0, 'partitions', other('bin/sinfo', 'gpu|16', 'gpus|16')),
+    (0, 'partitions', other('bin/sinfo', 'gpu|1:', 'gpus|1:')),
     (0, 'partitions', other('bin/sinfo', 'small|', 'smaller|')),
     (0, 'whole nodes', other('bin/sinfo', 'EXCLUSIVE', 'NO')),
     (0, 'modules of Test-1.0-Surveyed.eb', without('opened/cuda/12.2.1')),
@@ -167,7 +172,7 @@ DIFFERENCES = [
     (1, 'cores next to GPUs', other('bin/nvidia-smi', '4-7,12-15', '5-7,13-15')),
     (1, 'CUDA of the driver', other('bin/nvidia-smi', 'CUDA Version: 12.2', 'CUDA Version: 11.8')),
     (1, 'interfaces', without('root/sys/class/net/hsn1')),
-    (1, 'libfabric', other('bin/fi_info', 'cxi:', 'verbs:')),
+    (1, 'GPU architecture', other('bin/nvidia-smi', '8.0', '9.0')),
     (1, 'paths in jobs', without('root/mnt/bb')),
     (1, 'paths in jobs', without('root/tmp')),
     (1, 'paths in jobs', without('root/pfs')),
@@ -295,11 +300,12 @@ def test_lscpu_that_prints_nothing(place, monkeypatch):
 
 def test_partition_with_nodes_of_two_kinds(place):
     """The sizes are those of nodes with GPUs, in whichever order sinfo lists them."""
-    first, second = 'gpu|64|524288|gpu:a100:4|NO', 'gpu|32|131072|(null)|NO'
+    first, second = 'gpu|2:32:1|524288|gpu:a100:4|NO|up', 'gpu|2:16:1|131072|(null)|NO|up'
     for lines in (first, second), (second, first):
         place.command('sinfo', '\n'.join(lines))
         machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
-        assert machine.partitions()['gpu'] == {'cores': 64, 'memory': 512 << 30, 'gpus': 4, 'exclusive': False}
+        assert machine.partitions()['gpu'] == {'cores': 64, 'threads': 1, 'memory': 512 << 30, 'gpus': 4,
+                                               'exclusive': False, 'up': True}
 
 
 def test_no_names_are_given_away(place, monkeypatch):
@@ -382,9 +388,8 @@ def test_draft_takes_a_compiler_that_has_an_mpi(cray):
     chosen, left_out = new_system.modules_of(machine)
     assert [one[0] for one in chosen] == ['PrgEnv-gnu/8.6.0', 'gcc-native/13.3', 'cray-mpich/8.1.30',
                                           'cudatoolkit/25.1_12.8']
-    assert left_out[:3] == ['gcc/15.1: no MPI can be loaded with it', 'gcc-native/14.2: no MPI can be loaded with it',
-                            'openmpi/5.0: cray-mpich is there']
-    assert len(left_out) == 4 and left_out[3].startswith('rocm/7.0: it cannot be loaded: ')
+    assert left_out == ['gcc/15.1: no MPI can be loaded with it', 'gcc-native/14.2: no MPI can be loaded with it',
+                        'openmpi/5.0: cray-mpich is there', 'rocm/7.0: CUDA is there']
     names = 'cudatoolkit/25.1_12.8', 'gcc/15.1', 'openmpi/5.0.3-cuda_12.4'
     assert [new_system.software_version(name) for name in names] == ['12.8', '15.1', '5.0.3']
     texts = new_system.drafts('the-eighth', machine)
@@ -493,7 +498,7 @@ def test_draft_has_the_cores_of_gpus(place):
     """As the driver says, without hardware threads; none where two GPUs share cores."""
     machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
     assert new_system.gpu_cores(machine, 2, 8)[0] == '0,1,2,3 4,5,6,7'
-    assert new_system.describe('the-eighth', machine)['node gpu_cores'][0] == '0,1,2,3 4,5,6,7'
+    assert new_system.describe('the-eighth', machine, [])['node gpu_cores'][0] == '0,1,2,3 4,5,6,7'
     place.replace('bin/nvidia-smi', '4-7,12-15', '0-3,8-11')
     machine.outputs.clear()
     assert new_system.gpu_cores(machine, 2, 8)[0] is None
@@ -565,3 +570,111 @@ def test_draft_of_an_eighth_system(tmp_path):
     assert easyconfig.index('gcc/12.9') < easyconfig.index('openmpi/4.1.8')
     assert 'module load openmpi/4.1.8' in eb('--rehearse', 'PyTorch-2.13.0-theeighth.eb', '-x',
                                              '--prefix=%s' % (tmp_path / 'prefix'))
+
+
+# what real machines print: partitions of MIG slices, one that is down, nodes whose GPUs Slurm does not count
+REAL = """debug|2:32:1|257000|(null)|NO|up
+gpu|2:32+:2|1031000+|gpu:nvidia_a100-sxm4-80gb:4(S:0-3)|NO|up
+mig|2:32:2|1031000|gpu:nvidia_a100_1g.10gb:28(S:0-3),gpu:1g.5gb:7|NO|up
+old|2:64:2|515000|gpu:v100:8|NO|down
+"""
+
+
+def described(place, modules=(), **environ):
+    """The draft's values, without where they come from."""
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), dict(place.environ, **environ))
+    values = new_system.describe('the-eighth', machine, modules)
+    return {key.split()[1]: value for key, (value, _) in values.items()}
+
+
+def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
+    """With the cores that Slurm counts there, whatever threads this login node's have."""
+    place.command('sinfo', REAL)
+    found = described(place)
+    assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['gpu', 64, 2, 4]
+
+
+def test_draft_in_a_job(place):
+    """Of the job's own partition, and with the GPUs that are seen where Slurm does not count them."""
+    place.command('sinfo', REAL.replace('gpu:v100:8|NO|down', '(null)|EXCLUSIVE|up'))
+    found = described(place, SLURM_JOB_ID='1', SLURM_JOB_PARTITION='old')
+    assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['old', '8', '2', '2']
+    assert [found[key] for key in ('nodes_exclusive', 'gpu_architecture', 'gpu_cores')] == [
+        'yes', '8.0', '0,1,2,3 4,5,6,7']
+
+
+def test_draft_of_a_queue_that_is_open(place):
+    (place.top / 'bin' / 'sinfo').unlink()
+    place.command('qstat', "Queue: old\n    queue_type = Execution\n    enabled = False\n    started = True\n\n"
+                           "Queue: gpu\n    queue_type = Execution\n    enabled = True\n    started = True\n")
+    assert described(place)['partition'] == 'gpu'
+    assert described(place, PBS_JOBID='1.pbs', PBS_QUEUE='old')['partition'] == 'old'
+
+
+def test_draft_knows_the_compilers(place):
+    """cc belongs to Cray's programming environment; elsewhere MPI's may be in a module alone."""
+    assert described(place, [('OpenMPI/5.0.3', 'OpenMPI', 'openmpi')])['mpi_c'] == 'mpicc'
+    place.command('mpicc', '')
+    assert described(place, [('PrgEnv-gnu/8.6.0', 'PrgEnv-gnu', 'nothing')])['mpi_c'] == 'cc'
+
+
+def test_architecture_of_the_gpus(place):
+    """The oldest of NVIDIA's; of AMD's without processors, which are in the list."""
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    place.command('nvidia-smi', '10.0\n7.0\n9.0')
+    assert machine.GPU_architecture() == '7.0'
+    place.command('nvidia-smi', 'Field "compute_cap" is not a valid field to query.')
+    machine.outputs.clear()
+    with pytest.raises(inspection.NotAsked, match='names no architecture'):
+        machine.GPU_architecture()
+    (place.top / 'bin/nvidia-smi').unlink()
+    place.command('rocm_agent_enumerator', 'gfx000\ngfx942\ngfx942')
+    assert machine.GPU_architecture() == 'gfx942'
+
+
+def test_draft_with_categories_and_what_is_loaded(cray, tmp_path):
+    """EasyBuild's categorized names; what users load first is not in the draft, and named. ROCm is not for CUDA's."""
+    needs_program('tclsh')
+    names = 'compiler/GCC/13.3.0', 'mpi/OpenMPI/5.0.3-GCC-13.3.0', 'system/CUDA/12.6.0'
+    machine = cray(top={'2024': '/opened'}, opened=dict.fromkeys([*names, 'rocm/6.3'], ''))
+    shell = machine.modules_shell()
+    assert shell.load(['2024', names[0]]) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
+    assert [one[0] for one in chosen] == list(names)
+    assert left_out == ['rocm/6.3: CUDA is there',
+                        '2024: loaded here; add those without which others are not found']
+
+
+@pytest.mark.parametrize('values, there', [
+    ({'cuda': '13', 'gpu_architecture': '7.0'}, '# PyTorch-2.7.1-Derecho-whl.eb, with wheels for CUDA 12.6'),
+    ({'cuda': '13', 'gpu_architecture': '7.5'}, "version = '2.15.0'"),
+    ({'cuda': '13', 'gpu_architecture': '10.0'}, "version = '2.15.0'"),
+    ({'cuda': '12', 'gpu_architecture': '9.0'}, 'for CUDA 12\n'),
+    ({'gpus': 4}, 'draft again on a node with GPUs'),
+    ({'gpus': 0}, "version = '2.13.0'"),
+])
+def test_wheels_for_the_gpus(values, there):
+    """CUDA 13 has no code for GPUs before Turing; where nobody knows the GPUs, the draft names what to do."""
+    text = new_system.easyconfig_text('x', [], 'slurm', {'node ' + key: (value, '') for key, value in values.items()})
+    assert there in text and ('processors alone' in text) == ('#' in there or 'Derecho' in text or 'draft' in there)
+
+
+def test_cuda_13_is_that_of_the_workstation():
+    """The draft's parameters are those of the easyconfig that it names, with MPI."""
+    text = (CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-2.15.0-workstation.eb').read_text()
+    ours = new_system.DATA['CUDA 13']
+    for key in ('version', 'python_versions'):
+        assert '\n%s = %s\n' % (key, ours[key]) in text
+    assert "\nlock_files = %s\n" % ours['lock_files'].replace(", 'mpi4py.lock'", '') in text
+
+
+def test_children_of_a_command_that_hangs(tmp_path):
+    """They end with it: a module's shell has started something."""
+    with pytest.raises(subprocess.TimeoutExpired):
+        commands.run(['sh', '-c', 'sleep 600 & echo $! > %s; wait' % (tmp_path / 'pid')], timeout=2)
+    pid = int((tmp_path / 'pid').read_text())
+    deadline = time.monotonic() + 60
+    while processes.stat(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes.stat(pid)

@@ -112,7 +112,7 @@ def test_pbs(tmp_path):
 def test_draft_from_slurm(slurm, tmp_path):
     """The batch system's part of a description, as Slurm says it; it fits the schema."""
     machine = inspection.Machine(systems.load('workstation'), environ=dict(clean_environment(), **slurm.environment))
-    (tmp_path / 'system.cfg').write_text(new_system.system_text('eighth', new_system.describe('eighth', machine)))
+    (tmp_path / 'system.cfg').write_text(new_system.system_text('eighth', new_system.describe('eighth', machine, [])))
     drafted = systems.load_file(str(tmp_path / 'system.cfg'))
     assert drafted.scheduler['kind'] == 'slurm' and drafted.scheduler['partition'] in ('standard', 'gpu')
     threads = drafted.node['cores'] * drafted.node['threads_per_core']
