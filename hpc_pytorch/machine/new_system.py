@@ -15,7 +15,6 @@ from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
 EASYCONFIG = 'PyTorch-2.13.0-ARCHER2-whl.eb'
-EASYBUILD_CFG = Path(systems.HERE, 'new_easybuild.cfg').read_text(encoding='utf-8')
 
 
 def comment(name):
@@ -217,7 +216,7 @@ def drafts(name, machine):
     for module, software, part in modules:
         metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, software_version(module))
         stand_in += '\n[module %s]\npart = %s\n' % (module, part)
-    configuration = EASYBUILD_CFG.format(name=name)
+    configuration = Path(systems.HERE, 'new_easybuild.cfg').read_text(encoding='utf-8').format(name=name)
     if kind in DATA['backends']:
         configuration += '\n[config]\njob-backend = %s\n' % DATA['backends'][kind]
     text = easyconfig_text(name, modules, kind, values)
