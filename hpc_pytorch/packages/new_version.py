@@ -464,5 +464,5 @@ def main(arguments):
         write_atomically(path, text)
     if change.by_hand:
         print("To be completed by hand:", *change.by_hand, sep='\n  ')
-    print("To try it: ./eb -x %s (elsewhere than on the system: --rehearse -x)" % as_typed(change.target))
+    print("To try it: ./eb -x %s (on another computer: --rehearse -x)" % as_typed(change.target))
     return 0
