@@ -22,7 +22,6 @@ PARTITIONS = {
     'slurm': ('sinfo', '--noheader', '--format=%R|%z|%m|%G|%h|%a'),
     'pbs': ('qstat', '-Q', '-f'),
 }
-# where something can be asked
 LOGIN, JOB, BOTH = 'login', 'job', 'both'
 # a question; a function of the system for what is expected (None and [] are not compared); how that is compared with
 # what was found
@@ -186,7 +185,7 @@ class Machine(object):
 
     @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
-        """Return Slurm's partitions, with cores, memory, gpus and exclusive of each, or PBS's queues; `up`: open."""
+        """Return Slurm's partitions, with cores, memory, gpus (no MIG slices) of each, or PBS's queues; `up`: open."""
         if self.system.scheduler['kind'] == 'pbs':
             queues = re.findall(r'^Queue: (\S+)((?:\n.+)*)', self.output(*PARTITIONS['pbs']), re.M)
             return {name: {'up': not re.search('(enabled|started) = False', about)} for name, about in queues}
@@ -199,7 +198,6 @@ class Machine(object):
                 'cores': sockets * cores,
                 'threads': threads,
                 'memory': int(megabytes.rstrip('+')) << 20,
-                # slices of a GPU (MIG) are none
                 'gpus': sum(map(int, re.findall(r'gpu(?::(?![^:]*\dg\.)[\w.-]+)?:(\d+)\b', gres))),
                 'exclusive': share == 'EXCLUSIVE',
                 'up': state == 'up',

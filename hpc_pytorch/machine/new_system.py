@@ -142,7 +142,9 @@ def modules_of(machine):
     except NotAsked as problem:
         return chosen, [str(problem)]
     before = shell.loaded
-    for pattern, words in DATA['software'].items():
+    amd = bool(machine.which('rocm-smi')) and not machine.which('nvidia-smi')
+    # the first of two excludes the other
+    for pattern, words in sorted(DATA['software'].items(), key=lambda one: amd and one[1].startswith('CUDA')):
         software, part = words.split()
         names = newest_first(shell, pattern)
         if software in ('PrgEnv-gnu', 'GCC'):
@@ -182,8 +184,9 @@ def wheels_for(modules, values):
         return 'older GPU'
     if cuda:
         return 'CUDA 13' if int(cuda) >= 13 else 'older driver'
-    by_modules = [software for _, software, _ in modules if software in DATA['wheels']]
-    return next(iter(by_modules), 'unknown GPU' if gpus else None)
+    if gpus and str(architecture).startswith('gfx'):
+        return 'ROCm'
+    return next((one for _, one, _ in modules if one in DATA['wheels']), 'unknown GPU' if gpus else None)
 
 
 def easyconfig_text(name, modules, kind, values):

@@ -34,7 +34,6 @@ KEYS = {
 }
 PIP_INSTALL = ('-I', '-m', 'pip', '-q', 'install', '--require-hashes', '--no-deps', '--only-binary=:all:',
                '--disable-pip-version-check', '-r')
-# Module files that either modules tool reads, and what happens at login.
 MODULE, STICKY, LOGIN = ((HERE / name).read_text() for name in ('module.txt', 'sticky.txt', 'login.txt'))
 
 
