@@ -118,7 +118,10 @@ def first_line(path):
 
 def write_script(record, command, log):
     """Write the script of a job: what belongs to this one, then what all have in common; returns its path."""
-    lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % record['name']]
+    mask = os.umask(0o077)
+    os.umask(mask)
+    # PBS starts jobs with 077, and others could not load the module
+    lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % record['name'], 'umask %03o' % mask]
     for variable, _ in CARRIED:
         if os.environ.get(variable):
             lines.append('export %s=%s' % (variable, shlex.quote(os.environ[variable])))
@@ -137,5 +140,4 @@ def write_script(record, command, log):
     common = Path(__file__).resolve().with_name('job-script').read_text()
     path = files_of(record) + '.sh'
     Path(path).write_text('\n'.join(lines) + common)
-    os.chmod(path, 0o755)
     return path

@@ -494,7 +494,7 @@ class Job:
         with open(self.spool, 'ab') as spool:
             self.process = subprocess.Popen(
                 as_on_a_node + [request['shell'], '-l', str(script)], env=environment, cwd=request['home'],
-                stdin=subprocess.DEVNULL, stdout=spool, stderr=spool, start_new_session=True)
+                stdin=subprocess.DEVNULL, stdout=spool, stderr=spool, start_new_session=True, umask=0o077)
 
     def say(self, text):
         """PBS's own words in the output."""

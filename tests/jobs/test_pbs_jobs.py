@@ -103,9 +103,11 @@ def test_derechos_chain(any_pbs, eb, tmp_path, lmod):
     ended = toys.wait_for_end()
     assert all('  done (' in text for text in ended.values()), ended
     assert lmod.run('module use %s; module show torchvision/1.0-Derecho' % toys.eb.modules)
-    logs = [(toys.directory / ('%s-1.0-Derecho-%s.out' % (name, job))).stat().st_mtime for name, job in zip(
+    logs = [(toys.directory / ('%s-1.0-Derecho-%s.out' % (name, job))).stat() for name, job in zip(
         ('NCCL', 'aws-ofi-nccl', 'PyTorch', 'torchvision'), jobs)]
-    assert logs == sorted(logs)
+    assert [log.st_mtime for log in logs] == sorted(log.st_mtime for log in logs)
+    # PBS starts jobs with another umask
+    assert {oct(log.st_mode & 0o777) for log in logs} == {oct(scripts[0].stat().st_mode & 0o777)}
     environment = (toys.eb.prefix / 'software/NCCL/1.0-Derecho/environment').read_text()
     assert 'A_SECRET' not in environment and 'PIP_FIND_LINKS' not in environment
 
