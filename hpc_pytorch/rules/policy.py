@@ -28,7 +28,7 @@ def read():
     for section in parser.sections():
         if section != 'policy':
             raise UsersProblem("%s: unknown section [%s]%s; the only one is [policy]. Rules are written as EasyBuild "
-                               "hooks: see hooks/site-example.py" % (path, section, nearest(section, ['policy'])))
+                               "hooks: see docs/site-example.py" % (path, section, nearest(section, ['policy'])))
     return read_section(path, 'policy', parser['policy'] if 'policy' in parser else {}, POLICIES)
 
 

@@ -49,7 +49,7 @@ def test_both(toys, named):
 
 def test_examples(eb, tmp_path):
     """The collection's own examples: a module with PyTorch, settings for RCCL's plugin."""
-    examples = {'HPC_SITE_HOOKS': str(CHECKOUT / 'hooks' / 'site-example.py')}
+    examples = {'HPC_SITE_HOOKS': str(CHECKOUT / 'docs' / 'site-example.py')}
     lumi = Toys(eb, tmp_path, 'LUMI', examples)
     lumi.run(lumi.write('aws-ofi-rccl'))
     assert 'setenv("NCCL_SOCKET_IFNAME", "hsn0,hsn1,hsn2,hsn3")' in lumi.module('aws-ofi-rccl').read_text()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
     ('[policy]\nlogin_nod = warn\n', ["unknown key 'login_nod'", 'did you mean login_node?']),
     ('[polcy]\n', ['unknown section [polcy]', 'did you mean policy?']),
     # sites had rules there until they became hooks
-    ('[rule x]\nsoftware = toy\nreason = r\nmodules = y\n', ['unknown section [rule x]', 'hooks/site-example.py']),
+    ('[rule x]\nsoftware = toy\nreason = r\nmodules = y\n', ['unknown section [rule x]', 'docs/site-example.py']),
     ('policy\n', ['cannot be read']),
 ])
 def test_mistakes(toys, text, words):
