@@ -19,21 +19,7 @@ from pathlib import Path
 from easybuild.tools.config import build_option, install_path
 
 from hpc_pytorch import read_json
-from hpc_pytorch.machine.batch_systems import SCHEDULERS
-
-# What jobs get of the environment of the login node, and why; everything else is the job's own. EasyBuild's options
-# are in the command already.
-CARRIED = (
-    ('HPC_SYSTEM', "a compute node may have a name that tells nothing"),
-    ('HPC_SITE_CONFIG', "the site's policies"),
-    ('HPC_SITE_HOOKS', "the site's own hooks"),
-    ('HPC_IMAGE_SEARCH_PATH', "where images are looked for"),
-    ('MODULEPATH', "modules that were found on the login node are found in the job"),
-    ('LMOD_CMD', "the modules tool"),
-    ('MODULES_CMD', "the modules tool"),
-    ('EB_PYTHON', "the Python that EasyBuild runs with"),
-    ('PYTHONPATH', "where EasyBuild is, when it comes from a module; ./eb has none"),
-)
+from hpc_pytorch.machine.batch_systems import SCHEDULERS, WORDS
 
 # what a record has at least; one without it is damaged
 FIELDS = {
@@ -122,7 +108,7 @@ def write_script(record, command, log):
     os.umask(mask)
     # PBS starts jobs with 077, and others could not load the module
     lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % record['name'], 'umask %03o' % mask]
-    for variable, _ in CARRIED:
+    for variable in WORDS['carried']:
         if os.environ.get(variable):
             lines.append('export %s=%s' % (variable, shlex.quote(os.environ[variable])))
     if build_option('job_eb_cmd') == 'eb' and os.environ.get('EB_SCRIPT_PATH'):

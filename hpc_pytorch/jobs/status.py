@@ -22,8 +22,8 @@ ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
 
 
 def explanations(kind, words):
-    """Return the sections of states.cfg of this kind that match what the batch system says."""
-    parser = parse(os.path.join(HERE, 'jobs', 'states.cfg'))
+    """Return the sections of this kind, of states.cfg or waits.cfg, that match what the batch system says."""
+    parser = parse(os.path.join(HERE, 'jobs/states.cfg' if kind in ('ended', 'refused') else 'share/waits.cfg'))
     found = []
     for section in parser.sections():
         of_kind, _, pattern = section.partition(': ')
@@ -124,7 +124,9 @@ def describe(record, look, states):
     if look.state == RUNNING:
         lines += describe_progress(record)
     elif look.state == WAITING:
-        lines += [reason['meaning'].format(job=record['job']) for reason in explanations('waits', look.about)[:1]]
+        options = dict(explanations('options', '--job-status')[0], cancel='cancel job %s' % record['job'])
+        meanings = [reason['meaning'] for reason in explanations('waits', look.about)]
+        lines += [meaning.format(job=record['job'], **options) for meaning in meanings[:1]]
     elif look.state == FAILED:
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:

@@ -25,6 +25,7 @@ from reframe.core.exceptions import SanityError
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path.append(os.path.dirname(os.path.dirname(HERE)))
+from hpc_pytorch import parse  # noqa: E402
 from hpc_pytorch.machine.module_files import installed  # noqa: E402
 from hpc_pytorch.share.endings import why  # noqa: E402
 from hpc_pytorch.source import contract  # noqa: E402
@@ -33,8 +34,9 @@ sys.path.pop()
 
 INSTALLED = installed(os.environ.get('MODULEPATH', ''))
 
+TABLE = parse(os.path.join(HERE, 'checks.cfg'))
 # in an easyconfig: what promises something
-CONTAINER, MPI = "'SingularityContainer'", r"'torch_mpi'|'USE_MPI=1'"
+CONTAINER = "'SingularityContainer'"
 # what there is, for whoever compares it
 INVENTORY = 'python inventory.py ' + shlex.quote(installed_pytorch.PROBE)
 # inside a container, the image's PyTorch
@@ -48,27 +50,8 @@ PROBES = {
     'run-in-container': Probe('run-in-container ' + ONES, CONTAINER, ONES_PRINTED),
     'wrapper': Probe(ONES, r"wrappers = .*'python'", ONES_PRINTED),
 }
-CHECKS = {
-    'import': '',
-    'packages': '',
-    'gloo': '',
-    'mpi4py': "'mpi4py'",
-    'mpi': MPI,
-    'horovod': "'horovod'",
-    'compile': 'pytorch-check .*compile"',
-    'vllm': "'pytorch-serve'",
-    'plugin': r"'aws-ofi-\w+'",
-}
-for probe, promised in CHECKS.items():
+for probe, promised in TABLE['pytorch-check'].items():
     PROBES[probe] = Probe('pytorch-check ' + probe, promised, '^%s +works' % probe)
-# what is started on every rank, where the easyconfig has these words, and on how many nodes
-Measure = collections.namedtuple('Measure', 'command promised nodes')
-MEASURES = {
-    'bandwidth-gloo': Measure('pytorch-bandwidth gloo --from 1M --to 1G', '', (1, 2)),
-    'bandwidth-mpi': Measure('pytorch-bandwidth mpi --from 1M --to 1G', MPI, (1, 2)),
-    'bandwidth-nccl': Measure('pytorch-bandwidth nccl --from 1M --to 1G', '', (1, 2)),
-    'train': Measure('measure.py', '', (1, 2, 4)),
-}
 # what decides about networks, as the ranks see it
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
 # outputs of ranks are kept in files next to the job's, as Slurm loses last lines of a step that it ends
@@ -230,7 +213,7 @@ class WorksCheck(ModuleCheck):
 @rfm.simple_test
 class SpeedCheck(ModuleCheck):
     """Bandwidth through the fast network, training: one rank for each GPU, or node without."""
-    what = parameter(MEASURES)
+    what = parameter(name for name in TABLE.sections() if name != 'pytorch-check')
     nodes = parameter([1, 2, 4])
     ranks_per_node = variable(int, value=0)
     slowest_rank = variable(float, value=0.8)
@@ -241,12 +224,12 @@ class SpeedCheck(ModuleCheck):
     @run_after('init')
     def prepare(self):
         """Several nodes need a batch system, NCCL needs GPUs."""
-        measure = MEASURES[self.what]
+        measure = TABLE[self.what]
         features = ['batch'] * (self.nodes > 1) + ['gpu'] * ('nccl' in self.what)
-        self.need(measure.promised, *features)
-        if self.nodes not in measure.nodes:
+        self.need(measure['promised'], *features)
+        if str(self.nodes) not in measure['nodes'].split():
             self.valid_systems = []
-        self.executable_opts = [measure.command, self.more.get(self.what, '')]
+        self.executable_opts = [measure['command'], self.more.get(self.what, '')]
         if 'bandwidth' in self.what:
             self.sourcesdir = os.path.join(os.path.dirname(HERE), 'scripts')
 

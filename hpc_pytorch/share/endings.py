@@ -1,19 +1,15 @@
 """Why a job failed: which rank was the first, and what the outputs report."""
+import configparser
 import contextlib
 import glob
 import os
 import pickle
 import re
 
-# What pytorch-srun says of a rank that failed, and what stands in the output of those that failed for known reasons.
+ERRORS = configparser.ConfigParser(interpolation=None)
+ERRORS.read(os.path.join(os.path.dirname(os.path.realpath(__file__)), 'rank_errors.cfg'), encoding='utf-8')
+# what pytorch-srun says of a rank that failed
 RANK = re.compile(r'^\S+: rank (\d+) on (\S+) ended with status (\d+) at (\S*)$', re.M)
-REASONS = (
-    (r'(CUDA|HIP) out of memory', "a GPU ran out of memory: use smaller batches, or shard the model (train_fsdp.py)"),
-    (r'oom[-_]kill|Out Of Memory', "a node ran out of memory: use more nodes, or fewer data loader workers"),
-    (r'Watchdog caught collective operation timeout', "a collective timed out: a rank did not reach it"),
-    (r'DUE TO NODE FAILURE', "a node failed: submit the job again"),
-    (r'pytorch-serve: FAILS: (.*)', '{0}'),
-)
 # what pytorch-srun says, while the job runs, of a rank that does not move
 STANDS = re.compile(r'^\S+: (rank \d+ on \S+ makes no progress: .*)', re.M)
 # statuses of ranks that have not failed
@@ -83,7 +79,7 @@ def place_of(entry):
 def find_reasons(texts, rank):
     """Return known reasons in the first text that has any, or its last exception."""
     for text in texts:
-        found = [(re.search(pattern, text), reason) for pattern, reason in REASONS]
+        found = [(re.search(row['pattern'], text), row['reason']) for row in map(ERRORS.__getitem__, ERRORS.sections())]
         known = [reason.format(*match.groups()) for match, reason in found if match]
         if known:
             return known

@@ -1,4 +1,6 @@
 """A job of a user that is submitted, shown and explained while and after it runs."""
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -6,17 +8,22 @@ import subprocess
 import sys
 import time
 
-from batch_scripts import Problem, say
+from batch_scripts import Problem, read_share, say
 from endings import read_tail, why
 
 ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
 GOES_ON = b'pytorch-run: the program continues in job '
 NO_MODULE = re.compile(r'^pytorch-run: the module cannot be loaded$', re.M)
-# Slurm's word for a job of which something is still being ended
-ENDING = 'COMPLETING'
-# seconds that the last lines of the output may take to arrive on a shared file system
+# how srun says that a rank failed, for which it cancels the step, or that somebody else did
+CANCELLED = re.compile(r'^srun: error: \S+ tasks? |\*\*\* STEP (\S+) ON \S+ CANCELLED AT \S+ \*\*\*', re.M)
+# seconds that the last lines of the output may take to arrive on a shared file system, and a batch system to answer
 LATE = 10
+
+
+def first_that_fits(rows, kind, words):
+    """Return the first section of this kind whose pattern is in what the batch system says; {} without any."""
+    return next((row for name, row in rows.items() if name.startswith(kind) and re.search(name[len(kind):], words)), {})
 
 
 class Job:
@@ -31,6 +38,7 @@ class Job:
         # bytes of the output that were shown
         self.position = 0
         self.goes_on = False
+        self.reason = None
 
     @property
     def output(self):
@@ -74,7 +82,7 @@ class Job:
     def follow(self):
         """Show the output until the job has ended; returns its exit status, or 130 if the user lets it go on alone."""
         patience = LATE
-        while True:
+        for turn in itertools.count():
             try:
                 # one that came while there was no number to cancel counts now
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -86,6 +94,8 @@ class Job:
                     return self.status
                 if status:
                     return status
+                if status is None and turn % 64 == 6:
+                    self.explain_waiting()
                 if status == 0:
                     if self.goes_on or patience < 0:
                         return 1
@@ -109,20 +119,37 @@ class Job:
         """Return whether the job is cancelled: a user's goes on without us."""
         return False
 
+    def ask(self):
+        """Return what the batch system says of the job; nothing if it does not answer."""
+        command = self.words['ask'].split() + [self.number]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
+                                  timeout=LATE).stdout.replace('\n\t', '')
+        return ''
+
+    def explain_waiting(self):
+        """Print why the job waits, where that has changed, and what to do: asked about as often as by sbatch itself."""
+        found = re.search(self.words['waits'], self.ask())
+        reason = found and found.group(found.lastindex)
+        if reason and reason != self.reason:
+            rows = read_share('waits.cfg')
+            meaning = first_that_fits(rows, 'waits: ', reason).get('meaning', "no advice is known").replace('\n', ' ')
+            cancel = 'cancel it (%s %s)' % (self.words['cancel'], self.number)
+            say("job %s waits (%s): %s" % (self.number, reason, meaning.format(
+                job=self.number, cancel=cancel, **rows['options: pytorch-run'])))
+        self.reason = reason
+
     def how_it_ended(self, status):
         """Return what the batch system, or the status of what waited, says of a job that ended before its program."""
-        command = self.words['ask'].split() + [self.number]
         for _ in range(LATE):
             time.sleep(1)
-            asked = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-            if ENDING not in asked.stdout:
+            asked = self.ask()
+            # Slurm is still ending something of it
+            if 'COMPLETING' not in asked:
                 break
-        text = '%s\n%s: %d' % (asked.stdout.replace('\n\t', ''), self.words['submit'].split()[0], status)
-        for section, row in self.script.batch_systems.items():
-            kind, _, pattern = section.partition(' ended: ')
-            if kind == self.script.kind and pattern and re.search(pattern, text):
-                return row['cause']
-        return "for the reason, type: %s" % ' '.join(command)
+        words = '%s\n%s: %d' % (asked, self.words['submit'].split()[0], status)
+        otherwise = "for the reason, type: %s %s" % (self.words['ask'], self.number)
+        return first_that_fits(self.script.batch_systems, self.script.kind + ' ended: ', words).get('cause', otherwise)
 
     def explain(self, status):
         """Yield lines on how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
@@ -130,6 +157,9 @@ class Job:
         texts = [read_tail(self.output)] if os.path.exists(self.output) else []
         if self.status is not None:
             yield "job %s ended with status %d" % (self.number, status)
+            step = CANCELLED.search(texts[0])
+            if status > 128 and step and step.group(1):
+                yield "the step %s was cancelled, as by scancel %s" % (step.group(1), step.group(1))
         elif self.goes_on:
             yield "job %s submitted another job to continue: see the last line of its output" % self.number
         elif texts and NO_MODULE.search(texts[0]):
@@ -143,6 +173,9 @@ class Job:
 
 def submit_and_follow(script, kind=Job):
     """Submit a job script, and show the job's output until its end; returns its exit status."""
+    if sys.stdout is None:
+        # closed, as by >&-
+        sys.stdout = open(os.devnull, 'w')
     if script.options.dry_run:
         sys.stdout.write(script.text())
         return 0

@@ -535,3 +535,50 @@ srun -N2 -n2 --ntasks-per-node=1 cat "$disk/data/numbers"
     """ % once], env=environment, cwd=slurm.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.stdout.count('%s/disk/mine/own.py\n' % slurm.directory) == 2, done.stdout
     assert done.stdout.count('many numbers\n') == 2, done.stdout
+
+
+@pytest.mark.slow
+def test_why_it_waits(slurm):
+    """Slurm's reason while the job waits, again when it changes, and what to do about one that never passes."""
+    slurm.slurm.output('scontrol', 'update', 'PartitionName=main', 'MaxTime=10')
+    try:
+        called = slurm.start('--time', '60', 'train.py')
+        number = re.search(r'job (\d+)', called.stderr.readline()).group(1)
+        assert called.stderr.readline() == (
+            'pytorch-run: job %s waits (PartitionTimeLimit): it asks for more than the partition or QOS allows and '
+            'never starts: cancel it (scancel %s), and submit again with less --time, fewer --nodes or --partition '
+            'NAME\n' % (number, number))
+        slurm.slurm.output('scontrol', 'uhold', number)
+        assert 'waits (JobHeldUser): it is held: scontrol release %s\n' % number in called.stderr.readline()
+    finally:
+        slurm.slurm.output('scontrol', 'update', 'PartitionName=main', 'MaxTime=INFINITE')
+    slurm.slurm.output('scontrol', 'release', number)
+    output, errors = called.communicate(timeout=900)
+    assert called.returncode == 0 and 'rank 0 of 1' in output, output + errors
+    called = slurm.start('--nodes', '99', 'train.py')
+    number = re.search(r'job (\d+)', called.stderr.readline()).group(1)
+    assert 'fewer --nodes' in called.stderr.readline()
+    slurm.slurm.output('scancel', number)
+    assert 'it was cancelled' in called.communicate(timeout=900)[1]
+
+
+@pytest.mark.slow
+def test_step_is_cancelled(slurm, tmp_path):
+    """The job's status alone would not say who killed the ranks; a rank that is killed by itself is no such case."""
+    called = at_work(slurm, tmp_path / 'never')
+    number = re.search(r'job (\S+) \(', called.stderr.readline()).group(1)
+    subprocess.run(['scancel', number + '.0'], env=slurm.environment, check=True)
+    output, errors = called.communicate(timeout=900)
+    assert called.returncode > 128 and 'the step %s.0 was cancelled' % number in errors, output + errors
+    (slurm.directory / 'kill.py').write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    status, output, errors = slurm('--nodes', '2', 'kill.py')
+    assert status == 137 and 'was cancelled' not in errors, output + errors
+
+
+@pytest.mark.slow
+def test_closed_output(slurm):
+    """As with >&-: only the job's files have its output, and its status is that of the call."""
+    call = ['bash', '-c', 'exec "$0" -I "$@" >&-', sys.executable, slurm.program, 'train.py', 'status', '3']
+    called = subprocess.run(call, env=slurm.environment, cwd=slurm.directory, text=True, timeout=900,
+                            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert called.returncode == 3 and 'Traceback' not in called.stderr, called.stderr
