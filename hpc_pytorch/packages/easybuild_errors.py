@@ -8,12 +8,12 @@ from hpc_pytorch import UsersProblem
 FOUND = []
 
 
-def stop(easyblock, message, dry_run_too=False):
+def stop(easyblock, message, also_in_dry_run=False):
     """Stop an installation; a dry run notes it and resumes, unless it cannot: EasyBuild then skips the step's rest."""
     if easyblock and easyblock.dry_run:
         easyblock.dry_run_msg("  * Installing would stop here: %s", message)
         FOUND.append("%s: %s" % (easyblock.full_mod_name, message))
-    if dry_run_too or not easyblock.dry_run:
+    if also_in_dry_run or not easyblock.dry_run:
         raise EasyBuildError("%s", message)
 
 
@@ -29,4 +29,4 @@ def as_easybuild_error(before='', easyblock=None):
     try:
         yield
     except UsersProblem as problem:
-        stop(easyblock, before + str(problem), dry_run_too=True)
+        stop(easyblock, before + str(problem), also_in_dry_run=True)

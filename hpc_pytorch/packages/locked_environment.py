@@ -162,7 +162,7 @@ class LockedEnvironment(EasyBlock):
         if not os.path.exists(path or ''):
             stop(self, "%s, which %s names, is missing. Put it beside the easyconfig, or into a directory of "
                  "--robot-paths. A lock file is made as the .in files beside the collection's show"
-                 % (name, os.path.basename(self.cfg.path)), dry_run_too=True)
+                 % (name, os.path.basename(self.cfg.path)), also_in_dry_run=True)
         return path
 
     def locked(self, parameter):
