@@ -262,11 +262,18 @@ class Script:
     def write(self):
         """Write the script that is followed under a name that is free; returns the name."""
         text = self.text(followed=True)
-        for number in itertools.count(1):
-            path = '%s-%d.job' % (self.name, number)
-            with contextlib.suppress(FileExistsError), open(path, 'x', encoding='utf-8') as handle:
-                handle.write(text)
-                return path
+        try:
+            for number in itertools.count(1):
+                path = '%s-%d.job' % (self.name, number)
+                with contextlib.suppress(FileExistsError), open(path, 'x', encoding='utf-8') as handle:
+                    handle.write(text)
+                    return path
+        except OSError as problem:
+            if not problem.filename:
+                # it was opened, and there is no room
+                os.remove(path)
+            raise Problem("the job script, and later the output, cannot be written to this directory (%s): make room, "
+                          "or change to another one" % problem.strerror)
 
 
 def load_module(otherwise):

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 from batch_scripts import Problem, read_share, say
@@ -149,6 +150,11 @@ class Job:
                 break
         words = '%s\n%s: %d' % (asked, self.words['submit'].split()[0], status)
         otherwise = "for the reason, type: %s %s" % (self.words['ask'], self.number)
+        try:
+            with tempfile.TemporaryFile(dir='.') as probe:
+                probe.write(bytes(LATE << 10))
+        except OSError as problem:
+            otherwise = "its output could not be written to this directory: %s" % problem.strerror
         return first_that_fits(self.script.batch_systems, self.script.kind + ' ended: ', words).get('cause', otherwise)
 
     def explain(self, status):

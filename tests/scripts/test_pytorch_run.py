@@ -582,3 +582,30 @@ def test_closed_output(slurm):
     called = subprocess.run(call, env=slurm.environment, cwd=slurm.directory, text=True, timeout=900,
                             stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert called.returncode == 3 and 'Traceback' not in called.stderr, called.stderr
+
+
+@pytest.mark.slow
+def test_no_script(nowhere):
+    """A directory without room, or that cannot be written to: one line, and no script that is half there."""
+    call = ['/bin/bash', '-c', 'ulimit -f 0; exec "$0" -I "$@"', sys.executable, nowhere.program, 'train.py']
+    done = subprocess.run(call, env=nowhere.environment, cwd=nowhere.directory, text=True, timeout=300,
+                          stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert done.returncode == 1 and done.stderr.count('\n') == 1, done.stderr
+    assert 'cannot be written to this directory (File too large): make room' in done.stderr
+    assert os.listdir(nowhere.directory) == ['train.py']
+
+
+@pytest.mark.slow
+def test_no_room(tmp_path):
+    """The directory becomes full while the job runs: Slurm only says that the job has failed."""
+    needs_root()
+    slurm = Slurm(tmp_path / 'slurm', nodes=1)
+    login = Login(tmp_path, 'slurm', 'srun', slurm.environment, slurm)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1m', 'none', login.directory], check=True)
+    try:
+        (login.directory / 'train.py').write_text("print('x' * 3000000, flush=True)\n")
+        with slurm:
+            status, output, errors = login('train.py')
+    finally:
+        subprocess.run(['umount', '--lazy', login.directory], check=True)
+    assert status and 'could not be written to this directory: No space left on device' in errors, output + errors
