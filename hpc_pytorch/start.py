@@ -4,6 +4,7 @@ through its environment variables, and run it in the same process. What can wait
 """
 import argparse
 import atexit
+import contextlib
 import errno
 import importlib
 import os
@@ -25,8 +26,6 @@ EB = os.path.join(sys.prefix, 'bin', 'eb')
 
 # what --help shows before EasyBuild's own
 USAGE = Path(__file__).with_name('usage.txt').read_text(encoding='utf-8')
-# Options with which easyconfigs are only read, so that they may be for several systems.
-ONLY_READ = ('--check-contrib', '--check-style')
 # What runs instead of EasyBuild, by our option: modules with a function main(arguments).
 PROGRAMS = {
     'job-status': 'hpc_pytorch.jobs.status',
@@ -93,7 +92,13 @@ def configure_modules_tool(arguments):
 def configure_files(system):
     """Let EasyBuild read the system's configuration, where the collection is, then the user's; a later one wins."""
     where = COLLECTION / '.local/collection.cfg'
-    write_atomically(where, COLLECTION_CFG % str(COLLECTION).replace('%', '%%'))
+    text = COLLECTION_CFG % str(COLLECTION).replace('%', '%%')
+    try:
+        write_atomically(where, text)
+    except OSError:
+        # a read-only checkout that has another path here
+        where = Path(os.path.expanduser('~/.cache/hpc-pytorch'), str(COLLECTION).replace('/', '_') + '.cfg')
+        write_atomically(where, text)
     files = [COLLECTION / 'systems' / system / 'easybuild.cfg', where, os.environ.get('EASYBUILD_CONFIGFILES')]
     os.environ['EASYBUILD_CONFIGFILES'] = ','.join(str(path) for path in files if path)
 
@@ -171,7 +176,7 @@ def prepare(arguments):
     ours, arguments = own_options(arguments)
     if asks_for_help and ours.program in (None, *WITHOUT_OPTION):
         print(USAGE % ', '.join(systems.names()))
-    easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
+    easyconfigs = easyconfigs_in(arguments)
     system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
     if '--version' in arguments:
@@ -201,6 +206,7 @@ def main():
         sys.argv = [EB] + arguments
         if program:
             return importlib.import_module(PROGRAMS[program]).main(arguments)
+        from easybuild.main import main_with_hooks
     except UsersProblem as problem:
         print("ERROR: %s" % problem, file=sys.stderr)
         return 1
@@ -209,15 +215,14 @@ def main():
     except OSError as problem:
         if problem.errno not in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
+        advice = "Make room, or choose" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "Choose"
         # of a full disk, Python does not say which file it was
-        print("ERROR: %s cannot be written: %s. Make room, or choose another place"
-              % (problem.filename or "A file", problem.strerror), file=sys.stderr)
+        print("ERROR: %s cannot be written: %s. %s another place"
+              % (problem.filename or "A file", problem.strerror, advice), file=sys.stderr)
         return 1
     # EasyBuild leaves it where it ends early
     atexit.register(lambda: [shutil.rmtree(path, ignore_errors=True) for path in sys.path if '/fake_vsc_' in path])
-    from easybuild.main import main_with_hooks
-    return main_with_hooks()
-
-
-if __name__ == '__main__':
-    sys.exit(main())
+    # EasyBuild itself sees Ctrl-C from a later moment on
+    with contextlib.suppress(KeyboardInterrupt):
+        return main_with_hooks()
+    return 130

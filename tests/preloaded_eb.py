@@ -7,7 +7,6 @@ import atexit
 import functools
 import json
 import os
-import runpy
 import signal
 import socket
 import subprocess
@@ -125,4 +124,5 @@ if __name__ == '__main__':
 
     easybuild.main.main_with_hooks = functools.partial(main_of_easybuild, easybuild.main.main_with_hooks)
     become_eb(socket.socket(fileno=int(sys.argv[1])))
-    runpy.run_module('hpc_pytorch.start', run_name='__main__', alter_sys=True)
+    from hpc_pytorch import start
+    sys.exit(start.main())

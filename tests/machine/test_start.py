@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from stand_ins import test_rehearsal
-from common import CHECKOUT, EB, LMOD, clean_environment, nightly, slow, stand_in
+from common import CHECKOUT, EB, FOR_ROOT, LMOD, clean_environment, nightly, slow, stand_in
 
 from hpc_pytorch import start
 
@@ -240,17 +241,48 @@ def test_interrupted_first_call(tmp_path, parts):
                           env=clean_environment()).returncode == 0
 
 
-@pytest.mark.parametrize('number, name', [(errno.ENOSPC, None), (errno.EACCES, '/a/b')])
-def test_no_room(monkeypatch, capsys, number, name):
+@pytest.mark.parametrize('number, name, advice', [
+    (errno.ENOSPC, None, 'Make room, or choose another place'), (errno.EACCES, '/a/b', 'Choose another place'),
+    (errno.EROFS, '/a/b', 'Choose another place'),
+])
+def test_no_room(monkeypatch, capsys, number, name, advice):
     """A full disk, or a checkout of somebody else's, is one line; other errors are ours, and shown whole."""
     def fail(_):
         raise OSError(number, os.strerror(number), name)
     monkeypatch.setattr(start, 'prepare', fail)
     assert start.main() == 1
-    assert '%s cannot be written: %s. Make' % (name or 'A file', os.strerror(number)) in capsys.readouterr().err
+    said = 'ERROR: %s cannot be written: %s. %s\n' % (name or 'A file', os.strerror(number), advice)
+    assert capsys.readouterr().err == said
     number = errno.EPIPE
     with pytest.raises(OSError):
         start.main()
+
+
+def test_ctrl_c_at_once(tmp_path):
+    """While Python still imports: no traceback, whichever import it is."""
+    running = EB(tmp_path / 'prefix').started('--version')
+    maps = Path('/proc/%d/maps' % running.pid)
+    while running.poll() is None and '_ctypes' not in maps.read_text():
+        pass
+    running.send_signal(signal.SIGINT)
+    said = running.communicate()[0]
+    # on a busy machine it may have ended before
+    assert running.returncode in (0, 130, -signal.SIGINT) and 'Traceback' not in said, said
+
+
+@FOR_ROOT
+def test_mounted_elsewhere(tmp_path):
+    """A read-only checkout that lies elsewhere than where it was made knows its own files by their new path."""
+    place = tmp_path / 'mounted here'
+    place.mkdir()
+    subprocess.run(['mount', '--bind', CHECKOUT, place], check=True)
+    try:
+        subprocess.run(['mount', '-o', 'remount,bind,ro', place], check=True)
+        output = EB(tmp_path / 'prefix', [place / 'eb'])('--system=archer2', '--show-config',
+                                                         env={'HOME': str(tmp_path)}).stdout
+        assert '%s/systems/archer2/external_modules.cfg' % place in output
+    finally:
+        subprocess.run(['umount', '--lazy', place], check=True)
 
 
 @pytest.mark.slow
