@@ -26,6 +26,8 @@ EB = os.path.join(sys.prefix, 'bin', 'eb')
 
 # what --help shows before EasyBuild's own
 USAGE = Path(__file__).with_name('usage.txt').read_text(encoding='utf-8')
+# Options with which easyconfigs are only read, so that they may be for several systems.
+ONLY_READ = ('--check-contrib', '--check-style')
 # What runs instead of EasyBuild, by our option: modules with a function main(arguments).
 PROGRAMS = {
     'job-status': 'hpc_pytorch.jobs.status',
@@ -176,7 +178,7 @@ def prepare(arguments):
     ours, arguments = own_options(arguments)
     if asks_for_help and ours.program in (None, *WITHOUT_OPTION):
         print(USAGE % ', '.join(systems.names()))
-    easyconfigs = easyconfigs_in(arguments)
+    easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
     system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
     if '--version' in arguments:

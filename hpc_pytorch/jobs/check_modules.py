@@ -23,10 +23,10 @@ from easybuild.tools.environment import restore_env
 
 from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs.reframe_settings import settings
-from hpc_pytorch.jobs.status import with_prefix
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import CHECKED, installed
+from hpc_pytorch.packages.easybuild_errors import with_prefix
 from ramgate import processes
 
 # by unit: how far a value may be from its reference; a site changes it in its file of references

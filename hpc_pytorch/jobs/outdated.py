@@ -105,7 +105,7 @@ def look(modules, software):
 
 def main(arguments):
     from easybuild.tools.config import install_path
-    from hpc_pytorch.jobs.status import with_prefix
     from hpc_pytorch.jobs.uninstall import module_files
+    from hpc_pytorch.packages.easybuild_errors import with_prefix
 
     return with_prefix(arguments, lambda _: look(module_files(), install_path('software')))

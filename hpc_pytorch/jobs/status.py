@@ -3,12 +3,10 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 import sys
 import time
 from pathlib import Path
 
-from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
 
 from hpc_pytorch import HERE, parse
@@ -16,6 +14,7 @@ from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records
 from hpc_pytorch.machine.batch_systems import CANCELLED, DONE, FAILED, RUNNING, UNKNOWN, WAITING
 from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
 from hpc_pytorch.packages import known_errors
+from hpc_pytorch.packages.easybuild_errors import with_prefix
 
 # how lines of a log begin that name an error
 ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
@@ -163,24 +162,6 @@ def show_jobs(easyconfigs):
     if not records:
         print("No jobs were submitted in %s" % ' for '.join([install_path('software')] + easyconfigs))
     return 0
-
-
-def with_prefix(arguments, action):
-    """Call `action` with the easyconfigs among EasyBuild's arguments, with its options for the prefix in force."""
-    from easybuild.tools.options import set_up_configuration
-    easyconfigs = [word for word in arguments if word.endswith('.eb') and not word.startswith('-')]
-    options = [word for word in arguments if word not in easyconfigs]
-    temporary = ''
-    try:
-        temporary = set_up_configuration(args=options, silent=True)[1][5]
-        return action(easyconfigs)
-    except EasyBuildError as error:
-        print("ERROR: %s" % error.msg, file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def main(arguments):

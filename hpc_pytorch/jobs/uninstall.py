@@ -11,9 +11,10 @@ from easybuild.tools.config import build_option, build_path, install_path
 from easybuild.tools.filetools import det_lock_path, remove
 
 from hpc_pytorch.jobs.records import read_records, remove_record
-from hpc_pytorch.jobs.status import state_of, with_prefix
+from hpc_pytorch.jobs.status import state_of
 from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
 from hpc_pytorch.machine.module_files import ROOT
+from hpc_pytorch.packages.easybuild_errors import with_prefix
 from hpc_pytorch.rules.installation_locks import remove_stale_lock
 
 DEPENDENCY = re.compile(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?")

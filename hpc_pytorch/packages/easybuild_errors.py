@@ -1,4 +1,5 @@
 """EasyBuild shows its own errors without a traceback; an extended dry run goes on, and names them in its last lines."""
+import shutil
 from contextlib import contextmanager
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
@@ -30,3 +31,18 @@ def as_easybuild_error(before='', easyblock=None):
         yield
     except UsersProblem as problem:
         stop(easyblock, before + str(problem), also_in_dry_run=True)
+
+
+def with_prefix(arguments, action):
+    """Call `action` with the easyconfigs among EasyBuild's arguments, with its options for the prefix in force."""
+    from easybuild.tools.options import set_up_configuration
+    easyconfigs = [word for word in arguments if word.endswith('.eb') and not word.startswith('-')]
+    options = [word for word in arguments if word not in easyconfigs]
+    temporary = ''
+    try:
+        temporary = set_up_configuration(args=options, silent=True)[1][5]
+        return action(easyconfigs)
+    except EasyBuildError as error:
+        raise UsersProblem(error.msg)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

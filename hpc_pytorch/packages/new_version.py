@@ -25,7 +25,7 @@ from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages import images, upstream_patches
 from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import read_table
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, parse_lock
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
@@ -44,8 +44,6 @@ class NotReached(UsersProblem):
     """An index that did not answer: it may have what is asked for."""
 
 
-# -- uv
-
 def pip_settings():
     """Return what pip was told of indexes and certificates, as uv's variables."""
     listing = run([sys.executable, '-m', 'pip', 'config', 'list'], stderr=subprocess.DEVNULL)
@@ -62,6 +60,7 @@ def uv(command, directory):
     done = run(['bash', '-c', shlex.quote(program) + ' ' + command], stderr=subprocess.PIPE, env=variables,
                cwd=directory)
     if done.returncode == 0:
+        print(*re.findall(r'^warning: .* is yanked.*\n', done.stderr, re.M), sep='', end='')
         return done.stdout
     for known in read_table('uv_errors', re.S | re.I):
         found = known.pattern.search(done.stderr)
@@ -84,8 +83,6 @@ def option(path, name):
     found = re.search(name + r' (\S+)', command_of(path))
     return found and found.group(1)
 
-
-# -- texts
 
 def read(path):
     return Path(path).read_text(encoding='utf-8')
@@ -137,8 +134,6 @@ class Change:
             text = re.sub(r'(?<![\d.])%s(?!\d|\.\d)' % re.escape(old), new, text)
         return text
 
-    # where files are written
-
     def place(self, path):
         """Return where a file for the new version goes: beside the old one, if that is ours and can be written to."""
         directory = os.path.dirname(path)
@@ -148,14 +143,11 @@ class Change:
             directory = os.getcwd()
         return os.path.join(directory, self.changed(os.path.basename(path)))
 
-    # which version
-
     def find_inputs(self):
         """Find the .in files of the locks that are made anew: a new version leaves locks of several versions alone."""
         self.inputs = []
         for parameter in LOCK_PARAMETERS:
-            for name in self.values.get(parameter, []):
-                name = name % {'version': self.old}
+            for name in self.names_in(parameter):
                 path = named_file(self.easyconfig, os.path.splitext(name)[0] + '.in')
                 if path and (self.renewed or self.old in name):
                     self.inputs.append(path)
@@ -169,6 +161,15 @@ class Change:
         self.least = min(self.pythons, key=release, default='3.9')
         for path in self.inputs[:1]:
             self.least = option(path, '--python-version') or self.least
+
+    def names_in(self, parameter):
+        """Return the names of locks in a parameter, with what EasyBuild puts in the place of %(version)s."""
+        names = self.values.get(parameter, [])
+        plain = parameter in self.values or not re.search('^%s *=' % parameter, self.text, re.M)
+        try:
+            return [name % self.values for name in (names if plain and isinstance(names, list) else [None])]
+        except (KeyError, TypeError, ValueError):
+            raise UsersProblem("expected %s = ['NAME-%%(version)s.lock'], found another expression" % parameter)
 
     def find_package(self):
         """Find the package whose version the easyconfig has, and what follows it in .in files, such as +rocm7.1."""
@@ -287,8 +288,6 @@ class Change:
             options += ' --extra-index-url ' + shlex.quote(self.index)
         return uv('pip compile --quiet question.in --config-file question.toml ' + options, self.work)
 
-    # files of the new version
-
     def new_input(self, text):
         """Return an .in file for the new version; companions are those that say that they are made for it."""
         text = self.changed(text)
@@ -355,9 +354,10 @@ class Change:
             draft = Path(self.work, os.path.basename(source))
             draft.write_text(made[source], encoding='utf-8')
             try:
-                uv(command_of(draft) + ' --quiet', self.work)
-                # the command in its first lines is the one that people type
-                made[lock] = read(draft.with_suffix('.lock')).replace(' --quiet\n', '\n')
+                uv(command_of(draft), self.work)
+                text = read(draft.with_suffix('.lock'))
+                parse_lock(text)
+                made[lock] = text
             except UsersProblem as problem:
                 self.by_hand.append("%s: %s. When that is solved, run the command in %s" % (lock, problem, source))
         if self.renewed and not any(path.endswith('.lock') for path in made):
@@ -407,62 +407,68 @@ class Change:
             hashes = re.findall(r'sha256:(\w{64})', self.ask([self.pin(self.version)], '--generate-hashes'))
         return hashes if len(hashes) == 1 else []
 
-    def show(self, made):
-        """Print what is new: the easyconfig's difference, and versions that changed in the locks."""
+    def differences(self, made):
+        """Yield what is new: the easyconfig's difference, and versions that changed in the locks."""
         for path, text in sorted(made.items()):
             before = self.easyconfig if path == self.target else path
             before = before if os.path.exists(before) else named_file(self.easyconfig, os.path.basename(path)) or path
             if not os.path.exists(before):
-                print("new: %s (%d lines)" % (path, text.count('\n')))
+                yield "new: %s (%d lines)" % (path, text.count('\n'))
                 continue
             lines = difflib.unified_diff(read(before).splitlines(True), text.splitlines(True), before, path, n=0)
             shown = [line for line in lines if not re.match(r'[-+]\s+--hash|@@', line)]
-            print(''.join(shown) or 'same: ' + path)
+            yield ''.join(shown) or 'same: ' + path
 
 
 def find(name):
     """Return the path of an easyconfig, from a path or the name of one of the collection's."""
     if os.path.isfile(name):
-        return os.path.abspath(name)
+        # the collection may be reached through a symbolic link
+        return os.path.join(os.path.realpath(os.path.dirname(name)), os.path.basename(name))
     for path in Path(collection_path('easyconfigs')).glob('*/*/*.eb'):
         if path.name == name:
             return str(path)
     raise UsersProblem("no easyconfig is called %s" % name)
 
 
-def main(arguments):
-    parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, 2.9.1+rocm6.4, or latest")
-    what.add_argument('--renew', action='store_true', help="the same version, as the indexes are today")
-    parser.add_argument('easyconfig', metavar='EASYCONFIG')
-    # options of EasyBuild may stand on the command line out of habit
-    given, others = parser.parse_known_args(arguments)
-    names = [word for word in [given.easyconfig] + others if word.endswith('.eb')] or [given.easyconfig]
-    if len(names) > 1:
-        raise UsersProblem("one easyconfig at a time, found %s; nothing was written" % ' '.join(names))
-    given.easyconfig = names[0]
+def write(given, names):
+    """Write the files of the one easyconfig that is named; a dry run only shows them."""
+    from easybuild.tools.config import build_option
+    if len(names) != 1:
+        raise UsersProblem("expected one easyconfig, NAME.eb; found %s" % (' '.join(names) or 'none'))
     # its directory is removed, and uv ends, as after Ctrl-C
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
-            change = Change(find(given.easyconfig), given.new_version, work)
+            change = Change(find(names[0]), given.new_version, work)
             if given.new_version == 'latest' and change.version == change.old:
                 print("%s: nothing newer than %s fits Python %s on %s%s; to make its locks again: ./eb --renew %s"
-                      % (given.easyconfig, change.old, change.least, change.system.name,
+                      % (names[0], change.old, change.least, change.system.name,
                          " with CUDA %d" % change.system.node['cuda'] if change.system.node['cuda'] else '',
                          as_typed(change.easyconfig)))
                 return 0
             made = change.make()
     except UsersProblem as problem:
-        raise UsersProblem("%s: %s; nothing was written" % (given.easyconfig, problem))
-    change.show(made)
-    if {'-x', '--extended-dry-run', '-D', '--dry-run', '--dry-run-short'} & set(others):
-        print("Nothing was written, as it is a dry run.")
-        return 0
-    for path, text in made.items():
-        write_atomically(path, text)
+        raise UsersProblem("%s: %s; nothing was written" % (names[0], problem))
+    lines = list(change.differences(made))
     if change.by_hand:
-        print("To be completed by hand:", *change.by_hand, sep='\n  ')
-    print("To try it: ./eb -x %s (on another computer: --rehearse -x)" % as_typed(change.target))
+        lines.append('\n  '.join(["To be completed by hand:"] + change.by_hand))
+    if build_option('dry_run') or build_option('extended_dry_run'):
+        lines.append("Nothing was written, as it is a dry run.")
+    else:
+        for path, text in made.items():
+            write_atomically(path, text)
+        lines.append("To try it: ./eb -x %s (on another computer: --rehearse -x)" % as_typed(change.target))
+    print(*lines, sep='\n')
     return 0
+
+
+def main(arguments):
+    parser = argparse.ArgumentParser(prog='./eb', description=__doc__, formatter_class=argparse.RawTextHelpFormatter,
+                                     usage='./eb (--new-version VERSION | --renew) EASYCONFIG', allow_abbrev=False)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument('--new-version', metavar='VERSION', help="such as 2.9.1, 2.9.1+rocm6.4, or latest")
+    what.add_argument('--renew', action='store_true', help="the same version, as the indexes are today")
+    given, others = parser.parse_known_args(arguments)
+    from hpc_pytorch.packages.easybuild_errors import with_prefix
+    return with_prefix(others, lambda names: write(given, names))

@@ -397,6 +397,7 @@ def test_draft_takes_a_compiler_that_has_an_mpi(cray):
     assert '[cudatoolkit/25.1_12.8]\nname = CUDA\nversion = 12.8\n' in texts['systems/the-eighth/external_modules.cfg']
 
 
+@pytest.mark.slow
 def test_draft_replaces_the_programming_environment_of_login(cray, tmp_path):
     """Crays load PrgEnv-cray at login."""
     needs_program('tclsh')
@@ -411,6 +412,7 @@ def test_draft_replaces_the_programming_environment_of_login(cray, tmp_path):
     assert left_out == []
 
 
+@pytest.mark.slow
 def test_draft_of_a_site_with_easybuilds_modules(cray):
     """An MPI's module loads its own compiler, in the place of a newer one; names have the toolchain behind a dash."""
     needs_program('tclsh')
@@ -424,6 +426,7 @@ def test_draft_of_a_site_with_easybuilds_modules(cray):
     assert [new_system.software_version(one[0]) for one in chosen] == ['13.2.0', '4.1.6', '12.4.1']
 
 
+@pytest.mark.slow
 def test_draft_says_why_a_compiler_is_left_out(cray):
     """A broken module's own error; one that only writes of errors is none. The newest, however versions are written."""
     needs_program('tclsh')

@@ -81,7 +81,7 @@ def call(toy, eb):
 def test_new_version(toy, call, eb):
     """The newest, with the companion that goes with it; it names nothing of this machine, and can be renewed."""
     output = call('--new-version', 'latest')
-    assert "+version = '2.0'" in output and 'To try it: ./eb -x %s (' % (toy / 'toy-2.0.eb') in output
+    assert "+version = '2.0'" in output and 'To try it: ./eb --rehearse -x %s\n' % (toy / 'toy-2.0.eb') in output
     assert (toy / 'toy-2.0.eb').read_text() == EASYCONFIG.replace("'1.0'", "'2.0'")
     lock = (toy / 'toy-2.0.lock').read_text()
     for line in ('torch==2.0 \\', 'torchvision==0.2.0 \\', 'numbers-of-toys==5.1 \\', COMMAND + 'toy-2.0.in -o'):
@@ -291,6 +291,57 @@ def test_no_version(made, version):
         made(version)
 
 
+@pytest.mark.parametrize('lock_files', ["['toy-%s.lock' % version]", "'toy-1.0.lock'", "['%(nosuch)s.lock']", 'none'])
+def test_locks_that_are_no_list(made, lock_files):
+    """What cannot be read is not taken for an easyconfig without locks."""
+    text = EASYCONFIG.replace("['toy-%(version)s.lock']", lock_files)
+    with pytest.raises(UsersProblem, match=r"expected lock_files = \['NAME-%\(version\)s.lock'\], found another"):
+        made('2.0', text=text)
+
+
+def test_templates(made):
+    """EasyBuild's templates in names of locks, as for an installation."""
+    text = EASYCONFIG.replace('toy-%(version)s.lock', '%(name)s-%(version)s.lock')
+    assert 'toy-2.0.lock' in made('2.0', text=text)[1]
+
+
+def test_yanked(toy, made, capsys):
+    """A version that was withdrawn is locked if it is asked for by name, with a word."""
+    page = toy / 'index/torch/index.html'
+    page.write_text(page.read_text().replace('<a href="torch-2.0', '<a data-yanked="broken" href="torch-2.0'))
+    assert 'torch==2.0 ' in made('2.0')[1]['toy-2.0.lock']
+    assert 'warning: `torch==2.0` is yanked (reason: "broken")\n' in capsys.readouterr().out
+
+
+def test_other_checksums(toy, made):
+    """A lock with MD5 would be refused by the installation: it is not written."""
+    page = toy / 'index/torch/index.html'
+    page.write_text(re.sub(r'sha256=\w+(">torch-2.0)', r'md5=%s\1' % ('0' * 32), page.read_text()))
+    change, files = made('2.0')
+    assert 'toy-2.0.lock' not in files
+    assert "toy-2.0.lock: expected NAME==VERSION --hash=sha256:..., found 'torch==2.0" in change.by_hand[0]
+
+
+def test_symbolic_link(toy):
+    """A collection that is reached through one is the collection; an easyconfig that is one stays where it is."""
+    (toy / 'link').symlink_to(CHECKOUT)
+    name = 'easyconfigs/p/PyTorch/PyTorch-2.13.0-ARCHER2-whl.eb'
+    assert new_version.find(str(toy / 'link' / name)) == str(CHECKOUT / name)
+    (toy / 'mine.eb').symlink_to(CHECKOUT / name)
+    assert new_version.find(str(toy / 'mine.eb')) == str(toy / 'mine.eb')
+
+
+def test_first_lines_only(toy, eb):
+    """Files are written also if nobody reads what is printed."""
+    begin = eb.call(['--new-version', '2.0', toy / 'toy-1.0.eb'], {'UV_DEFAULT_INDEX': 'file://%s' % (toy / 'index')},
+                    toy)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    subprocess.run(**dict(begin, stdout=write_end, stderr=subprocess.DEVNULL))
+    os.close(write_end)
+    assert (toy / 'toy-2.0.eb').exists() and (toy / 'toy-2.0.lock').exists()
+
+
 @pytest.mark.parametrize('text', ["version = '1.0'\n", "name = 'x'\n", "name = (\n", '\xff'])
 def test_no_easyconfig(toy, made, text):
     (toy / 'toy-1.0.eb').write_text(text, encoding='latin-1')
@@ -315,12 +366,15 @@ def test_path_that_is_wrong(tmp_path):
         new_version.find(str(tmp_path / name))
 
 
-def test_two_easyconfigs(toy):
-    """The second is not left out without a word; the value of EasyBuild's options is none."""
-    with pytest.raises(UsersProblem, match='PyTorch-2.15.0-workstation.eb: expected a version'):
-        new_version.main(['--new-version', 'x', '--prefix', '/a', 'PyTorch-2.15.0-workstation.eb'])
-    with pytest.raises(UsersProblem, match='one easyconfig at a time'):
-        new_version.main(['--new-version', '2.0', str(toy / 'toy-1.0.eb'), str(toy / 'other-1.0.eb')])
+def test_options_of_easybuild(toy, call, eb):
+    """They are EasyBuild's, as for an installation: none is taken for a second easyconfig, no typing error for none."""
+    before = sorted(toy.iterdir())
+    said = eb('--new-version', 'x', '--buildpath', toy / 'a', toy / 'toy-1.0.eb', status=1).stdout
+    assert 'toy-1.0.eb: expected a version' in said
+    assert 'expected one easyconfig, NAME.eb; found /' in call('--new-version', '2.0', toy / 'other-1.0.eb', status=1)
+    assert 'found none' in call('--new-version', '2.0', easyconfig='toy-1.0', status=1)
+    assert 'no such option: --dryrun' in call('--new-version', '2.0', '--dryrun', status=None)
+    assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
 
 
 @pytest.mark.parametrize('status, words', [
@@ -528,7 +582,7 @@ def test_where_it_is_written(toy, made, monkeypatch):
     assert new_version.as_typed(change.target) == str(toy / 'here' / name)
 
 
-def test_renewed_elsewhere(toy, made, monkeypatch, capsys):
+def test_renewed_elsewhere(toy, made, monkeypatch):
     """From a checkout that cannot be written to: the easyconfig goes along, or nothing would read the new locks."""
     (toy / 'toy-1.0.lock').write_text('torch==1.0 --hash=sha256:1\nnumbers-of-toys==5.0 --hash=sha256:2\n')
     monkeypatch.setattr(os, 'access', lambda path, mode: str(path) != str(toy))
@@ -538,8 +592,7 @@ def test_renewed_elsewhere(toy, made, monkeypatch, capsys):
     assert sorted(files) == ['toy-1.0.eb', 'toy-1.0.in', 'toy-1.0.lock'] and files['toy-1.0.eb'] == EASYCONFIG
     assert new_version.as_typed(change.target) == str(toy / 'here/toy-1.0.eb')
     # what is new is shown, though nothing is overwritten
-    change.show(change.make())
-    shown = capsys.readouterr().out
+    shown = ''.join(line + '\n' for line in change.differences(change.make()))
     assert '-numbers-of-toys==5.0' in shown and '+numbers-of-toys==5.1' in shown
     assert 'same: %s\n' % (toy / 'here/toy-1.0.eb') in shown
 
@@ -550,7 +603,7 @@ def test_beside_the_collections(toy):
     assert not new_version.in_collection(str(CHECKOUT / 'easyconfigs-of-ours/x.eb'))
 
 
-@pytest.mark.parametrize('option', ['-x', '--dry-run-short'])
+@pytest.mark.parametrize('option', ['-x', '-Dr', '--dry-run-short'])
 def test_dry_run(toy, call, option):
     """Shows the same, and writes nothing."""
     before = sorted(toy.iterdir())
