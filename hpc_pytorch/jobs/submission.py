@@ -2,6 +2,7 @@
 ``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
 share is here.
 """
+import contextlib
 import fcntl
 import os
 import shlex
@@ -74,23 +75,23 @@ class SystemJobs:
             raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Remove it: easybuild.cfg sets it",
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
         # what is wrong with the command line
+        if build_option('extended_dry_run'):
+            raise EasyBuildError("With -x nothing is submitted. -D lists the modules; -x without --job shows the steps")
         request_for(self.system, OTHERS)
         self.check_directories()
         self.take_lock()
 
     def take_lock(self):
         """Allow one submission at a time: two would submit the same."""
-        path = os.path.join(directory(), '.lock')
         try:
             os.makedirs(directory(), exist_ok=True)
-            self.lock = open(path, 'a')
+            self.lock = open(os.path.join(directory(), '.lock'), 'a')
         except OSError as error:
             raise EasyBuildError("%s cannot be written to (%s). To share a prefix, everybody adds: --umask=002 "
                                  "--set-gid-bit; or choose your own with --prefix", error.filename, error.strerror)
-        try:
+        # some file systems cannot
+        with contextlib.suppress(OSError):
             fcntl.flock(self.lock, fcntl.LOCK_EX)
-        except OSError as error:
-            self.log.warning("%s cannot be locked: %s", path, error)
 
     def log_directory(self):
         return os.path.abspath(build_option('job_output_dir') or '')

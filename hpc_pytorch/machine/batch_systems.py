@@ -126,7 +126,6 @@ class Slurm(BatchSystem):
     def command(self, request, name, mark, log, after):
         """Return sbatch with everything but the script."""
         log = log.replace('%', '%%').replace('{job}', '%j')
-        # --mem=0: all that the node has
         command = ['sbatch', '--parsable', '--export=NONE', '--propagate=NONE', '--requeue', '--open-mode=truncate',
                    '--job-name=' + name, '--comment=' + mark, '--output=' + log, '--input=/dev/null',
                    '--nodes=1', '--ntasks=1', '--cpus-per-task=%d' % request.cores,
@@ -244,7 +243,7 @@ class Pbs(BatchSystem):
                 unknown = re.search('unknown job', output, re.I)
         if unknown:
             return None
-        raise NoAnswer("qstat: %s" % output.replace('\n', ' '))
+        raise NoAnswer("qstat: %s" % (output.replace('\n', ' ') or "nothing: servers may hide other people's jobs"))
 
     def look(self, job):
         """Return what PBS says of a job, with its history; None if it has forgotten it."""

@@ -145,6 +145,10 @@ class Pbs:
         """What the server's job_history_enable says."""
         (self.directory / 'no-history').unlink(missing_ok=True) if kept else (self.directory / 'no-history').touch()
 
+    def hide(self):
+        """qstat shows nothing, as of other users' jobs where the server's query_other_jobs is false (OpenPBS 23.06)."""
+        (self.directory / 'hidden').touch()
+
     def job(self, number):
         """What the server knows of a job."""
         return talk(self.directory, {'command': 'job', 'number': number})
@@ -301,6 +305,8 @@ def qstat(directory, words):
         print(json.dumps({'timestamp': int(time.time()), 'pbs_version': '2021', 'pbs_server': 'pbs'}, indent=4))
         return 0
     status = 0
+    if Path(directory, 'hidden').exists():
+        return status
     if not numbers:
         known = talk(directory, {'command': 'jobs'})
         numbers = [number for number, job in known.items() if 'x' in flags or job['job_state'] not in 'FM']
