@@ -101,6 +101,8 @@ def test_upstreams_easyblock(toolchain, eb):
     installed, = eb.prefix.glob('software/PyTorch/2.1.0-*')
     log = next(installed.glob('easybuild/*.log')).read_text()
     assert "CMake enabled all requested options" in log and ' compilers in ' in log
+    # EasyBuild's own wrappers, its default, are in the build, too
+    assert 'Putting RPATH wrappers in place' in log and '/rpath_wrappers/' in log
     assert list(installed.glob('lib/python*/site-packages/torch/_C.so'))
 
 
