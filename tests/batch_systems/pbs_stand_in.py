@@ -485,6 +485,10 @@ class Job:
         script = self.spool.with_suffix('.SC')
         script.write_text(self.request['script'])
         request = self.request
+        if not os.path.isdir(request['home']):
+            self.spool.write_text('Could not chdir to home directory\n')
+            self.finish(-2, self.comment + ' and failed')
+            return
         environment = {
             'HOME': request['home'], 'LOGNAME': request['user'], 'USER': request['user'], 'SHELL': request['shell'],
             'PATH': '%s:/bin:/usr/bin' % (self.spool.parent / 'bin'), 'PBS_JOBID': self.id,

@@ -256,7 +256,9 @@ def test_failures(toys, pbs):
     top = toys.write('top', after=['large'])
     toys.submit(top, '--job-target-resource=memory=400M')
     toys.submit(toys.write('broken', commands=['echo "No space left on device"; exit 1']))
+    toys.submit(toys.write('homeless'), env={'HOME': '/nonexistent'})
     found = toys.wait_for_end()
+    assert 'your home directory does not exist on the compute node' in found['homeless/1.0-Derecho'], found
     text = found['large/1.0-Derecho']
     assert '  failed (exit status -27' in text and "it exceeded the job's memory (400 MiB)" in text
     assert 'job killed: mem' in text and '--job-target-resource=memory=' in text

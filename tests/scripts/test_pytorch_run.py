@@ -449,6 +449,14 @@ def test_pbs(pbs, tmp_path):
 
 
 @pytest.mark.slow
+def test_no_home_on_the_node(pbs, monkeypatch):
+    """PBS cannot start a job there."""
+    monkeypatch.setitem(pbs.environment, 'HOME', '/nonexistent')
+    status, _, errors = pbs('train.py')
+    assert status == 254 and 'PBS could not start it: most often your home directory' in errors, errors
+
+
+@pytest.mark.slow
 def test_signal_on_pbs(pbs, tmp_path):
     """What starts the ranks hands it on; qsig would reach the shell from which PBS starts the script."""
     called = at_work(pbs, tmp_path / 'saved')
