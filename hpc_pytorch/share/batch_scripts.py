@@ -100,7 +100,7 @@ class Script:
             raise Problem("there is no batch system here; on one machine: " + alone)
         self.words = self.batch_systems[self.kind]
         # batch systems take no blanks or quotes in names, and no empty one
-        self.name = re.sub(r'[^\w.+-]+', '_', name).lstrip('.') or 'job'
+        self.name = re.sub(r'[^\w.+-]+', '_', name).lstrip('.-') or 'job'
         account_variable = self.scheduler.get('account_variable', '')
         self.account = options.account or os.environ.get(account_variable)
         self.partition = options.partition or self.scheduler.get('partition')
@@ -263,6 +263,11 @@ class Script:
         """Write the script that is followed under a name that is free; returns the name."""
         text = self.text(followed=True)
         try:
+            here = os.path.realpath('.') + os.sep
+            for top in self.node.get('not_mounted', '').split():
+                if here.startswith(top.rstrip(os.sep) + os.sep):
+                    raise Problem("compute nodes of %s do not have %s: change to a directory that they have, and "
+                                  "type the same there" % (self.system['system']['title'], top))
             for number in itertools.count(1):
                 path = '%s-%d.job' % (self.name, number)
                 with contextlib.suppress(FileExistsError), open(path, 'x', encoding='utf-8') as handle:

@@ -121,6 +121,8 @@ def test_dry_run(nowhere):
     assert status == 0 and output.startswith('#!/bin/bash -l\n#SBATCH --job-name=train\n')
     assert output.endswith("pytorch-srun train.py 'a b'\n")
     assert os.listdir(nowhere.directory) == before
+    # sbatch takes a dash for an option
+    assert '--job-name=x\n' in nowhere('--dry-run', './-x.py')[1]
 
 
 @pytest.mark.slow
@@ -617,3 +619,25 @@ def test_no_room(tmp_path):
     finally:
         subprocess.run(['umount', '--lazy', login.directory], check=True)
     assert status and 'could not be written to this directory: No space left on device' in errors, output + errors
+
+
+@pytest.mark.slow
+def test_directory_that_nodes_lack(slurm, nowhere, monkeypatch):
+    """One that the system's file names is refused at once; of another one, Slurm's word for it is explained."""
+    shared = nowhere.program.parent.parent / 'share/system.cfg'
+    shared.write_text(shared.read_text().replace('[node]\n', '[node]\nnot_mounted = %s\n' % nowhere.directory.parent))
+    status, _, errors = nowhere('train.py')
+    assert status == 1 and 'of Here do not have %s: change to' % nowhere.directory.parent in errors, errors
+    assert os.listdir(nowhere.directory) == ['train.py']
+    assert nowhere('--dry-run', 'train.py')[0] == 0
+    # mounted where the nodes do not see it
+    local = slurm.directory.parent / 'local'
+    local.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', 'none', local], check=True)
+    try:
+        shutil.copytree(slurm.directory, local / 'work')
+        monkeypatch.setattr(slurm, 'directory', local / 'work')
+        status, output, errors = slurm('train.py')
+    finally:
+        subprocess.run(['umount', '--lazy', local], check=True)
+    assert status and 'could not be started, usually as your directory does not exist' in errors, output + errors
