@@ -22,17 +22,8 @@ from hpc_pytorch import read_json
 from hpc_pytorch.machine.batch_systems import SCHEDULERS, WORDS
 
 # what a record has at least; one without it is damaged
-FIELDS = {
-    'name': str,
-    'module': str,
-    'token': str,
-    'scheduler': str,
-    'log': str,
-    'easyconfig': str,
-    'time': (int, float),
-    'after': list,
-    'job': (str, type(None)),
-}
+FIELDS = dict.fromkeys(('name', 'module', 'token', 'scheduler', 'log', 'easyconfig'), str)
+FIELDS.update(time=(int, float), after=list, job=(str, type(None)))
 
 
 def directory():
