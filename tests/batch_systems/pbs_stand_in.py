@@ -149,6 +149,10 @@ class Pbs:
         """qstat shows nothing, as of other users' jobs where the server's query_other_jobs is false (OpenPBS 23.06)."""
         (self.directory / 'hidden').touch()
 
+    def start_none(self, reason):
+        """The scheduler starts no more jobs."""
+        (self.directory / 'not-running').write_text(reason)
+
     def job(self, number):
         """What the server knows of a job."""
         return talk(self.directory, {'command': 'job', 'number': number})
@@ -686,6 +690,9 @@ class Server:
             job.state, waits = 'W', True
         if job.ncpus > self.settings['ncpus'] or job.ngpus > self.settings['ngpus']:
             job.comment, waits = 'Can Never Run: Insufficient amount of resource: ncpus', True
+        reason = Path(self.directory, 'not-running')
+        if not waits and reason.exists():
+            job.comment, waits = 'Not Running: ' + reason.read_text(), True
         free = [node for node in self.nodes if not any(other.process and other.node == node
                                                        for other in self.jobs.values())]
         if not waits and free:

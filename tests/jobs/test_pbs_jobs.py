@@ -205,6 +205,19 @@ def test_side_by_side(toys, pbs):
     assert all('  done' in text for text in toys.wait_for_end().values())
 
 
+def test_scheduler_starts_none(toys, pbs):
+    """In its comments, which are OpenPBS 23.06's."""
+    pbs.start_none('Queue not started.')
+    toys.submit(toys.write('toy'))
+    for comment, meaning in (('Queue not started.', 'the partition or queue is closed'),
+                             ('User has reached queue main running job limit.', "your jobs, or the project's"),
+                             ('Not enough free nodes available', 'it starts when other jobs have ended')):
+        pbs.start_none(comment)
+        wait_for(lambda: comment in (pbs.job('1')['comment'] or ''), "the comment")
+        assert 'waiting (Q, Not Running: %s)\n    %s' % (comment, meaning) in toys.status()['toy/1.0-Derecho']
+    pbs.delete('1')
+
+
 def test_no_node_fits(toys, pbs):
     """PBS takes it and never starts it, and says so in its comment: explained, with what to do."""
     job, = toys.submit(toys.write('toy'), '--job-target-resource=partition=main', '--job-cores=100000')
