@@ -401,6 +401,14 @@ def test_index_that_refuses(made, monkeypatch, status, words):
         server.shutdown()
 
 
+def test_cache_that_cannot_be_written(toy, made, monkeypatch):
+    """As with a full or read-only $HOME: it can be elsewhere."""
+    (toy / 'file').touch()
+    monkeypatch.setenv('UV_CACHE_DIR', str(toy / 'file/uv'))
+    with pytest.raises(UsersProblem, match='cache, %s/uv: Not a directory. Choose .* UV_CACHE_DIR=' % (toy / 'file')):
+        made('2.0')
+
+
 def test_no_homepage(made):
     """Of an easyconfig from elsewhere, which need not have one."""
     with pytest.raises(UsersProblem, match='look at its homepage, and name it'):
