@@ -469,6 +469,14 @@ def test_other_packages(toy, made):
     assert 'torch' not in re.sub('#.*', '', files['toy-5.1.lock']) and not change.by_hand
 
 
+@pytest.mark.parametrize('before, behind', [('', ''), ('\n    ', ',\n')])
+def test_pytorch_below(made, before, behind):
+    """What is on top of a module of PyTorch may need another one: its lock leaves PyTorch out, and says nothing."""
+    module = "('PyTorch', '2.13.0', '-workstation')"
+    line, = made('2.0', text=EASYCONFIG + 'dependencies = [%s%s%s]\n' % (before, module, behind))[0].by_hand
+    assert module in line and line.endswith(': name the module of the PyTorch that this version needs')
+
+
 def test_companion_from_its_source(toy, made, capsys):
     """Its version follows PyTorch's; zeros stand for the SHA256. Its lock is a new one, and nobody need look at it."""
     add(toy / 'index', 'torchvision', '0.7.1', 'torch==2.0')
@@ -549,7 +557,8 @@ def test_of_the_collection(made, name):
 
 
 @pytest.mark.parametrize('name, version, by_hand', [
-    ('torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', '2.1.0', ["for another PyTorch change it, and `dependencies`"]),
+    ('torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', '2.1.0',
+     ["for another PyTorch change it, and `dependencies`", 'the module of the PyTorch that this version needs']),
     ('PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb', '2.11.0', ['versionsuffix =', 'local_tag =']),
     ('PyTorch-26.03-NGC-workstation.eb', '26.05', ['skopeo inspect']),
     ('Python-3.12.14-standalone.eb', '3.12.15', ['source_urls =', 'local_name =', 'checksums =']),
