@@ -59,6 +59,10 @@ class Job:
         if not self.number:
             self.waiting.wait()
             raise Problem("the batch system refused %s; see above" % self.path)
+        with contextlib.suppress(OSError):
+            # a batch system may have begun to count anew
+            if time.time() - os.path.getmtime(self.output) > 3600:
+                self.position = os.path.getsize(self.output)
         say(self.said.format(number=self.number, path=self.path, output=self.output))
 
     def show(self):

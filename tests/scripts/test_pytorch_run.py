@@ -641,3 +641,15 @@ def test_directory_that_nodes_lack(slurm, nowhere, monkeypatch):
     finally:
         subprocess.run(['umount', '--lazy', local], check=True)
     assert status and 'could not be started, usually as your directory does not exist' in errors, output + errors
+
+
+@pytest.mark.slow
+def test_number_that_comes_again(slurm):
+    """After a batch system was installed anew: the output of an old job of this number is not the new one's."""
+    number = int(slurm('train.py')[2].split()[2].rstrip(','))
+    for later in range(1, 4):
+        old = slurm.directory / ('train-%d.out' % (number + later))
+        old.write_text('of old\npytorch-run: the program ended with status 0\n')
+        os.utime(old, (0, 0))
+    status, output, errors = slurm('train.py', 'status', '3')
+    assert status == 3 and 'of old' not in output, output + errors
