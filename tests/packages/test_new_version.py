@@ -81,7 +81,7 @@ def call(toy, eb):
 def test_new_version(toy, call, eb):
     """The newest, with the companion that goes with it; it names nothing of this machine, and can be renewed."""
     output = call('--new-version', 'latest')
-    assert "+version = '2.0'" in output and 'To try it: ./eb --rehearse -x %s\n' % (toy / 'toy-2.0.eb') in output
+    assert "+version = '2.0'" in output and 'To try it: ./eb -x %s (' % (toy / 'toy-2.0.eb') in output
     assert (toy / 'toy-2.0.eb').read_text() == EASYCONFIG.replace("'1.0'", "'2.0'")
     lock = (toy / 'toy-2.0.lock').read_text()
     for line in ('torch==2.0 \\', 'torchvision==0.2.0 \\', 'numbers-of-toys==5.1 \\', COMMAND + 'toy-2.0.in -o'):
