@@ -57,12 +57,8 @@ class ModulesShell(object):
 
     def __init__(self, program, environ=None, hanging=None):
         self.program = program
-        # what is not tried again
         self.hanging = set() if hanging is None else hanging
         self.beginning = dict(os.environ if environ is None else environ)
-        self.environ = dict(self.beginning)
-
-    def start_again(self):
         self.environ = dict(self.beginning)
 
     def call(self, *words):
@@ -133,11 +129,11 @@ def first_that_fails(shell, names):
     Return the first of these modules that cannot be loaded after the ones before it, and what helps; None if all can
     be. The shell keeps the environment in which they are loaded, or in which one failed.
     """
-    shell.start_again()
+    shell.environ = dict(shell.beginning)
     # all at once takes a tenth of the time
     if not names or shell.load(names) is None:
         return None
-    shell.start_again()
+    shell.environ = dict(shell.beginning)
     for name in names:
         said = shell.load([name])
         if said is not None:

@@ -4,10 +4,10 @@ The base of LockedWheels and EB_PyTorchHPC: a virtual environment with locked pa
 Everything is fetched in EasyBuild's fetch step; what comes after it works without a network.
 """
 import glob
-import itertools
 import os
 import re
 import shutil
+import sys
 from contextlib import ExitStack, contextmanager
 
 from easybuild.framework.easyblock import EasyBlock
@@ -33,6 +33,8 @@ from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.packages.progress import progress
 from hpc_pytorch.packages.wheel_tags import ask_python, find_python, pythons
 
+# the system's modules need not be there
+FILES_ONLY = any(word.startswith(('--inject-checksums', '--module-only')) for word in sys.argv)
 PARAMETERS = {
     'lock_files': [None, "Lock files with all packages to install", MANDATORY],
     'python_versions': [None, "Python versions for which the locked packages exist, best first", MANDATORY],
@@ -100,11 +102,13 @@ class LockedEnvironment(EasyBlock):
 
     @contextmanager
     def loaded_dependencies(self):
-        """Load the dependencies that are installed already: the Python decides what is fetched."""
+        """Load the dependencies that are here, the system's in their order: the Python decides what is fetched."""
         environment = os.environ.copy()
-        names = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
-        there = self.modules_tool.exist(names)
-        self.modules_tool.load(list(itertools.compress(names, there)))
+        dependencies = self.cfg.dependencies()
+        there = self.modules_tool.exist([dep['full_mod_name'] for dep in dependencies])
+        names = [dep['full_mod_name'] for dep, found in zip(dependencies, there)
+                 if found or dep['external_module'] and not FILES_ONLY]
+        self.modules_tool.load(names)
         try:
             yield
         finally:
@@ -120,6 +124,9 @@ class LockedEnvironment(EasyBlock):
         if mpicc and mpicxx:
             self.mpi_compilers = mpicc, mpicxx
             mpi = mpicc
+        elif self.cfg['collection_packages'] and not self.cfg['mpi_lock_files'] and not FILES_ONLY:
+            stop(self, "%s is built for an MPI, and its compilers were not found. Add the MPI's module to the "
+                 "dependencies, or correct mpi_c and mpi_cxx in system.cfg of %s" % (self.name, self.system.name))
         if self.cfg['build_from_source'] and not build_option('module_only'):
             self.install_build_tools_of_system()
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)

@@ -251,6 +251,29 @@ def test_no_compiler(eb, toy, tmp_path):
     assert 'fetching 1' not in output
 
 
+def test_no_mpi(eb, toy):
+    """What is built for an MPI is refused before anything is fetched, where no module brings one: cc is a Cray's."""
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "collection_packages = ['torch_mpi']\n")
+    output = eb('--system=archer2', toy.easyconfig, '--fetch', env=toy.online, status=1).stdout
+    assert "toy is built for an MPI, and its compilers were not found. Add the MPI's module" in output
+    assert 'fetching 1' not in output
+
+
+def test_mpi_of_a_hierarchy(eb, toy, tmp_path):
+    """It is found before anything is fetched, though its module is visible only after the compiler's."""
+    (tmp_path / 'top/gcc').mkdir(parents=True)
+    (tmp_path / 'top/gcc/14').write_text('#%%Module1.0\nmodule use %s/opened\n' % tmp_path)
+    (tmp_path / 'opened/mpi').mkdir(parents=True)
+    (tmp_path / 'opened/mpi/5').write_text('#%%Module1.0\nprepend-path PATH %s/bin\n' % tmp_path)
+    (tmp_path / 'bin').mkdir()
+    for name in ('cc', 'CC'):
+        (tmp_path / 'bin' / name).symlink_to('/usr/bin/gcc')
+    modules = "dependencies = [('gcc/14', EXTERNAL_MODULE), ('mpi/5', EXTERNAL_MODULE)]\n"
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + modules + "collection_packages = ['torch_mpi']\n")
+    output = eb('--system=archer2', toy.easyconfig, '--fetch', env=dict(toy.online, MODULEPATH=str(tmp_path / 'top')))
+    assert 'MPI: %s/bin/cc' % tmp_path in output.stdout
+
+
 def test_lock_of_another_version(eb, tmp_path):
     """The old version is not installed under a new name."""
     output = eb(of_another_version(tmp_path, 'PyTorch-2.13.0-workstation.eb', '2.13.0', '2.14.0'), status=None)

@@ -41,7 +41,7 @@ def test_first_that_is_missing(shell):
     assert name == 'm3/7.0' and said == 'versions of it here: m3/1.0, m3/2.0'
     assert shell.loaded == NAMES[:3] and shell.versions('m3/7.0') == ['m3/1.0', 'm3/2.0']
     # whatever is loaded already
-    shell.start_again()
+    shell.environ = dict(shell.beginning)
     shell.load(NAMES[:2])
     shell.beginning = dict(shell.environ)
     assert first_that_fails(shell, NAMES[2:4]) is None
