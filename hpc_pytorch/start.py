@@ -217,10 +217,11 @@ def main():
     except OSError as problem:
         if problem.errno not in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
-        advice = "Make room, or choose" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "Choose"
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = "Make room, or choose another place" if full else "Choose another place, or clone the collection again"
         # of a full disk, Python does not say which file it was
-        print("ERROR: %s cannot be written: %s. %s another place"
-              % (problem.filename or "A file", problem.strerror, advice), file=sys.stderr)
+        name = re.sub(r'\.%d$' % os.getpid(), '', str(problem.filename or "A file"))
+        print("ERROR: %s cannot be written: %s. %s" % (name, problem.strerror, advice), file=sys.stderr)
         return 1
     # EasyBuild leaves it where it ends early
     atexit.register(lambda: [shutil.rmtree(path, ignore_errors=True) for path in sys.path if '/fake_vsc_' in path])

@@ -17,7 +17,6 @@ from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_
 from hpc_pytorch.machine.systems import core_list, host_matches, is_for, is_retired
 from hpc_pytorch.machine.versions import release
 
-# what shows the partitions or queues of a batch system
 PARTITIONS = {
     'slurm': ('sinfo', '--noheader', '--format=%R|%z|%m|%G|%h|%a'),
     'pbs': ('qstat', '-Q', '-f'),
@@ -176,7 +175,7 @@ class Machine(object):
         """Return the batch system of this job, or the one that answers, or the one whose commands are there."""
         if self.job:
             return self.job.partition(':')[0]
-        there = [kind for kind, command in PARTITIONS.items() if self.which(command[0])]
+        there = [kind for kind, command in PARTITIONS.items() if self.which(command[0]) and not self.which('qconf')]
         for kind in there:
             with contextlib.suppress(NotAsked):
                 self.output(*PARTITIONS[kind])
@@ -190,7 +189,6 @@ class Machine(object):
             queues = re.findall(r'^Queue: (\S+)((?:\n.+)*)', self.output(*PARTITIONS['pbs']), re.M)
             return {name: {'up': not re.search('(enabled|started) = False', about)} for name, about in queues}
         found = {}
-        # not warnings
         for line in re.findall(r'(?:.*[|]){5}.*', self.output(*PARTITIONS['slurm'])):
             name, layout, megabytes, gres, share, state = line.strip().split('|')
             sockets, cores, threads = map(int, layout.replace('+', '').split(':'))

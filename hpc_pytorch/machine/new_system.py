@@ -143,7 +143,6 @@ def modules_of(machine):
         return chosen, [str(problem)]
     before = shell.loaded
     amd = bool(machine.which('rocm-smi')) and not machine.which('nvidia-smi')
-    # the first of two excludes the other
     for pattern, words in sorted(DATA['software'].items(), key=lambda one: amd and one[1].startswith('CUDA')):
         software, part = words.split()
         names = newest_first(shell, pattern)
@@ -199,6 +198,8 @@ def easyconfig_text(name, modules, kind, values):
         text = text.replace('official CPU wheels', 'official wheels with CUDA 13')
     elif wheels:
         text = comment('wheels') + '# %s\n' % DATA['wheels'][wheels] + text
+    if not {'OpenMPI', 'cray-mpich'} & {software for _, software, _ in modules}:
+        text = comment('no MPI') + text
     text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
     dependencies = ''.join("    (%r, EXTERNAL_MODULE),\n" % module for module, _, _ in modules)

@@ -75,10 +75,6 @@ def read_description(name):
     return used, described['module'], described['login'].get('', {})
 
 
-def openers(module):
-    return module.get('opened_by', '').split()
-
-
 def pairs(text):
     """Split the lines `NAME VALUE` of a value."""
     return [line.split(None, 1) for line in (text or '').splitlines() if line.strip()]
@@ -222,12 +218,12 @@ def python_version(prefix):
 def module_files(target, parts, modules):
     """Write the module files: {path: text}."""
     texts = {}
-    opened = {opener for module in modules.values() for opener in openers(module)}
+    opened = {opener for module in modules.values() for opener in module.get('opened_by', '').split()}
     for name, module in modules.items():
         part = module.get('part', '')
         opens = target / 'opened' / name if name in opened else None
         text = module_text(name, module, parts.get(part, {}), target / 'parts' / part, opens)
-        places = ['opened/' + opener for opener in openers(module)] or ['modules']
+        places = ['opened/' + opener for opener in module.get('opened_by', '').split()] or ['modules']
         for place in places:
             texts[target / place / name] = text
     return texts

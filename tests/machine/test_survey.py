@@ -529,6 +529,7 @@ def test_broken_module(place, monkeypatch):
 def test_easyconfig_for_the_gpus(cuda, module, version, there, absent):
     """With MPI, and with CUDA where the driver takes PyPI's; else it says what to take."""
     text = new_system.easyconfig_text('the-eighth', [('some/1.0', module, 'part')], 'slurm', {'node cuda': (cuda, '')})
+    assert text.startswith('# No module of an MPI') == (module != 'OpenMPI')
     compile(text, 'easyconfig', 'exec')
     assert "version = '%s'" % version in text and "versionsuffix = '-theeighth'" in text
     assert "collection_packages = ['torch_mpi']" in text and "dependencies = [\n    ('some/1.0', EXTERNAL" in text
@@ -609,6 +610,16 @@ def test_draft_of_a_queue_that_is_open(place):
                            "Queue: gpu\n    queue_type = Execution\n    enabled = True\n    started = True\n")
     assert described(place)['partition'] == 'gpu'
     assert described(place, PBS_JOBID='1.pbs', PBS_QUEUE='old')['partition'] == 'old'
+
+
+def test_grid_engine_is_no_pbs(place):
+    """It has a qstat, too, which does not know the question."""
+    (place.top / 'bin' / 'sinfo').unlink()
+    place.write('bin/qstat', '#!/bin/sh\necho "error: Unknown option -Q"\nexit 1\n').chmod(0o755)
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    assert machine.batch_system() == 'pbs'
+    place.command('qconf', '')
+    assert machine.batch_system() == 'none'
 
 
 def test_draft_knows_the_compilers(place):
