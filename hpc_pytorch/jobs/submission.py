@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shlex
+import signal
 import sys
 
 from easybuild.framework.easyconfig.easyconfig import process_easyconfig
@@ -62,7 +63,7 @@ class SystemJobs:
     scheduler = None
 
     def init(self):
-        """Refuse what cannot be submitted, before hours of fetching."""
+        """Refuse what cannot be submitted, or is wrong on the command line, before hours of fetching."""
         self.jobs = []
         self.submitted = []
         easyconfig = next((word for word in sys.argv if word.endswith('.eb')), '')
@@ -74,7 +75,6 @@ class SystemJobs:
         if kind != self.scheduler.kind:
             raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Remove it: easybuild.cfg sets it",
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
-        # what is wrong with the command line
         if build_option('extended_dry_run'):
             raise EasyBuildError("With -x nothing is submitted. -D lists the modules; -x without --job shows the steps")
         request_for(self.system, OTHERS)
@@ -82,14 +82,13 @@ class SystemJobs:
         self.take_lock()
 
     def take_lock(self):
-        """Allow one submission at a time: two would submit the same."""
+        """Allow one submission at a time, where the file system has locks: two would submit the same."""
         try:
             os.makedirs(directory(), exist_ok=True)
             self.lock = open(os.path.join(directory(), '.lock'), 'a')
         except OSError as error:
             raise EasyBuildError("%s cannot be written to (%s). To share a prefix, everybody adds: --umask=002 "
                                  "--set-gid-bit; or choose your own with --prefix", error.filename, error.strerror)
-        # some file systems cannot
         with contextlib.suppress(OSError):
             fcntl.flock(self.lock, fcntl.LOCK_EX)
 
@@ -155,6 +154,7 @@ class SystemJobs:
             raise EasyBuildError("%s cannot be written (%s); %s. Make room, and type the same again",
                                  problem.filename or directory(), problem.strerror, self.take_back())
         except BaseException:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             print_msg(self.take_back(), log=self.log)
             raise
         self.lock.close()
@@ -172,7 +172,6 @@ class SystemJobs:
             raise EasyBuildError("%s was submitted before as job %s, and its state could not be determined: %s. "
                                  "Nothing was submitted; try again. If you know that it has ended, remove %s",
                                  job.name, record['job'], look.about or look.word, record_path(job.name))
-        # (job, token of its record)
         living = [(record['job'], record['token'])] if look and look.state in ALIVE else []
         if not living:
             for number, mark in self.scheduler.find(job.name, mark_of(job.name)):
@@ -245,6 +244,9 @@ class SystemJobs:
             write_record(record)
             job.jobid = self.scheduler.submit(command, script)
         except (Uncertain, KeyboardInterrupt) as problem:
+            if isinstance(problem, KeyboardInterrupt):
+                # a second one must not stop what cancels the jobs
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
                 living = self.scheduler.find(job.name, mark)
             except NoAnswer as unknown:

@@ -3,6 +3,7 @@
 
 Of hpc_pytorch/job_backends/pbspro.py; which code is behind that is said in test_slurm_jobs.py.
 """
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -348,7 +349,11 @@ def test_ctrl_c_before_the_answer(toys, pbs):
     call = toys.eb.started('--rehearse', easyconfig, '--robot=%s' % toys.directory, '--job', cwd=toys.directory,
                            env=toys.environment)
     wait_for(lambda: pbs.jobs(), "the job", 240)
-    os.killpg(call.pid, signal.SIGINT)
+    while call.poll() is None:
+        # and again
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(call.pid, signal.SIGINT)
+        time.sleep(0.3)
     output = call.communicate()[0]
     assert call.returncode and 'Cancelled by user' in output and 'no job was submitted' in output, output
     wait_for(lambda: pbs.job('1')['job_state'] == 'F', "end of the job")
