@@ -550,7 +550,7 @@ srun -N2 -n2 --ntasks-per-node=1 cat "$disk/data/numbers"
 @pytest.mark.slow
 def test_why_it_waits(slurm):
     """Slurm's reason while the job waits, again when it changes, and what to do about one that never passes."""
-    slurm.slurm.output('scontrol', 'update', 'PartitionName=main', 'MaxTime=10')
+    slurm.system.output('scontrol', 'update', 'PartitionName=main', 'MaxTime=10')
     try:
         called = slurm.start('--time', '60', 'train.py')
         number = re.search(r'job (\d+)', called.stderr.readline()).group(1)
@@ -558,17 +558,17 @@ def test_why_it_waits(slurm):
             'pytorch-run: job %s waits (PartitionTimeLimit): it asks for more than the partition or QOS allows and '
             'never starts: cancel it (scancel %s), and submit again with less --time, fewer --nodes or --partition '
             'NAME\n' % (number, number))
-        slurm.slurm.output('scontrol', 'uhold', number)
+        slurm.system.output('scontrol', 'uhold', number)
         assert 'waits (JobHeldUser): it is held: scontrol release %s\n' % number in called.stderr.readline()
     finally:
-        slurm.slurm.output('scontrol', 'update', 'PartitionName=main', 'MaxTime=INFINITE')
-    slurm.slurm.output('scontrol', 'release', number)
+        slurm.system.output('scontrol', 'update', 'PartitionName=main', 'MaxTime=INFINITE')
+    slurm.system.output('scontrol', 'release', number)
     output, errors = called.communicate(timeout=900)
     assert called.returncode == 0 and 'rank 0 of 1' in output, output + errors
     called = slurm.start('--nodes', '99', 'train.py')
     number = re.search(r'job (\d+)', called.stderr.readline()).group(1)
     assert 'fewer --nodes' in called.stderr.readline()
-    slurm.slurm.output('scancel', number)
+    slurm.system.output('scancel', number)
     assert 'it was cancelled' in called.communicate(timeout=900)[1]
 
 
