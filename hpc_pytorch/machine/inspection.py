@@ -108,9 +108,8 @@ class Machine(object):
 
     def output(self, *command):
         """Return what a command prints; it runs once, also if it fails or hangs."""
-        name = command[0]
-        if not self.which(name):
-            raise NotAsked("there is no %s" % name)
+        if not self.which(command[0]):
+            raise NotAsked("there is no %s" % command[0])
         if command not in self.outputs:
             try:
                 self.outputs[command] = run(command, env=self.environ, timeout=PATIENCE)
@@ -118,7 +117,7 @@ class Machine(object):
                 self.outputs[command] = subprocess.CompletedProcess(command, 1, "no answer for %d seconds" % PATIENCE)
         done = self.outputs[command]
         if done.returncode:
-            raise NotAsked("%s: %s" % (name, done.stdout.strip().split('\n')[-1]))
+            raise NotAsked("%s: %s" % (command[0], done.stdout.strip().split('\n')[-1]))
         return done.stdout
 
     def path(self, path):
@@ -288,3 +287,7 @@ class Machine(object):
     @probe(JOB, 'network interfaces', all_there)
     def interfaces(self):
         return os.listdir(self.path('/sys/class/net'))
+
+    @probe(JOB, lambda system: ['cxi'] if 'slingshot' in system.words else None, all_there)
+    def libfabric(self):
+        return sorted(set(re.findall(r'^(\S+):$', self.output('fi_info', '-l'), re.M)))

@@ -115,7 +115,7 @@ def table(findings):
 
 
 def job_script(path):
-    return "#!/bin/bash\nexec %s --survey > %s 2>&1\n" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
+    return "#!/bin/bash\nexec %s --survey > %s 2>&1" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
 
 
 def submit(system, path):
@@ -131,8 +131,7 @@ def submit(system, path):
         refused=asked['refused_options'])
     command = scheduler.command(request, 'survey', 'survey', path + '.log', [])
     with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
-        script.write(job_script(path))
-        script.flush()
+        print(job_script(path), file=script, flush=True)
         return scheduler.submit(command, script.name)
 
 

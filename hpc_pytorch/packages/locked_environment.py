@@ -17,6 +17,7 @@ from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_file, write_file
 from easybuild.tools.modules import get_software_root
+from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import collection_path
 from hpc_pytorch.machine import distribution_packages
@@ -29,7 +30,6 @@ from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_nam
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
 from hpc_pytorch.packages.pip import IndexNotReached, Pip
 from hpc_pytorch.packages.pip_errors import last_words
-from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.packages.progress import progress
 from hpc_pytorch.packages.wheel_tags import ask_python, find_python, pythons
 
@@ -62,6 +62,11 @@ OWN_PYTHON = ('Python', '3.12.14', '-standalone')
 
 def site_packages_of(prefix):
     return glob.glob(glob.escape(prefix) + '/lib/python3.*/site-packages')
+
+
+def ask(*command, **options):
+    """Run a program without a trace on the terminal; callers look at its exit code and output."""
+    return run_shell_cmd(list(command), use_bash=False, fail_on_error=False, hidden=True, output_file=False, **options)
 
 
 class LockedEnvironment(EasyBlock):

@@ -19,9 +19,8 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch import collection_path
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
-from hpc_pytorch.packages.locked_environment import LockedEnvironment
+from hpc_pytorch.packages.locked_environment import LockedEnvironment, ask
 from hpc_pytorch.packages.pip import Pip
-from hpc_pytorch.packages.programs import ask
 from hpc_pytorch.source import build_options, contract, gpu_aware_mpi, libraries
 
 # Runs ramgate without putting the collection on the $PYTHONPATH of what it starts.

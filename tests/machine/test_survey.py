@@ -60,6 +60,7 @@ TOPOLOGY = ("\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
 # as AMD prints it for MI250 nodes in its documentation
 NUMA = ("GPU[0]\t\t: (Topology) Numa Node: 0\nGPU[0]\t\t: (Topology) Numa Affinity: 0\n"
         "GPU[1]\t\t: (Topology) Numa Node: 1\n")
+PROVIDERS = "cxi:\n    version: 113.0\ntcp:\n    version: 118.0\n"
 EASYCONFIG = """dependencies = [
     ('mpi', EXTERNAL_MODULE),
     ('cuda/12.2.1', EXTERNAL_MODULE),
@@ -75,7 +76,7 @@ class Place:
         self.write('systems/test/system.cfg', SYSTEM)
         self.write('systems/test/external_modules.cfg', METADATA)
         self.write('easyconfigs/t/Test/Test-1.0-Surveyed.eb', EASYCONFIG)
-        for name, text in (('sinfo', SINFO), ('testcc', ''), ('testCC', ''), ('testrun', ''),
+        for name, text in (('sinfo', SINFO), ('fi_info', PROVIDERS), ('testcc', ''), ('testCC', ''), ('testrun', ''),
                            ('singularity', '')):
             self.command(name, text)
         self.command('nvidia-smi', TOPOLOGY, other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n',
@@ -173,6 +174,7 @@ DIFFERENCES = [
     (1, 'CUDA of the driver', other('bin/nvidia-smi', 'CUDA Version: 12.2', 'CUDA Version: 11.8')),
     (1, 'interfaces', without('root/sys/class/net/hsn1')),
     (1, 'GPU architecture', other('bin/nvidia-smi', '8.0', '9.0')),
+    (1, 'libfabric', other('bin/fi_info', 'cxi:', 'verbs:')),
     (1, 'paths in jobs', without('root/mnt/bb')),
     (1, 'paths in jobs', without('root/tmp')),
     (1, 'paths in jobs', without('root/pfs')),
