@@ -14,7 +14,7 @@ PROGRAM = '''
 import sys
 from easybuild.tools import config
 from easybuild.tools.filetools import register_lock_cleanup_signal_handlers
-from hpc_pytorch.packages import progress, programs
+from hpc_pytorch.packages import locked_environment, progress
 from hpc_pytorch.rules import interrupts
 
 config.init_build_options()
@@ -23,7 +23,7 @@ interrupts.SECONDS = 1
 interrupts.limit_waiting()
 progress.print_msg = lambda *args, **kwargs: None
 with progress.progress("compiling to byte code", None):
-    programs.ask("sh", "-c", "trap '' INT TERM; echo $$ > $0; while :; do sleep 0.1; done", sys.argv[1])
+    locked_environment.ask("sh", "-c", "trap '' INT TERM; echo $$ > $0; while :; do sleep 0.1; done", sys.argv[1])
 '''
 
 
