@@ -178,8 +178,9 @@ def test_dry_run_without_lock(eb, toy):
 @pytest.mark.parametrize('system, package, says', [
     ('derecho', 'nvidia-cuda-runtime==13.0.96', 'bring CUDA 13, and the driver of derecho takes 12'),
     slow('derecho', 'nvidia-cuda-nvcc==13.5.37', 'bring CUDA 13, and the driver of derecho takes 12'),
-    ('derecho', 'nvidia-cuda-runtime-cu12==12.6.77', None),
-    ('frontier', 'nvidia-cuda-nvcc==13.5.37', "for NVIDIA's GPUs (CUDA 13), and those of frontier are AMD's (gfx90a)"),
+    slow('derecho', 'nvidia-cuda-runtime-cu12==12.6.77', None),
+    slow('frontier', 'nvidia-cuda-nvcc==13.5.37',
+         "for NVIDIA's GPUs (CUDA 13), and those of frontier are AMD's (gfx90a)"),
     ('workstation', 'nvidia-cuda-nvcc==13.5.37', None),
 ])
 def test_cuda_of_locks(eb, toy, system, package, says):
@@ -191,7 +192,7 @@ def test_cuda_of_locks(eb, toy, system, package, says):
 
 
 @pytest.mark.parametrize('system, version, marker, refused', [
-    ('bede', '2.10.0', '', True), slow('bede', '2.9.1+cpu', '', True), ('bede', '2.11.0', '', False),
+    ('bede', '2.10.0', '', True), slow('bede', '2.9.1+cpu', '', True), slow('bede', '2.11.0', '', False),
     slow('bede', '2.6.0+cu126', '', False), slow('bede', '2.10.0', " ; platform_machine == 'x86_64'", False),
     slow('derecho', '2.10.0', '', False), slow('derecho', '2.15.0+cpu', '', True), ('archer2', '2.15.0+cpu', '', False),
 ])
@@ -259,6 +260,7 @@ def test_no_mpi(eb, toy):
     assert 'fetching 1' not in output
 
 
+@pytest.mark.slow
 def test_mpi_of_a_hierarchy(eb, toy, tmp_path):
     """It is found before anything is fetched, though its module is visible only after the compiler's."""
     (tmp_path / 'top/gcc').mkdir(parents=True)
@@ -281,6 +283,7 @@ def test_lock_of_another_version(eb, tmp_path):
     assert 'The lock file has torch 2.13.0+cpu, the easyconfig says 2.14.0' in output.stdout
 
 
+@pytest.mark.slow
 def test_example_that_is_gone(eb, toy):
     """Of an easyconfig for an earlier collection: found out before anything is fetched."""
     toy.easyconfig.write_text(toy.easyconfig.read_text() + "example_files = ['finetune_accelerate.py']\n")
@@ -299,6 +302,7 @@ def test_no_lock_for_another_version(eb, tmp_path):
     assert "Couldn't find file" not in output.stdout
 
 
+@pytest.mark.slow
 def test_lock_of_a_running_installation_is_kept(eb, toy):
     """A lock whose owner runs, or is unknown, stops the second installation, with what to do."""
     lock = eb.prefix / 'software' / '.locks' / (str(eb.prefix / 'software/toy/1.0').replace('/', '_') + '.lock')

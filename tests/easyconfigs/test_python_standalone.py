@@ -25,6 +25,7 @@ moduleclass = 'ai'
 """ % VERSION
 
 
+@pytest.mark.slow
 def test_added_where_none_fits(eb, tmp_path):
     """What no Python of this machine fits depends on it, and --robot finds it; what one fits does not."""
     (tmp_path / 'toy.lock').write_text('# nothing\n')

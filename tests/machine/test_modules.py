@@ -75,6 +75,7 @@ def test_commands_of_a_shell(tmp_path):
     assert shell.environ == {'A': '1'}
 
 
+@pytest.mark.slow
 def test_module_that_hangs(tmp_path, monkeypatch):
     """The module is given up after a while, and is not tried again."""
     monkeypatch.setattr(modules, 'SECONDS', 2, raising=False)

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from common import CHECKOUT, clean_environment, needs_program
+from common import CHECKOUT, clean_environment, needs_program, slow
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine import commands, inspection, new_system, survey, systems
 from ramgate import processes
@@ -282,7 +282,7 @@ def test_warnings_of_slurm(place, monkeypatch):
     assert found['partitions'] == found['whole nodes'] == survey.SAME
 
 
-@pytest.mark.parametrize('ends', ['echo "Unable to contact slurm controller"; exit 1', 'exec sleep 20'])
+@pytest.mark.parametrize('ends', ['echo "Unable to contact slurm controller"; exit 1', slow('exec sleep 20')])
 def test_command_that_fails_or_hangs(place, monkeypatch, ends):
     """It is asked once, though several questions need it."""
     monkeypatch.setattr(inspection, 'PATIENCE', 2, raising=False)
@@ -645,6 +645,7 @@ def test_architecture_of_the_gpus(place):
     assert machine.GPU_architecture() == 'gfx942'
 
 
+@pytest.mark.slow
 def test_draft_with_categories_and_what_is_loaded(cray, tmp_path):
     """EasyBuild's categorized names; what users load first is not in the draft, and named. ROCm is not for CUDA's."""
     needs_program('tclsh')
@@ -689,6 +690,7 @@ def test_cuda_13_is_that_of_the_workstation():
     assert "\nlock_files = %s\n" % ours['lock_files'].replace(", 'mpi4py.lock'", '') in text
 
 
+@pytest.mark.slow
 def test_children_of_a_command_that_hangs(tmp_path):
     """They end with it: a module's shell has started something."""
     with pytest.raises(subprocess.TimeoutExpired):

@@ -65,6 +65,7 @@ def test_network_of_nccl(script):
     assert run(script, '-c', show, HPC_NCCL_NET='OFI', HPC_ALLOW_SOCKETS='1', **OPEN_MPI)[0].split() == ['None']
 
 
+@pytest.mark.slow
 def test_output_is_kept(script, tmp_path):
     """All that a rank prints, to its last line, is in its file, and goes where it went; also when Python is killed."""
     kept = tmp_path / 'outputs'

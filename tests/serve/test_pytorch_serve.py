@@ -162,6 +162,7 @@ def test_key_removed_by_the_job_script(nowhere):
     assert not processes(str(nowhere.directory / 'tiny')) and not list(nowhere.temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_signal_before_a_wait(nowhere):
     """Python has got it, and waits for vLLM's next line all the same: as when the other thread gets it."""
     nowhere.model('deaf', **{'answers nobody': True})
@@ -176,6 +177,7 @@ def test_signal_before_a_wait(nowhere):
     assert process.wait(60) == 143
 
 
+@pytest.mark.slow
 def test_killed_while_vllm_ends(nowhere):
     """Slurm waits for seconds only: no file is left, whoever kills what is left of vLLM."""
     nowhere.model('slow', **{'ends slowly': True})
@@ -190,6 +192,7 @@ def test_killed_while_vllm_ends(nowhere):
         os.kill(int(process), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_after_logout(nowhere):
     """What nohup has started stays."""
     nowhere.start = with_signal(nowhere.start, signal.SIGHUP, signal.SIG_IGN)
@@ -231,6 +234,7 @@ def commands(login, **scripts):
     return login.program.parent.parent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('moments', [['asked'], ['submitted', 'cancelling']])
 def test_interrupted_early_and_twice(tmp_path, moments):
     """Ctrl-C while the job is submitted, and again while it is cancelled: the job ends."""
@@ -246,6 +250,7 @@ def test_interrupted_early_and_twice(tmp_path, moments):
     assert not login.files()
 
 
+@pytest.mark.slow
 def test_job_that_ended_early(tmp_path):
     """A server that answers and ends at once has no key any more when its log is read."""
     login = Login(tmp_path, 'slurm', {})
