@@ -169,7 +169,7 @@ def test_no_mpi_on_the_machine(tmp_path, lmod):
     for folder in os.environ['PATH'].split(os.pathsep):
         if os.path.isdir(folder):
             for name in os.listdir(folder):
-                if not name.startswith(('mpi', 'ompi', 'orte', 'prte', 'hydra')) and not (tools / name).exists():
+                if not name.startswith(('mpi', 'ompi', 'orte', 'prte', 'hydra')) and not os.path.lexists(tools / name):
                     (tools / name).symlink_to(os.path.join(folder, name))
     eb = EB(tmp_path / 'prefix')
     eb.fetch(easyconfig, env={'PATH': str(tools)})
