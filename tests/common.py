@@ -38,9 +38,10 @@ if os.access(USERS_CACHE if USERS_CACHE.exists() else USERS_CACHE.parent, os.W_O
 TEMPORARY = tempfile.mkdtemp(prefix='hpc-')
 os.chmod(TEMPORARY, 0o1777)
 atexit.register(shutil.rmtree, TEMPORARY, ignore_errors=True)
-# mpi4py and torch_mpi are one file of half a minute each, which the next run of the tests finds compiled, and the next
-# installation, too: paths below its prefix are the same from its build directory
-CCACHE = {'CCACHE_DIR': str(FETCHED / 'ccache'), 'CCACHE_NOHASHDIR': '1', 'STAND_IN_COMPILER_LAUNCHER': 'ccache'}
+# mpi4py and torch_mpi are one file of a minute each: stand-ins do not optimise it, the next run of the tests finds it
+# compiled, and the next installation, too, as paths below its prefix are the same from its build directory
+CCACHE = {'CCACHE_DIR': str(FETCHED / 'ccache'), 'CCACHE_NOHASHDIR': '1',
+          'STAND_IN_COMPILER_LAUNCHER': str(CHECKOUT / 'tests/without-optimising')}
 
 # nohup, and a shell that starts the tests in the background, make them and all that they start ignore these; with a
 # handler of their own the tests still do, and what they start does not

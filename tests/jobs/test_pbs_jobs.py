@@ -115,21 +115,16 @@ def test_derechos_chain(any_pbs, eb, tmp_path, lmod):
 
 
 def test_refused(toys, pbs):
-    """A project that is not known, a queue's limit, no such queue: what PBS says and what to do; nothing is left."""
+    """A project that is not known: what PBS says and what to do; nothing is left."""
     toys.write('base')
     easyconfig = toys.write('toy', after=['base'])
     assert 'With -x nothing is submitted' in toys.refused(easyconfig, '-x')
-    output = toys.refused(easyconfig, env={'PBS_ACCOUNT': ''})
-    assert 'export PBS_ACCOUNT=PROJECT' in output
     output = toys.refused(easyconfig, env={'PBS_ACCOUNT': 'NCAR0002'})
     assert 'Invalid account' in output and 'export PBS_ACCOUNT=PROJECT' in output
-    output = toys.refused(easyconfig, '--job-target-resource=partition=short')
-    assert 'Job violates queue' in output and 'walltime=' in output and 'qstat -Qf' in output
-    assert 'Unknown queue' in toys.refused(easyconfig, '--job-target-resource=partition=nowhere')
     # the second of two is refused: the first, which was taken, is given back
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
     assert 'toy-1.0-Derecho was refused' in toys.refused(easyconfig)
-    assert len(pbs.jobs()) == 1
+    assert len(pbs.jobs()) == 1 and not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
     # and cannot be given back: the server is away by then
     pbs.fail_after('qdel', 0)
     output = toys.run(easyconfig, '--robot=%s' % toys.directory, '--job', status=1)
@@ -138,15 +133,25 @@ def test_refused(toys, pbs):
     assert 'job %s ' % job in toys.status()['base/1.0-Derecho']
     (pbs.directory / 'last-qdel').unlink()
     pbs.delete(job)
-    pbs.reject('base', 'Queue is not enabled')
+    wait_for(lambda: {job['job_state'] for job in pbs.jobs().values()} == {'F'}, "end of what was deleted")
+
+
+@pytest.mark.nightly
+def test_what_else_is_refused(toys, pbs):
+    """No project, a queue's limit, no such queue, a closed one, resources that are not known."""
+    easyconfig = toys.write('toy')
+    assert 'export PBS_ACCOUNT=PROJECT' in toys.refused(easyconfig, env={'PBS_ACCOUNT': ''})
+    output = toys.refused(easyconfig, '--job-target-resource=partition=short')
+    assert 'Job violates queue' in output and 'walltime=' in output and 'qstat -Qf' in output
+    assert 'Unknown queue' in toys.refused(easyconfig, '--job-target-resource=partition=nowhere')
+    pbs.reject('toy', 'Queue is not enabled')
     assert 'the queue is closed' in toys.refused(easyconfig)
-    pbs.reject('base', 'Unknown resource: ngpus')
+    pbs.reject('toy', 'Unknown resource: ngpus')
     assert '--job-target-resource=gpus=0' in toys.refused(easyconfig)
     for words in ('Unknown resource: nosuch', 'Unknown resource Resource_List.nosuch'):
-        pbs.reject('base', words)
+        pbs.reject('toy', words)
         output = toys.refused(easyconfig)
         assert 'less' not in output and '[scheduler] options' in output, output
-    wait_for(lambda: {job['job_state'] for job in pbs.jobs().values()} == {'F'}, "end of what was deleted")
     assert not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
 
 

@@ -73,7 +73,8 @@ def modules(installed):
     eb, _ = installed
     tcl = eb.prefix / 'modules-tcl'
     if not tcl.exists():
-        eb(EASYCONFIG, '--module-only', '--module-syntax=Tcl', '--installpath-modules=%s' % tcl, '--rebuild')
+        eb(EASYCONFIG, '--module-only', '--module-syntax=Tcl', '--installpath-modules=%s' % tcl, '--rebuild',
+           '--skip-sanity-check')
     return {'Lua': eb.modules, 'Tcl': tcl / 'all'}
 
 
