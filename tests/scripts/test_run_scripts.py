@@ -406,7 +406,7 @@ def test_signals_at_any_time(tmp_path):
         process.terminate()
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGTERM
-        wait_for(lambda: not processes('mark-%d-%d' % (os.getpid(), delay)), "end of Python", 10)
+        wait_for(lambda: not processes('mark-%d-%d' % (os.getpid(), delay)), "end of Python", 60)
     assert not list(tmp_path.iterdir())
 
 
