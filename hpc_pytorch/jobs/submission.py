@@ -138,7 +138,8 @@ class SystemJobs:
                 if job not in already:
                     self.submit(job)
         except Refused as problem:
-            remedies = [found['remedy'] for found in explanations('refused', str(problem))] + ['']
+            remedies = [found['remedy'] for found in explanations('refused', str(problem))]
+            remedies.append("No advice is known for this message.")
             variable = self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'
             raise EasyBuildError("%s was refused: %s\n%s\n%s", job.name, problem, self.take_back(),
                                  remedies[0].format(variable=variable))

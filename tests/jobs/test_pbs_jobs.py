@@ -123,7 +123,8 @@ def test_refused(toys, pbs):
     assert 'Invalid account' in output and 'export PBS_ACCOUNT=PROJECT' in output
     # the second of two is refused: the first, which was taken, is given back
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
-    assert 'toy-1.0-Derecho was refused' in toys.refused(easyconfig)
+    output = toys.refused(easyconfig)
+    assert 'toy-1.0-Derecho was refused' in output and 'No advice is known' in output
     assert len(pbs.jobs()) == 1 and not list((toys.eb.prefix / 'software/.jobs').glob('*.json'))
     # and cannot be given back: the server is away by then
     pbs.fail_after('qdel', 0)
