@@ -195,4 +195,6 @@ def test_what_users_type(easyconfig):
     """Every module of PyTorch can be checked, and has environments on top of it; a container's has its own scripts."""
     found = {key: plain(node) for key, node in values(easyconfig).items()}
     if found['name'] == 'PyTorch' and found.get('easyblock') != 'SingularityContainer':
-        assert {'pytorch-check', 'extend-venv-activate'} <= set(found['scripts'])
+        # pytorch-check plugin calls pytorch-bandwidth, which calls pytorch-srun
+        needed = {'pytorch-check', 'extend-venv-activate', 'pytorch-bandwidth', 'pytorch-srun', 'get-master'}
+        assert needed <= set(found['scripts'])

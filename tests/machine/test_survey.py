@@ -536,6 +536,8 @@ def test_easyconfig_for_the_gpus(cuda, module, version, there, absent):
     assert "version = '%s'" % version in text and "versionsuffix = '-theeighth'" in text
     assert "collection_packages = ['torch_mpi']" in text and "dependencies = [\n    ('some/1.0', EXTERNAL" in text
     assert there in text and absent not in text and 'ARCHER2' not in text
+    # for pytorch-check plugin
+    assert "'pytorch-bandwidth'" in text
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ import importlib.machinery
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -72,6 +73,24 @@ def test_all_is_well(site):
     works, others = packages_of(site, 0).splitlines()
     assert works == 'packages works: 2 packages import, and find their symbols'
     assert others == 'not checked: import, gloo, mpi4py, mpi, horovod, compile, vllm, plugin (not asked for)'
+
+
+@pytest.mark.parametrize('place, printed', [
+    ('bin', 'works: the network is the OFI plugin (provider cxi)'),
+    ('elsewhere', 'FAILS: pytorch-bandwidth was not found: add it to `scripts`'),
+])
+def test_plugin_of_a_module_on_top(tmp_path, place, printed):
+    """Its directory has pytorch-check alone; PyTorch's, later on the path, has pytorch-bandwidth, if installed."""
+    (tmp_path / 'top').mkdir()
+    shutil.copy(SCRIPTS / 'pytorch-check', tmp_path / 'top')
+    (tmp_path / place).mkdir()
+    program = tmp_path / place / 'pytorch-bandwidth'
+    program.write_text('print("nccl between nodes: OFI plugin (provider cxi)")\n')
+    program.chmod(0o755)
+    path = '%s:%s' % (tmp_path / 'bin', os.environ['PATH'])
+    done = subprocess.run([sys.executable, tmp_path / 'top/pytorch-check', 'plugin'], capture_output=True, text=True,
+                          env=dict(clean_environment(), PATH=path))
+    assert 'plugin   ' + printed in done.stdout and done.returncode == (place != 'bin'), done.stdout + done.stderr
 
 
 def test_another_abi(site):
