@@ -15,6 +15,7 @@ fetch without PyTorch; they are built here.
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError
 
+from hpc_pytorch.machine.versions import of_dependencies
 from hpc_pytorch.packages.gpu_code import why_not_rocm
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.packages.wheel_tags import parse_wheel, why_not
@@ -39,7 +40,7 @@ class LockedWheels(LockedEnvironment):
                     raise EasyBuildError("%s", problem)
                 packages.append(parse_wheel(name))
         for package in packages:
-            problem = why_not_rocm(package.version, self.versions().get('rocm'))
+            problem = why_not_rocm(package.version, of_dependencies(self.cfg).get('rocm'))
             if problem and package.name == 'torch':
                 raise EasyBuildError("%s", problem)
 

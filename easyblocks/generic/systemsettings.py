@@ -34,14 +34,10 @@ class SystemSettings(Bundle):
         features = set(self.cfg['features'])
         with as_easybuild_error():
             system = current(self.cfg.filename())
-        self.settings = []
+        self.settings = [setting for setting in system.settings_for(features)
+                         if features <= {name for name, _, _ in setting.when}]
         # the environment variables that the values are made of, for the user to set
-        self.users_variables = set()
-        for setting in system.settings_for(features):
-            conditions = {name for name, _, _ in setting.when}
-            if features <= conditions:
-                self.settings.append(setting)
-                self.users_variables.update(re.findall(r'\$(\w+)', setting.value))
+        self.users_variables = {name for one in self.settings for name in re.findall(r'\$(\w+)', one.value)}
         if not self.settings:
             raise EasyBuildError("%s/system.cfg has no setting for: %s", system.directory, ' '.join(sorted(features)))
 

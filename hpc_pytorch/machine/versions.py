@@ -39,6 +39,18 @@ def holds(when, features, versions):
     return True
 
 
+def of_dependencies(ec):
+    """Return the versions of an easyconfig's dependencies, by the name of the software or of the system's module."""
+    found = {}
+    for dep in ec.dependencies():
+        name, _, version = dep['full_mod_name'].partition('/')
+        if not dep['external_module']:
+            name, version = dep['name'], dep['version']
+        if version:
+            found[name] = version
+    return found
+
+
 def known(versions, features):
     """Return the rows of pairs.cfg that fit {software: version} and words for the machine; failures first."""
     parser = parse(PAIRS)
@@ -49,8 +61,7 @@ def known(versions, features):
         when = [CONDITION.match(word).groups() for word in row['when'].split()]
         if holds(when, features, versions):
             rows.append(row)
-    rows.sort(key=lambda row: RESULTS.index(row['result']))
-    return rows
+    return sorted(rows, key=lambda row: RESULTS.index(row['result']))
 
 
 def in_words(row):

@@ -24,12 +24,8 @@ KNOWN = read_table('known_errors')
 
 def explain(text):
     """Return causes and remedies for what is in a log, the most frequent first; '' if nothing is known."""
-    lines = []
-    for known in KNOWN:
-        if known.pattern.search(text):
-            lines.append("  likely cause: " + known.cause)
-            lines.append("  what to do:   " + known.remedy)
-    return '\n'.join(lines)
+    found = [known for known in KNOWN if known.pattern.search(text)]
+    return '\n'.join("  likely cause: %s\n  what to do:   %s" % (known.cause, known.remedy) for known in found)
 
 
 # How tools begin to say what went wrong: what they print afterwards is seldom of use.

@@ -24,6 +24,7 @@ from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
+from hpc_pytorch.machine.versions import of_dependencies
 from hpc_pytorch.packages import gpu_code, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, read_lock
@@ -451,20 +452,9 @@ class LockedEnvironment(EasyBlock):
                 paths += site_packages_of(root)
         return paths
 
-    def versions(self):
-        """Return the versions of dependencies, by the name of the software or of the system's module."""
-        versions = {}
-        for dep in self.cfg.dependencies():
-            name, _, version = dep['full_mod_name'].partition('/')
-            if not dep['external_module']:
-                versions[dep['name']] = dep['version']
-            elif version:
-                versions[name] = version
-        return versions
-
     def settings(self, variables=None):
         """Return the settings of the system that apply, or what applies of these."""
-        return self.system.settings_for(self.cfg['features'], self.versions(), variables)
+        return self.system.settings_for(self.cfg['features'], of_dependencies(self.cfg), variables)
 
     def make_module_extra(self, *args, **kwargs):
         """

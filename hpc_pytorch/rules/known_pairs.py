@@ -24,13 +24,8 @@ def versions_of(ec):
         found['driver'] = read_file(DRIVER).strip()
     if shutil.which('fi_info') and not rehearsal:
         found.update(re.findall(r'^(libfabric): (\S+)', run(['fi_info', '--version']).stdout, re.M))
-    for dep in ec.dependencies():
-        if dep['external_module']:
-            name, _, version = dep['full_mod_name'].partition('/')
-        else:
-            name, version = dep['name'], dep['version']
-        if version:
-            found[name.lower()] = version
+    for name, version in versions.of_dependencies(ec).items():
+        found[name.lower()] = version
     # the easyblock reports missing lock files
     for path in filter(None, [named_file(ec.path, name) for name in ec.get('lock_files') or ()]):
         for entry in read_lock(path):

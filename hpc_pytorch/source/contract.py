@@ -145,11 +145,8 @@ def compare(options, cache, summary, named=()):
 
 def other_switches(named):
     """Return a term for each switch that was asked for by name and is not in the table."""
-    terms = []
-    for name in sorted(named):
-        if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'):
-            terms.append(Term(name, (), REASONS.get(name, OTHERWISE)))
-    return tuple(terms)
+    return tuple(Term(name, (), REASONS.get(name, OTHERWISE)) for name in sorted(named)
+                 if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'))
 
 
 def compare_switch(term, asked, cache, summary):

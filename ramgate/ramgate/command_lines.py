@@ -14,9 +14,7 @@ EXTENSIONS = {
     'Rust': '.rs',
 }
 # {extension of a source: language}
-LANGUAGES = {}
-for kind, extensions in EXTENSIONS.items():
-    LANGUAGES.update(dict.fromkeys(extensions.split(), kind))
+LANGUAGES = {extension: kind for kind, extensions in EXTENSIONS.items() for extension in extensions.split()}
 COMPILE_ONLY = ('-c', '--compile', '-dc', '-E')
 # compilers as build tools name them, perhaps with the machine in front and the version behind
 DRIVERS = re.compile(r'''(?:[\w.]+-)*(?:
