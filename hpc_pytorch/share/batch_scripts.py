@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -37,7 +38,7 @@ fi"""
 # Ends a script that is followed: what was cancelled or ran out of time has not ended well, whatever its exit status.
 END = 'echo "pytorch-run: the program ended with status $status"'
 # where a script that is followed cannot load the module
-NO_MODULE = 'echo "pytorch-run: the module cannot be loaded"; exit 1'
+NO_MODULE = 'echo "pytorch-run: the module or the virtual environment cannot be loaded"; exit 1'
 
 
 class Problem(Exception):
@@ -282,19 +283,25 @@ class Script:
 
 
 def load_module(otherwise):
-    """Return lines that load this program's module from where it was found: a job may not know that."""
+    """Return lines that load this program's module from where it was found, as a job may not know that."""
     loaded = os.environ.get('LOADEDMODULES', '').split(':')
     # vLLM's loads PyTorch's, and comes after it
     names = [name for name in loaded if name.split('/')[0] in ('PyTorch', 'vLLM')]
     if not names:
         raise Problem("load the PyTorch module first: the job loads the same one")
     name = names[-1]
-    load = 'module load %s || %s' % (shlex.quote(name), otherwise)
+    lines = ['module load %s || %s' % (shlex.quote(name), otherwise)]
     for path in filter(None, os.environ.get('MODULEPATH', '').split(':')):
         file = os.path.join(path, name)
         if os.path.exists(file) or os.path.exists(file + '.lua'):
-            return ['module use %s' % shlex.quote(path), load]
-    return [load]
+            lines.insert(0, 'module use %s' % shlex.quote(path))
+            break
+    # the virtual environment whose python the user's shell starts, in a container or without
+    environment = os.environ.get('VIRTUAL_ENV', '')
+    python = os.path.join(environment, 'bin/python')
+    if environment and (shutil.which('python') == python or os.environ.get('SINGULARITYENV_USERS_VENV') == environment):
+        lines.append('source %s || %s' % (shlex.quote(os.path.join(environment, 'bin/activate')), otherwise))
+    return lines
 
 
 def job_options(description):

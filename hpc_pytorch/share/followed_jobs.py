@@ -15,7 +15,7 @@ from endings import read_tail, why
 ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
 GOES_ON = b'pytorch-run: the program continues in job '
-NO_MODULE = re.compile(r'^pytorch-run: the module cannot be loaded$', re.M)
+NO_MODULE = re.compile(r'^pytorch-run: the module or the virtual environment cannot be loaded$', re.M)
 # how srun says that a rank failed, for which it cancels the step, or that somebody else did
 CANCELLED = re.compile(r'^srun: error: \S+ tasks? |\*\*\* STEP (\S+) ON \S+ CANCELLED AT \S+ \*\*\*', re.M)
 # seconds that the last lines of the output may take to arrive on a shared file system, and a batch system to answer
@@ -173,7 +173,8 @@ class Job:
         elif self.goes_on:
             yield "job %s submitted another job to continue: see the last line of its output" % self.number
         elif texts and NO_MODULE.search(texts[0]):
-            yield "job %s ended before its program was started: a module could not be loaded; see above" % self.number
+            yield ("job %s ended before its program was started: its module or environment could not be loaded; see "
+                   "above" % self.number)
         else:
             yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended(status))
         if status == 85:

@@ -489,7 +489,7 @@ def test_module_that_does_not_load(slurm, monkeypatch):
     monkeypatch.setitem(slurm.environment, 'LOADEDMODULES', 'PyTorch/0.9')
     status, output, errors = slurm('train.py')
     assert status and 'pytorch-srun' not in output, output + errors
-    assert 'before its program was started: a module could not be loaded' in errors and 'lost' not in errors, errors
+    assert 'before its program was started: its module or environment' in errors and 'lost' not in errors, errors
 
 
 @pytest.mark.slow
@@ -545,6 +545,23 @@ srun -N2 -n2 --ntasks-per-node=1 cat "$disk/data/numbers"
     """ % once], env=environment, cwd=slurm.directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.stdout.count('%s/disk/mine/own.py\n' % slurm.directory) == 2, done.stdout
     assert done.stdout.count('many numbers\n') == 2, done.stdout
+
+
+@pytest.mark.slow
+def test_active_environment(slurm, monkeypatch):
+    """The job has its packages; one that is gone is named."""
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', 'its own'], cwd=slurm.directory, check=True)
+    environment = slurm.directory / 'its own'
+    packages, = environment.glob('lib/python3.*/site-packages')
+    (packages / 'own.py').write_text('print("own packages")\n')
+    (slurm.directory / 'own.py').write_text((slurm.directory / 'train.py').read_text())
+    monkeypatch.setitem(slurm.environment, 'VIRTUAL_ENV', str(environment))
+    monkeypatch.setitem(slurm.environment, 'PATH', '%s/bin:%s' % (environment, slurm.environment['PATH']))
+    status, output, errors = slurm('-m', 'own')
+    assert status == 0 and output.count('own packages') == 1, output + errors
+    (environment / 'bin/activate').unlink()
+    status, output, errors = slurm('train.py')
+    assert status and 'its own/bin/activate' in output and 'its module or environment could not' in errors, output
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ import re
 import subprocess
 
 import pytest
-from common import CHECKOUT, EB, ModulesTool, nightly
+from common import CHECKOUT, EB, SCRIPTS, ModulesTool, needs_root, nightly
 
 pytestmark = pytest.mark.slow
 
 EASYCONFIG = 'PyTorch-2.13.0-workstation.eb'
 WITH_MPI = 'torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb'
+EXTEND = str(SCRIPTS / 'extend-venv-activate')
 TRAIN = """
 import gc
 import os
@@ -119,6 +120,18 @@ def test_checked(with_mpi, tmp_path):
     assert 'nothing was checked' in output
 
 
+def test_own_program(with_mpi, lmod, tmp_path):
+    """The page's line for one's own program: rank and size come from the MPI that the module was built with."""
+    eb, name = with_mpi
+    line, = re.findall(r'^    (mpiexec .* mine\.py)$', (CHECKOUT / 'docs/systems/workstation.rst').read_text(), re.M)
+    (tmp_path / 'mine.py').write_text(
+        "import torch, torch.distributed as dist; dist.init_process_group('mpi'); one = torch.ones(1)\n"
+        "dist.all_reduce(one); print('sum', one.item(), 'of', dist.get_world_size(), dist.get_backend(), flush=True)\n")
+    output = lmod.run("module use %s; module load %s\n%s" % (eb.modules, name, line), cwd=tmp_path,
+                      env={'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
+    assert output.count('sum 2.0 of 2 mpi') == 2, output
+
+
 def test_venv_on_top(installed, tmp_path, lmod):
     """A user's virtual environment on top of the module sees the module's packages."""
     eb, _ = installed
@@ -129,6 +142,35 @@ def test_venv_on_top(installed, tmp_path, lmod):
         source mine/bin/activate
         python -c 'import torch, sys; assert sys.prefix.endswith("mine"); print(torch.__version__)'
     """ % eb.modules, cwd=tmp_path)
+
+
+def test_debian_without_ensurepip(installed, tmp_path, lmod):
+    """As for users without root: python -m venv asks for a package of Debian, extend-venv-activate needs none."""
+    needs_root()
+    eb, _ = installed
+    (tmp_path / 'toy').mkdir()
+    (tmp_path / 'toy/setup.py').write_text(
+        "from setuptools import setup\nsetup(name='toy', version='1.0', py_modules=['toy'])\n")
+    (tmp_path / 'toy/toy.py').touch()
+    (tmp_path / 'lines').write_text("""%s
+        set -e
+        module use %s
+        module load PyTorch
+        mkdir empty src
+        mount --bind empty "$(python -c 'import ensurepip; print(ensurepip.__path__[0])')"
+        python -m venv broken && exit 1
+        "$SCRIPT" src && exit 1
+        "$SCRIPT" "my venv"
+        source "my venv/bin/activate"
+        pip install --no-index --no-build-isolation --use-pep517 ./toy
+        python -c 'import torch, toy; print(toy.__file__)'
+        pip uninstall -y toy
+        pip list --local
+    """ % (lmod.start, eb.modules))
+    output = lmod.run('unshare --mount bash lines', cwd=tmp_path, env={'SCRIPT': EXTEND})
+    assert "src is no virtual environment" in output
+    assert '\n%s/my venv/lib/' % tmp_path in output and 'Successfully uninstalled toy-1.0' in output
+    assert 'torch' not in output.split('Successfully uninstalled')[1]
 
 
 def without_torch(tmp_path):
@@ -209,8 +251,8 @@ def test_extended_venv(modules, tmp_path, modules_tool):
         export PYTHONPATH=/users/own
         module use %s
         module load PyTorch
-        python -m venv --without-pip "my venv"
         "$SCRIPT" "my venv"; cp "my venv/bin/activate" first
+        "my venv/bin/pip" --version; [ ! -d "$EBROOTPYTORCH/my venv" ]
         "$SCRIPT" "my venv"; cmp first "my venv/bin/activate"
         packages=$(echo "my venv"/lib/python3.*/site-packages)
         mkdir "$packages/numpy"; echo "mine = True" > "$packages/numpy/__init__.py"
@@ -229,6 +271,6 @@ def test_extended_venv(modules, tmp_path, modules_tool):
         [ -n "$EBROOTPYTORCH" ]; [ "$PYTHONPATH" = "$loaded" ]
         module unload PyTorch
         "$SCRIPT" "my venv" || "$SCRIPT" nowhere || echo refused
-    """ % modules[syntax], cwd=tmp_path, env={'SCRIPT': str(CHECKOUT / 'hpc_pytorch/scripts/extend-venv-activate')})
+    """ % modules[syntax], cwd=tmp_path, env={'SCRIPT': EXTEND})
     assert output.count("inside True %s/my venv" % tmp_path) == 2
     assert "load PyTorch's module first" in output and 'refused' in output
