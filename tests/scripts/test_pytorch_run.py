@@ -554,10 +554,10 @@ def test_active_environment(slurm, monkeypatch):
     environment = slurm.directory / 'its own'
     packages, = environment.glob('lib/python3.*/site-packages')
     (packages / 'own.py').write_text('print("own packages")\n')
-    (slurm.directory / 'own.py').write_text((slurm.directory / 'train.py').read_text())
+    (slurm.directory / 'uses.py').write_text('import own\n' + PROGRAM)
     monkeypatch.setitem(slurm.environment, 'VIRTUAL_ENV', str(environment))
     monkeypatch.setitem(slurm.environment, 'PATH', '%s/bin:%s' % (environment, slurm.environment['PATH']))
-    status, output, errors = slurm('-m', 'own')
+    status, output, errors = slurm('uses.py')
     assert status == 0 and output.count('own packages') == 1, output + errors
     (environment / 'bin/activate').unlink()
     status, output, errors = slurm('train.py')
