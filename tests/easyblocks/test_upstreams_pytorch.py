@@ -2,11 +2,13 @@
 PyTorch in a toolchain of EasyBuild's, which is installed for real with toys in the place of its compiler, by upstream's
 own easyblock with a site's hooks (hpc_pytorch/source/upstream_build.py).
 """
+import ast
 import json
 import os
 import re
 import shutil
 import sys
+import textwrap
 
 import pytest
 from common import CACHE, CHECKOUT
@@ -104,6 +106,33 @@ def test_upstreams_easyblock(toolchain, eb):
     # EasyBuild's own wrappers, its default, are in the build, too
     assert 'Putting RPATH wrappers in place' in log and '/rpath_wrappers/' in log
     assert list(installed.glob('lib/python*/site-packages/torch/_C.so'))
+
+
+def adopted():
+    """EasyBuild's pytorch.py with the contract, as docs/easybuild.rst says to adopt it."""
+    path, = CHECKOUT.glob('.venv/lib/python3*/site-packages/easybuild/easyblocks/p/pytorch.py')
+    lines = path.read_text().splitlines()
+    page = (CHECKOUT / 'docs/easybuild.rst').read_text()
+    call, function = re.search(r'# at the end of configure_step\n(.*?)\n\n(.*?)\n\n *\.\. a file', page, re.S).groups()
+    easyblock = next(node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef))
+    step = next(node for node in easyblock.body if getattr(node, 'name', '') == 'configure_step')
+    lines[step.end_lineno:step.end_lineno] = [textwrap.indent(textwrap.dedent(call), ' ' * 8), '',
+                                              textwrap.indent(textwrap.dedent(function), ' ' * 4)]
+    contract = (CHECKOUT / 'hpc_pytorch/source/contract.py').read_text()
+    contract = contract.replace('from hpc_pytorch import UsersProblem\n', '').replace('UsersProblem', 'EasyBuildError')
+    lines.insert(easyblock.lineno - 1, contract)
+    return '\n'.join(lines) + '\n'
+
+
+def test_contract_adopted(toolchain, tmp_path):
+    """The lines of the page stop the build; upstream's tests look for an easyblock in the first class of a file."""
+    torch, _ = toolchain
+    path = tmp_path / 'pytorch.py'
+    path.write_text(adopted())
+    assert re.search(r'^class (.*)\(.*', path.read_text(), re.M).group(1) == 'EB_PyTorch'
+    output = torch('EB_PyTorch', edit=('find_package(MPI)', 'set(MPI_CXX_FOUND OFF)'))(
+        '--include-easyblocks=%s' % path, status=None)
+    assert 'CMake did not enable the requested options (USE_MPI)' in output.partition('ERROR')[2], output
 
 
 @pytest.mark.nightly
