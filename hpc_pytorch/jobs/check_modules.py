@@ -131,9 +131,9 @@ def check(system, given, reframes):
     wait_for_reframe(command + reframes, place)
     if not os.path.exists(report):
         raise UsersProblem("nothing was checked; see above")
-    about = {'system': system.name, 'collection': VERSION, 'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
-             'date': time.strftime('%Y-%m-%d', time.gmtime()), 'margins': MARGINS}
-    return dict(about, modules=summarize(read(report)['runs'][0]['testcases']))
+    return {'system': system.name, 'collection': VERSION, 'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
+            'date': time.strftime('%Y-%m-%d', time.gmtime()), 'margins': MARGINS,
+            'modules': summarize(read(report)['runs'][0]['testcases'])}
 
 
 def summarize(cases):
@@ -241,6 +241,9 @@ def act(given, reframes):
         print("There are no references yet (%s): speeds are not compared. To keep today's: --update" % given.references)
     report = check(system, given, reframes)
     status = show_results(report)
+    if system.scheduler['kind'] != 'none' and not system.network['interfaces']:
+        print("Which network the ranks use was not compared: `interfaces` is missing in [network] of %s/system.cfg"
+              % system.directory)
     for name, root in installed(install_path('modules') + '/all').items():
         if name in report['modules']:
             compare_module(name, root)

@@ -80,6 +80,19 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
         if re.search(promised, Path(easyconfig_of(self.module)).read_text(encoding='utf-8')):
             self.valid_systems = [' '.join('+' + one for one in ('hpc_pytorch',) + features)]
 
+    def place(self, nodes, ranks):
+        """Take so many ranks on each node, near its GPUs."""
+        self.facts = self.current_partition.extras['hpc_pytorch']
+        self.num_tasks = nodes * ranks
+        self.num_tasks_per_node = ranks
+        if 'batch' in self.current_partition.features:
+            share = self.facts['cores'] // ranks
+            self.num_cpus_per_task = min(self.facts['cores_per_rank'], share) or 1
+            binding = self.facts['binding'].format(per_node=ranks, cores=self.num_cpus_per_task)
+            self.job.launcher.options += binding.split()
+            if self.facts['gpus']:
+                self.extra_resources = {'gpus': {'number': self.facts['gpus']}}
+
     def output(self, name):
         return Path(self.stagedir, str(name)).read_text(errors='replace').strip()
 
@@ -106,9 +119,8 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
     def compare(self):
         """Compare with the references, within the margins; less is worse, but for seconds."""
         values = {} if self.is_dry_run() else self.values()
-        self.perf_variables = {}
-        for name, (value, unit) in values.items():
-            self.perf_variables[name] = sn.make_performance_function(sn.defer(value), unit)
+        self.perf_variables = {name: sn.make_performance_function(sn.defer(value), unit)
+                               for name, (value, unit) in values.items()}
         path = self.references
         if os.path.isdir(path):
             path = os.path.join(path, self.current_system.name + '.json')
@@ -141,15 +153,20 @@ class WorksCheck(ModuleCheck):
 
     @run_before('run')
     def take_two_ranks(self):
-        """pytorch-check starts them itself."""
-        self.job.launcher = getlauncher('local')()
-        ranks = 2 if 'batch' in self.current_partition.features else 1
-        self.num_tasks = self.num_tasks_per_node = ranks
-        self.num_cpus_per_task = 1
+        """pytorch-check starts them itself; the plugin is tried on two nodes, as one alone may have no fast network."""
+        batch = 'batch' in self.current_partition.features
+        if batch and self.probe == 'plugin':
+            self.place(2, 1)
+        else:
+            self.place(1, 2 if batch else 1)
+            self.job.launcher = getlauncher('local')()
 
     @sanity_function
     def works(self):
         self.must_print(PROBES[self.probe].prints)
+        # on one of the plugin's two nodes
+        for reason in self.printed(r'^\w+ +FAILS: .*'):
+            raise SanityError(reason)
         if self.probe == 'contract':
             self.check_contract()
         return True
@@ -175,11 +192,9 @@ class WorksCheck(ModuleCheck):
         provenance = Path(INSTALLED[self.module], 'easybuild/provenance/provenance.json')
         # of what the module below has, too, its own comes first
         found = dict(reversed(self.printed(r'^package: (\S+) (\S+)')))
-        changed = []
-        for name, version in json.loads(provenance.read_text()).get('packages', {}).items():
-            if found.get(name) != version:
-                changed.append('%s: %s was installed, found %s' % (name, version, found.get(name, 'none')))
-        return sorted(changed)
+        noted = json.loads(provenance.read_text()).get('packages', {})
+        return sorted('%s: %s was installed, found %s' % (name, version, found.get(name, 'none'))
+                      for name, version in noted.items() if found.get(name) != version)
 
     def lost_files(self):
         """Packages with files that are gone or changed."""
@@ -234,22 +249,13 @@ class SpeedCheck(ModuleCheck):
             self.sourcesdir = os.path.join(os.path.dirname(HERE), 'scripts')
 
     @run_before('run')
-    def place(self):
-        """Place a rank near each GPU; one rank alone would talk to nobody."""
-        self.facts = self.current_partition.extras['hpc_pytorch']
-        ranks = self.ranks_per_node or self.facts['gpus'] or 1
+    def take_ranks(self):
+        """Take a rank for each GPU; one rank alone would talk to nobody."""
+        ranks = self.ranks_per_node or self.current_partition.extras['hpc_pytorch']['gpus'] or 1
         if ranks * self.nodes == 1 and 'bandwidth' in self.what:
             ranks = 2
-        self.num_tasks = self.nodes * ranks
-        self.num_tasks_per_node = ranks
         self.prerun_cmds = [SETTINGS, KEEP_OUTPUTS % os.path.splitext(self.job.stdout)[0]]
-        if 'batch' in self.current_partition.features:
-            share = self.facts['cores'] // ranks
-            self.num_cpus_per_task = min(self.facts['cores_per_rank'], share) or 1
-            binding = self.facts['binding'].format(per_node=ranks, cores=self.num_cpus_per_task)
-            self.job.launcher.options += binding.split()
-            if self.facts['gpus']:
-                self.extra_resources = {'gpus': {'number': self.facts['gpus']}}
+        self.place(self.nodes, ranks)
 
     def measured(self):
         """Return the figures that the first rank's measure.py printed."""

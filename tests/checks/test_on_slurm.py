@@ -67,6 +67,8 @@ def test_two_nodes(cluster):
     """Training on two nodes."""
     output, _ = cluster.check('--name=train.*nodes=2', '-SSpeedCheck.slowest_rank=0.05')
     assert '1 of 1 checks passed' in output
+    # ARCHER2's description names no interfaces
+    assert 'Which network the ranks use was not compared' in output
 
 
 @pytest.mark.nightly
@@ -130,6 +132,33 @@ def test_on_gpus(cluster, tmp_path, name, output, reason):
         assert reason in cluster.reasons(name, *words, env={'HPC_SYSTEM': 'frontier'})
     else:
         cluster.check('--name=' + name, *words, env={'HPC_SYSTEM': 'frontier'})
+
+
+# in the place of pytorch-check, as there are no GPUs: prints what it would in a job of two nodes with one rank each
+PLUGIN = """#!/bin/sh
+[ "$1 $SLURM_JOB_NUM_NODES $SLURM_STEP_NUM_TASKS $SLURM_GPUS_ON_NODE" = "plugin 2 2 8" ] || exit
+result="works: the network is the OFI plugin (provider cxi)"
+[ "$SLURM_PROCID" != %s ] || result="FAILS: the network is sockets"
+echo "plugin   $result"
+"""
+
+
+@pytest.mark.parametrize('bad_rank', [None, nightly(1)])
+def test_plugin(cluster, bad_rank):
+    """One pytorch-check on each of two nodes, with their GPUs; also for a plugin's module of the site."""
+    cluster.promise("dependencies = [('site/aws-ofi-nccl/1.21.1', EXTERNAL_MODULE)]\n")
+    program = cluster.root / 'bin/pytorch-check'
+    before = program.read_text()
+    program.write_text(PLUGIN % bad_rank)
+    try:
+        if bad_rank:
+            reasons = cluster.reasons('probe=plugin', env={'HPC_SYSTEM': 'frontier'})
+            assert 'plugin   FAILS: the network is sockets' in reasons
+        else:
+            output, _ = cluster.check('--name=probe=plugin', env={'HPC_SYSTEM': 'frontier'})
+            assert '1 of 1 checks passed' in output and 'was not compared:' not in output
+    finally:
+        program.write_text(before)
 
 
 @pytest.mark.nightly

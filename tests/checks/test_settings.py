@@ -30,6 +30,7 @@ def module():
     with small_module() as module:
         # makes ReFrame's environment, too
         module.check('--name=import')
+        module.promise("dependencies = [('aws-ofi-nccl', '1.21.1', '-Small')]\n")
         yield module
 
 
@@ -47,10 +48,19 @@ def test_beside_a_sites_own_checks(module, tmp_path, name):
     (tmp_path / 'mine.py').write_text('site_configuration = %r' % own)
     done = subprocess.run(
         [REFRAME, '-C', tmp_path / 'mine.py', '-c', CHECKOUT / 'hpc_pytorch/reframe', '--prefix', tmp_path, '--dry-run',
-         '-n', 'train'], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path,
+         '-n', 'train|probe=plugin'], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path,
         env=dict(clean_environment(), MODULEPATH=str(module.eb.modules), LMOD_CMD=LMOD))
     assert done.returncode == 0 and 'PASSED' in done.stdout, done.stdout
-    scripts = [path.read_text() for path in tmp_path.glob('stage/mine/compute/builtin/*/rfm_job.sh')]
+    scripts = [path.read_text() for path in tmp_path.glob('stage/mine/compute/builtin/SpeedCheck*/rfm_job.sh')]
     assert len(scripts) == (1 if name == 'workstation' else 3)
     expected = HEADERS.get(name, ['mpiexec -n 1 pytorch-srun'])
     assert any(all(line in text for line in expected) for text in scripts), scripts
+    # the plugin: a process on each of two nodes, with GPUs, as the line to type on the page has it
+    plugin, = [path.read_text() for path in tmp_path.glob('stage/mine/compute/builtin/WorksCheck*/rfm_job.sh')]
+    gpus = [line for line in expected if 'gpu' in line and line.startswith('#SBATCH --g')]
+    assert all(line in plugin for line in gpus), plugin
+    if system.scheduler['kind'] == 'slurm':
+        words = ['#SBATCH --ntasks=2\n', '#SBATCH --ntasks-per-node=1\n', system.launcher['command'] + ' ']
+        assert all(word in plugin for word in words), plugin
+    elif system.scheduler['kind'] == 'pbs':
+        assert 'select=2:mpiprocs=1:' in plugin and ':ngpus=4' in plugin and 'mpiexec -n 2 --ppn 1' in plugin, plugin
