@@ -316,12 +316,8 @@ class SpeedCheck(ModuleCheck):
 
     def values(self):
         """Return what was measured, as ModuleCheck does."""
-        found = {}
         if 'bandwidth' in self.what:
-            pattern = r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)'
-            for operation, size, speed in self.printed(pattern):
-                name = '%s_%dM' % (operation, int(size) >> 20)
-                found[name] = (float(speed), 'GB/s')
-            return found
+            lines = self.printed(r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)')
+            return {'%s_%dM' % (operation, int(size) >> 20): (float(speed), 'GB/s') for operation, size, speed in lines}
         result = self.measured()
         return {name: (value, result['unit']) for name, value in result['values'].items()}

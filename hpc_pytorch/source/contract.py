@@ -107,11 +107,9 @@ def read_summary(text):
 
 def architectures_of_flags(flags):
     """'-gencode;arch=compute_80,code=sm_80' as TORCH_CUDA_ARCH_LIST says it: 8.0."""
-    found = set()
-    for kind, major, minor, letter in re.findall(r'code=\[?(sm|compute)_(\d+)(\d)(\w?)', flags):
-        suffix = '+PTX' if kind == 'compute' else ''
-        found.add('%s.%s%s%s' % (major, minor, letter, suffix))
-    return ';'.join(sorted(found))
+    codes = set(re.findall(r'code=\[?(sm|compute)_(\d+)(\d)(\w?)', flags))
+    return ';'.join(sorted('%s.%s%s%s' % (major, minor, letter, '+PTX' if kind == 'compute' else '')
+                           for kind, major, minor, letter in codes))
 
 
 def architectures(asked):

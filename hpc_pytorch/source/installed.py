@@ -57,8 +57,7 @@ def compare_installed(options, show, backends, ldd):
     if settings['CMAKE_CXX_COMPILER']:
         told.add('CXX')
     known = {name: options[name] for name in told.intersection(options)}
-    differences = [item._replace(places=['torch.__config__.show()'])
-                   for item in compare(known, settings, {})]
+    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
     for backend in BACKENDS:
         if plain(options.get(backend.option, '')) == 'ON':
             differences += compare_backend(backend, backends, ldd)
