@@ -20,11 +20,8 @@ def directories():
 def named_file(easyconfig, name):
     """Find a file that an easyconfig names, beside it or in the collection; None where neither has it."""
     beside = os.path.dirname(os.path.abspath(easyconfig))
-    for place in [beside, os.path.join(beside, 'locks')] + directories():
-        path = os.path.join(place, name)
-        if os.path.isfile(path):
-            return path
-    return None
+    places = [beside, os.path.join(beside, 'locks')] + directories()
+    return next(filter(os.path.isfile, [os.path.join(place, name) for place in places]), None)
 
 
 def plain_values(text):

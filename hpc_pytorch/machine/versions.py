@@ -55,12 +55,11 @@ def known(versions, features):
     """Return the rows of pairs.cfg that fit {software: version} and words for the machine; failures first."""
     parser = parse(PAIRS)
     features = set(features) | set(versions)
-    rows = []
-    for section in parser.sections():
-        row = parser[section]
-        when = [CONDITION.match(word).groups() for word in row['when'].split()]
-        if holds(when, features, versions):
-            rows.append(row)
+
+    def fits(row):
+        return holds([CONDITION.match(word).groups() for word in row['when'].split()], features, versions)
+
+    rows = filter(fits, map(parser.__getitem__, parser.sections()))
     return sorted(rows, key=lambda row: RESULTS.index(row['result']))
 
 

@@ -445,12 +445,10 @@ class LockedEnvironment(EasyBlock):
 
     def packages_below(self):
         """Return the packages' directories of the modules that this one is loaded on top of."""
-        paths = []
-        for dep in self.cfg.dependencies():
-            root = None if dep['external_module'] else get_software_root(dep['name'])
-            if root and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
-                paths += site_packages_of(root)
-        return paths
+        modules = [dep['name'] for dep in self.cfg.dependencies() if not dep['external_module']]
+        roots = [root for root in map(get_software_root, modules) if root]
+        environments = [root for root in roots if os.path.isfile(os.path.join(root, 'pyvenv.cfg'))]
+        return sum(map(site_packages_of, environments), [])
 
     def settings(self, variables=None):
         """Return the settings of the system that apply, or what applies of these."""
