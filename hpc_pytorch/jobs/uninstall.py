@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.config import build_option, build_path, install_path
+from easybuild.tools.config import build_option, build_path, install_path, update_build_option
 from easybuild.tools.filetools import det_lock_path, remove
 
 from hpc_pytorch.jobs.records import read_records, remove_record
@@ -61,12 +61,14 @@ def build_directories(name):
 
 def uninstall(name, files):
     """Remove a module, also from `files`, its software, and what its installation left; a dry run only prints it."""
+    top = install_path('software')
+    check_unused(name, files)
     if name not in files:
+        # the first installation of it has no module yet
+        remove_stale_lock(det_lock_path(os.path.join(top, name).replace('/', '_')))
         raise EasyBuildError("%s is not installed in %s; found: %s", name, install_path('modules'),
                              ' '.join(files) or 'no modules')
-    check_unused(name, files)
     module = files.pop(name)
-    top = install_path('software')
     root = ROOT.search(read(module))
     software = root.group(1) if root else '/'
     if os.path.commonpath([software, top]) != top:
@@ -98,6 +100,8 @@ def main(arguments):
 
     def all_of_them(_):
         files = module_files()
+        # an installation that runs is not waited for, nor ignored
+        update_build_option('wait_on_lock_limit', 0)
         for name in given.uninstall:
             uninstall(name, files)
         return 0

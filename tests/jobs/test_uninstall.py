@@ -1,4 +1,7 @@
 """./eb --uninstall: what was installed goes, unless somebody needs it."""
+import os
+from pathlib import Path
+
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -57,4 +60,19 @@ def test_job_that_needs_it(toys, installed):
         ' "time": 1, "after": [], "job": "7"}' % (installed, easyconfig))
     said = toys.run('--system=archer2', '--uninstall', 'toy/1.0-ARCHER2', status=1, env={'PATH': '/usr/bin:/bin'})
     assert 'toy/1.0-ARCHER2 is needed by job 7, which installs %s/1.0-ARCHER2' % installed in said
+    assert toys.module('toy').exists()
+
+
+def test_installation_that_runs(toys):
+    """It is named, also where it is the first and has no module yet, or where a site waits for locks."""
+    environ = {'EASYBUILD_WAIT_ON_LOCK_LIMIT': '-1'}
+    toys.run(toys.write('toy'))
+    started = Path('/proc/self/stat').read_text().rsplit(')', 1)[1].split()[19]
+    for name in ('toy', 'first'):
+        software = toys.eb.prefix / 'software' / name / '1.0-ARCHER2'
+        lock = toys.eb.prefix / 'software' / '.locks' / (str(software).replace('/', '_') + '.lock')
+        lock.mkdir(parents=True)
+        Path('%s.owner=%s=%d=%s=' % (lock, os.uname().nodename, os.getpid(), started)).touch()
+        said = toys.run('--system=archer2', '--uninstall', name + '/1.0-ARCHER2', status=1, env=environ)
+        assert 'Another installation holds' in said and 'process %d on' % os.getpid() in said
     assert toys.module('toy').exists()
