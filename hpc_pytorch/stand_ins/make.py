@@ -267,8 +267,11 @@ def make(name, target=None):
 def make_parts(directory, parts):
     """Make the parts that are missing or have changed; remove those that no module uses any more."""
     missing = [name for name, part in parts.items() if not is_complete(directory / name, part)]
-    packages = [parts[name].get('debian', '') for name in missing]
-    distribution_packages.install(sorted(set(' '.join(packages).split())))
+    packages = sorted(set(' '.join(parts[name].get('debian', '') for name in missing).split()))
+    if packages and not shutil.which('apt-get'):
+        raise UsersProblem("The test environment consists of packages of Debian or Ubuntu, and there is no apt-get. "
+                           "Rehearse on such a computer, or in a container of Debian")
+    distribution_packages.install(packages)
     for name in missing:
         make_part(directory / name, parts[name])
     for path in directory.iterdir():

@@ -9,6 +9,7 @@ from common import CHECKOUT
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine import distribution_packages, modules, own_lmod
+from hpc_pytorch.stand_ins import make
 
 
 @pytest.mark.parametrize('manager, command', [
@@ -123,3 +124,10 @@ def test_repositories_that_rocky_leaves_out(tmp_path, monkeypatch):
     distribution_packages.install(['lmod'])
     assert (tmp_path / 'calls').read_text().splitlines() == [
         '-q -y install Lmod', '-q -y install epel-release', '-q -y install Lmod']
+
+
+def test_test_environment_elsewhere(monkeypatch, tmp_path):
+    """Its names and paths are Debian's: dnf and zypper are not asked for them."""
+    monkeypatch.setenv('PATH', str(tmp_path))
+    with pytest.raises(UsersProblem, match='packages of Debian or Ubuntu, and there is no apt-get'):
+        make.make_parts(tmp_path, {'gcc': {'debian': 'gcc g++'}})
