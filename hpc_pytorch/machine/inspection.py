@@ -239,33 +239,24 @@ class Machine(object):
 
     @probe(JOB, 'node gpu_cores', within)
     def cores_next_to_GPUs(self):
-        """Return for each GPU the cores next to it, as the driver says."""
-        if self.which('nvidia-smi'):
-            return self.cores_by_nvidia()
-        answer = self.output('rocm-smi', '--showtoponuma')
-        nodes = re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (-?\d+)', answer, re.M)
-        path = '/sys/devices/system/node/node%s/cpulist'
-        return [self.cores_near('' if node == '-1' else self.read(path % node)) for node in nodes]
-
-    def cores_near(self, cores):
-        """List these cores; all, where the driver names none, as on machines with one memory."""
-        return core_list(cores if cores[:1].isdigit() else self.read('/sys/devices/system/cpu/online'))
-
-    def cores_by_nvidia(self):
-        column, found = None, []
-        for line in self.output('nvidia-smi', 'topo', '-m').splitlines():
-            cells = line.split('\t')
-            if 'CPU Affinity' in cells:
-                column = cells.index('CPU Affinity')
-            elif line.startswith('GPU') and column:
-                found.append(self.cores_near(cells[column]))
-        if column is None:
-            raise NotAsked("nvidia-smi topo -m names no CPU affinity")
-        return found
+        return [core_list(self.read(path)) for path in self.core_files()]
 
     @probe(JOB, 'node gpus')
     def GPUs(self):
-        return len(self.cores_next_to_GPUs())
+        return len(self.core_files())
+
+    def core_files(self):
+        """List the kernel's file of the cores next to each GPU: NVIDIA's driver names only those that a job has."""
+        if self.which('nvidia-smi'):
+            answer = self.output('nvidia-smi', '--query-gpu=pci.bus_id', '--format=csv,noheader').lower()
+            # the driver writes the domain with eight digits
+            buses = re.findall(r'^(?:0000)?(\w+:.+)$', answer, re.M)
+            return ['/sys/bus/pci/devices/%s/local_cpulist' % bus for bus in buses]
+        answer = self.output('rocm-smi', '--showtoponuma')
+        nodes = re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (-?\d+)', answer, re.M)
+        path = '/sys/devices/system/node/node%s/cpulist'
+        # all cores are as near on machines with one memory
+        return ['/sys/devices/system/cpu/online' if node == '-1' else path % node for node in nodes]
 
     @probe(JOB, 'node gpu_architecture')
     def GPU_architecture(self):

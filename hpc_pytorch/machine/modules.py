@@ -66,7 +66,9 @@ class ModulesShell(object):
         if self.hanging & {words, *words}:
             return False, HANGS
         try:
-            done = run([self.program, 'python', *words], env=self.environ, stderr=subprocess.PIPE, timeout=SECONDS)
+            # Environment Modules list directories alone, where a site or a user wants that
+            environ = dict(self.environ, MODULES_AVAIL_INDEPTH='1')
+            done = run([self.program, 'python', *words], env=environ, stderr=subprocess.PIPE, timeout=SECONDS)
             self.environ = changed(self.environ, done.stdout) if words[0] == 'load' else self.environ
         except subprocess.TimeoutExpired:
             say("module %s: %s" % (' '.join(words), HANGS))

@@ -80,9 +80,19 @@ def gpu_cores(machine, gpus, cores):
     with contextlib.suppress(NotAsked, OSError, ValueError):
         lists = [[core for core in near if core < int(cores or 0)] for near in machine.cores_next_to_GPUs()]
     together = sum(lists, [])
-    if not lists or len(lists) != int(gpus or 0) or len(set(together)) != len(together):
-        return None, "no driver answers here, or this is not a node with GPUs, or several have the same cores"
-    return ' '.join(','.join(map(str, near)) for near in lists), 'nvidia-smi topo -m; rocm-smi (of this host)'
+    # jobs get no other cores: those of the operating system may be missing, no more
+    few = 8 * len(together) < 7 * int(cores or 0)
+    if not lists or len(lists) != int(gpus or 0) or len(set(together)) != len(together) or few:
+        return None, ("no driver answers here, or this is not a node with GPUs, or this job has some of them, or "
+                      "several have the same cores, or many cores are next to none")
+    return ' '.join(map(core_word, lists)), '/sys (of this host), for the GPUs of nvidia-smi or rocm-smi'
+
+
+def core_word(cores):
+    """Write cores as systems.core_list reads them: 0-71,144-144."""
+    starts = [core for core in cores if core - 1 not in cores]
+    ends = [core for core in cores if core + 1 not in cores]
+    return ','.join(map('{}-{}'.format, starts, ends))
 
 
 def python_module(machine):

@@ -7,6 +7,7 @@ each easyconfig are loaded. FILE has no user name and no path below $HOME, so it
 import argparse
 import os
 import shlex
+import signal
 import tempfile
 from collections import namedtuple
 from pathlib import Path
@@ -143,6 +144,8 @@ def main(arguments):
     either.add_argument('--job', action='store_true')
     either.add_argument('--new-system', metavar='NAME')
     given = parser.parse_args(arguments)
+    # as Ctrl-C: a command that hangs ends, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     machine = Machine(systems.load(os.environ['HPC_SYSTEM']))
     path = os.path.abspath(given.survey or 'survey-%s.txt' % machine.system.name)
     if (given.survey or given.job) and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):

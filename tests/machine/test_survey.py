@@ -16,6 +16,7 @@ import pytest
 from common import CHECKOUT, clean_environment, needs_program, slow
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine import commands, inspection, new_system, survey, systems
+from hpc_pytorch.machine.modules import ModulesShell
 from ramgate import processes
 
 SYSTEM = """[system]
@@ -53,10 +54,9 @@ bind_paths = /opt/cray /pfs
 METADATA = "[cuda/12.2.1]\nname = CUDA\nversion = 12.2.1\nprefix = CUDA_HOME\n[mpi]\nname = MPI\nversion = 4.0\n"
 # in the form of `sinfo --format=%R|%z|%m|%G|%h|%a`, GPUs written as Frontier's and LUMI's documentation show them
 SINFO = "gpu|1:8:2|524288|gpu:a100:2(S:0-1)|EXCLUSIVE|up\nsmall|2:64:2|229376|(null)|NO|up\n"
-# two GPUs of public logs of `nvidia-smi topo -m`, with other cores
-TOPOLOGY = ("\tGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\n"
-            "GPU0\t X \tNV12\tPXB\t0-3,8-11\t0\t\tN/A\nGPU1\tNV12\t X \tSYS\t4-7,12-15\t1\t\tN/A\n"
-            "NIC0\tPXB\tSYS\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n")
+# as nvidia-smi's own help shows it; below /sys, domains have four digits
+BUSES = '00000000:07:00.0\n00000000:C1:00.0\n'
+NEAR = 'root/sys/bus/pci/devices/0000:%s:00.0/local_cpulist'
 # as AMD prints it for MI250 nodes in its documentation
 NUMA = ("GPU[0]\t\t: (Topology) Numa Node: 0\nGPU[0]\t\t: (Topology) Numa Affinity: 0\n"
         "GPU[1]\t\t: (Topology) Numa Node: 1\n")
@@ -79,14 +79,15 @@ class Place:
         for name, text in (('sinfo', SINFO), ('fi_info', PROVIDERS), ('testcc', ''), ('testCC', ''), ('testrun', ''),
                            ('singularity', '')):
             self.command(name, text)
-        self.command('nvidia-smi', TOPOLOGY, other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n',
+        self.command('nvidia-smi', BUSES, other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n',
                      compute_cap='8.0')
         self.module('mpi/4.0', 'module use %s\n' % (top / 'opened'))
         self.write('opened/cuda/12.2.1', '#%%Module1.0\nsetenv CUDA_HOME %s\n' % top)
         self.write('opened/cuda/12.3.0', '#%Module1.0\n')
         self.command('lscpu', '# Socket,Core\n' + ''.join('0,%d\n' % (number % 8) for number in range(16)))
-        for number, cores in enumerate(('0-3,8-11', '4-7,12-15')):
+        for number, bus, cores in ((0, '07', '0-3,8-11'), (1, 'c1', '4-7,12-15')):
             self.write('root/sys/devices/system/node/node%d/cpulist' % number, cores + '\n')
+            self.write(NEAR % bus, cores + '\n')
         self.write('root/proc/meminfo', 'MemTotal:       527942792 kB\n')
         for name in ('sys/class/net/hsn0', 'sys/class/net/hsn1', 'sys/class/cxi/cxi0', 'mnt/bb', 'tmp', 'opt/cray',
                      'pfs', 'home/me'):
@@ -169,8 +170,8 @@ DIFFERENCES = [
     (1, 'cores', other(CFG, 'cores = 8', 'cores = 16')),
     (1, 'threads of a core', other(CFG, 'threads_per_core = 2', 'threads_per_core = 1')),
     (1, 'memory', other('root/proc/meminfo', '527942792', '263942792')),
-    (1, 'GPUs', other('bin/nvidia-smi', 'GPU1\tNV12\t X \tSYS\t4-7,12-15\t1\t\tN/A\n', '')),
-    (1, 'cores next to GPUs', other('bin/nvidia-smi', '4-7,12-15', '5-7,13-15')),
+    (1, 'GPUs', other('bin/nvidia-smi', '00000000:C1:00.0\n', '')),
+    (1, 'cores next to GPUs', other(NEAR % 'c1', '4-7', '5-7')),
     (1, 'CUDA of the driver', other('bin/nvidia-smi', 'CUDA Version: 12.2', 'CUDA Version: 11.8')),
     (1, 'interfaces', without('root/sys/class/net/hsn1')),
     (1, 'GPU architecture', other('bin/nvidia-smi', '8.0', '9.0')),
@@ -244,16 +245,6 @@ def test_gpus_of_amd(place, monkeypatch):
     place.write('root/sys/devices/system/cpu/online', '0-15\n')
     differ, findings = place.survey(True, monkeypatch, only='GPUs')
     assert differ == [] and [one.found for one in findings if one.name == 'GPUs'] == ['2']
-
-
-@pytest.mark.parametrize('named', ['N/A', ''])
-def test_gpu_without_near_cores(place, named):
-    """As virtual machines with one memory have it: all cores are as near."""
-    place.command('nvidia-smi', '\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n'
-                                'GPU0\t X \t%s\tN/A\t\tN/A' % named)
-    place.write('root/sys/devices/system/cpu/online', '0-7\n')
-    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
-    assert machine.cores_next_to_GPUs() == [list(range(8))] and machine.GPUs() == 1
 
 
 def test_newer_driver(place, monkeypatch):
@@ -499,11 +490,28 @@ def test_draft_names_a_python(cray, tmp_path, monkeypatch):
 def test_draft_has_the_cores_of_gpus(place):
     """As the driver says, without hardware threads; none where two GPUs share cores."""
     machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
-    assert new_system.gpu_cores(machine, 2, 8)[0] == '0,1,2,3 4,5,6,7'
-    assert new_system.describe('the-eighth', machine, [])['node gpu_cores'][0] == '0,1,2,3 4,5,6,7'
-    place.replace('bin/nvidia-smi', '4-7,12-15', '0-3,8-11')
-    machine.outputs.clear()
+    assert new_system.gpu_cores(machine, 2, 8)[0] == '0-3 4-7'
+    assert new_system.describe('the-eighth', machine, [])['node gpu_cores'][0] == '0-3 4-7'
+    assert new_system.core_word([0, 1, 2, 5, 7, 8]) == '0-2,5-5,7-8'
+    place.replace(NEAR % 'c1', '4-7,12-15', '0-3,8-11')
     assert new_system.gpu_cores(machine, 2, 8)[0] is None
+
+
+def test_draft_leaves_no_cores_idle(place):
+    """As where the memory of half of the cores has no GPU: jobs get only cores that are named beside one."""
+    place.replace(NEAR % '07', '0-3,8-11', '0-3')
+    place.replace(NEAR % 'c1', '4-7,12-15', '8-11')
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    assert new_system.gpu_cores(machine, 2, 16)[0] is None
+    assert new_system.gpu_cores(machine, 2, 16)[1].count('many cores are next to none')
+
+
+def test_job_with_some_of_the_cores(place, monkeypatch):
+    """`nvidia-smi topo -m` names no others there; those next to a GPU are the machine's."""
+    topology = '\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV12\t0\t0\nGPU1\tNV12\t X \t4\t1\n'
+    place.replace('bin/nvidia-smi', '/sh\n', "/sh\nif [ $1. = topo. ]; then echo '%s'; exit; fi\n" % topology)
+    assert place.survey(True, monkeypatch, only='GPUs')[0] == []
+    assert described(place, SLURM_JOB_ID='1')['gpu_cores'] == '0-3 4-7'
 
 
 def test_broken_module(place, monkeypatch):
@@ -605,7 +613,7 @@ def test_draft_in_a_job(place):
     found = described(place, SLURM_JOB_ID='1', SLURM_JOB_PARTITION='old')
     assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['old', '8', '2', '2']
     assert [found[key] for key in ('nodes_exclusive', 'gpu_architecture', 'gpu_cores')] == [
-        'yes', '8.0', '0,1,2,3 4,5,6,7']
+        'yes', '8.0', '0-3 4-7']
 
 
 def test_draft_of_a_queue_that_is_open(place):
@@ -702,3 +710,28 @@ def test_children_of_a_command_that_hangs(tmp_path):
     while processes.stat(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not processes.stat(pid)
+
+
+@pytest.mark.slow
+def test_survey_that_is_terminated(tmp_path):
+    """A command that hangs ends with it."""
+    sinfo = tmp_path / 'sinfo'
+    sinfo.write_text('#!/bin/sh\necho $$ > %s/pid\nexec sleep 600\n' % tmp_path)
+    sinfo.chmod(0o755)
+    environ = dict(clean_environment(), HOME=str(tmp_path), PATH='%s:%s' % (tmp_path, os.environ['PATH']))
+    with subprocess.Popen([str(CHECKOUT / 'eb'), '--survey'], cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not ((tmp_path / 'pid').exists() and (tmp_path / 'pid').read_text()):
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait() == 130
+    assert not processes.stat(int((tmp_path / 'pid').read_text()))
+
+
+def test_modules_that_are_listed_in_depth(tmp_path):
+    """Where the user, or the site, lets Environment Modules list directories alone."""
+    program = tmp_path / 'modulecmd'
+    program.write_text('#!/bin/sh\n[ "$MODULES_AVAIL_INDEPTH" != 0 ] || { echo gcc/ >&2; exit; }\necho gcc/13.2 >&2\n')
+    program.chmod(0o755)
+    shell = ModulesShell(str(program), dict(os.environ, MODULES_AVAIL_INDEPTH='0'))
+    assert shell.available() == ['gcc/13.2'] and shell.environ['MODULES_AVAIL_INDEPTH'] == '0'
