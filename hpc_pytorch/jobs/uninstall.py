@@ -104,6 +104,5 @@ def main(arguments):
         update_build_option('wait_on_lock_limit', 0)
         for name in given.uninstall:
             uninstall(name, files)
-        return 0
 
     return with_prefix(others, all_of_them)
