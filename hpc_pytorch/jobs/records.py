@@ -99,9 +99,8 @@ def write_script(record, command, log):
     os.umask(mask)
     # PBS starts jobs with 077, and others could not load the module
     lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % record['name'], 'umask %03o' % mask]
-    for variable in WORDS['carried']:
-        if os.environ.get(variable):
-            lines.append('export %s=%s' % (variable, shlex.quote(os.environ[variable])))
+    carried = filter(os.environ.get, WORDS['carried'])
+    lines += ['export %s=%s' % (variable, shlex.quote(os.environ[variable])) for variable in carried]
     if build_option('job_eb_cmd') == 'eb' and os.environ.get('EB_SCRIPT_PATH'):
         # the eb that is called here is found in the job, too
         here = os.path.dirname(os.path.abspath(os.environ['EB_SCRIPT_PATH']))

@@ -54,11 +54,9 @@ def install(names):
     manager, command = command_for(names)
     words = command[command.index('install'):]
     by_hand = ' '.join(['sudo', manager] + words)
-    sudo = []
-    if os.geteuid() != 0:
-        sudo = ['sudo', '-n']
-        if not shutil.which('sudo') or run(['sudo', '-n', 'true']).returncode:
-            raise NotAllowed("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
+    sudo = ['sudo', '-n'] if os.geteuid() else []
+    if sudo and (not shutil.which('sudo') or run(['sudo', '-n', 'true']).returncode):
+        raise NotAllowed("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))
     print("Installing with %s: %s" % (manager, ' '.join(names)), file=sys.stderr, flush=True)
     done = run_unless_it_removes(manager, sudo + command)
     if done.returncode:

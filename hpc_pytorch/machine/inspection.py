@@ -106,6 +106,10 @@ class Machine(object):
     def which(self, command):
         return shutil.which(command, path=self.environ.get('PATH'))
 
+    def has_nvidia(self):
+        """True unless this node has AMD's GPUs: one image for all nodes may have the commands of both."""
+        return self.which('nvidia-smi') and not (self.which('rocm-smi') and os.path.exists(self.path('/dev/kfd')))
+
     def output(self, *command):
         """Return what a command prints; it runs once, also if it fails or hangs."""
         if not self.which(command[0]):
@@ -247,7 +251,7 @@ class Machine(object):
 
     def core_files(self):
         """List the kernel's file of the cores next to each GPU: NVIDIA's driver names only those that a job has."""
-        if self.which('nvidia-smi'):
+        if self.has_nvidia():
             answer = self.output('nvidia-smi', '--query-gpu=pci.bus_id', '--format=csv,noheader').lower()
             # the driver writes the domain with eight digits
             buses = re.findall(r'^(?:0000)?(\w+:.+)$', answer, re.M)
@@ -262,7 +266,7 @@ class Machine(object):
     def GPU_architecture(self):
         """Return the oldest generation of the GPUs, as compilers name it."""
         nvidias = 'nvidia-smi', '--query-gpu=compute_cap', '--format=csv,noheader'
-        answer = self.output(*nvidias if self.which('nvidia-smi') else ['rocm_agent_enumerator'])
+        answer = self.output(*nvidias if self.has_nvidia() else ['rocm_agent_enumerator'])
         found = re.findall(r'^(?:\d+\.\d|gfx(?!000)\w+)$', answer, re.M)
         if not found:
             raise NotAsked("the driver names no architecture")

@@ -140,7 +140,6 @@ def first_that_fails(shell, names):
         said = shell.load([name])
         if said is not None:
             return name, why_missing(shell, name, said)
-    # one after the other they can be loaded
     return None
 
 

@@ -152,7 +152,7 @@ def modules_of(machine):
     except NotAsked as problem:
         return chosen, [str(problem)]
     before = shell.loaded
-    amd = bool(machine.which('rocm-smi')) and not machine.which('nvidia-smi')
+    amd = bool(machine.which('rocm-smi')) and not machine.has_nvidia()
     for pattern, words in sorted(DATA['software'].items(), key=lambda one: amd and one[1].startswith('CUDA')):
         software, part = words.split()
         names = newest_first(shell, pattern)
@@ -191,6 +191,8 @@ def wheels_for(modules, values):
     cuda, gpus, architecture = (values.get('node ' + key, [None])[0] for key in ('cuda', 'gpus', 'gpu_architecture'))
     if cuda and release(architecture or '8.0') < [7, 5]:
         return 'older GPU'
+    if cuda and int(cuda) < 13 and release(architecture or '8.0') >= [10]:
+        return 'newer GPU'
     if cuda:
         return 'CUDA 13' if int(cuda) >= 13 else 'older driver'
     if gpus and str(architecture).startswith('gfx'):

@@ -154,8 +154,7 @@ def main(arguments):
         print("Job %s will write %s" % (submit(machine.system, path), path))
         return 0
     if given.new_system is not None:
-        paths = new_system.write_drafts(given.new_system, machine)
-        print("Written; read and correct them:", *paths, sep='\n')
+        print("Written; read and correct them:", *new_system.write_drafts(given.new_system, machine), sep='\n')
         return 0
     findings = [ask(probe, machine) for probe in PROBES] + list(about_easyconfigs(machine))
     text = without_names(report(machine, findings), machine.environ)

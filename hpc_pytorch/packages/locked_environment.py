@@ -365,9 +365,8 @@ class LockedEnvironment(EasyBlock):
     def build_packages(self, entries):
         """Build these locked packages, and those whose sources the easyconfig names, with the system's MPI."""
         built = [(entry, self.wheels) for entry in entries]
-        for path in self.own_files():
-            if not path.endswith('.whl'):
-                built.append((entry_of(path), os.path.dirname(path)))
+        sources = [path for path in self.own_files() if not path.endswith('.whl')]
+        built += [(entry_of(path), os.path.dirname(path)) for path in sources]
         if not built:
             return
         tools = os.path.join(self.builddir, 'tools')

@@ -240,6 +240,11 @@ def test_gpus_of_amd(place, monkeypatch):
     assert place.survey(True, monkeypatch, only='GPUs')[0] == []
     place.command('rocm-smi', NUMA.replace('Node: 1', 'Node: 0'))
     assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs']
+    # one image for all nodes has the commands of both
+    place.command('nvidia-smi', 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver')
+    assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs', 'GPUs']
+    place.write('root/dev/kfd', '')
+    assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs']
     # a machine with one memory
     place.command('rocm-smi', NUMA.replace('Node: 1', 'Node: -1').replace('Node: 0', 'Node: -1'))
     place.write('root/sys/devices/system/cpu/online', '0-15\n')
@@ -681,6 +686,7 @@ def test_draft_with_categories_and_what_is_loaded(cray, tmp_path):
     ({'cuda': '13', 'gpu_architecture': '7.5'}, "version = '2.15.0'"),
     ({'cuda': '13', 'gpu_architecture': '10.0'}, "version = '2.15.0'"),
     ({'cuda': '12', 'gpu_architecture': '9.0'}, 'for CUDA 12\n'),
+    ({'cuda': '12', 'gpu_architecture': '10.0'}, './eb --new-version 2.10.0 PyTorch-2.7.1-Derecho-whl.eb'),
     ({'gpus': 4}, 'draft again on a node with GPUs'),
     ({'gpus': 4, 'gpu_architecture': 'gfx942'}, 'PyTorch-2.10.0-Frontier.eb'),
     ({'gpus': 0}, "version = '2.13.0'"),
@@ -688,7 +694,7 @@ def test_draft_with_categories_and_what_is_loaded(cray, tmp_path):
 def test_wheels_for_the_gpus(values, there):
     """CUDA 13 has no code for GPUs before Turing; where nobody knows the GPUs, the draft names what to do."""
     text = new_system.easyconfig_text('x', [], 'slurm', {'node ' + key: (value, '') for key, value in values.items()})
-    assert there in text and ('processors alone' in text) == ('version' not in there)
+    assert there in text and ('processors alone' in text) == ("version = " not in there)
 
 
 def test_cuda_13_is_that_of_the_workstation():
