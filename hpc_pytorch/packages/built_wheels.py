@@ -30,10 +30,8 @@ def find(stores, facts):
     for store in stores:
         where = os.path.join(store, identity(facts))
         note = read_note(where)
-        if not note or note.get('facts') != noted:
-            continue
         for wheel in map(str, Path(where).glob('*.whl')):
-            if note.get('sha256') == sha256_of(wheel):
+            if note and note.get('facts') == noted and note.get('sha256') == sha256_of(wheel):
                 return wheel
     return None
 

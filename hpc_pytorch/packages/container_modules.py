@@ -11,10 +11,8 @@ FAMILY = 'hpc_container'
 
 
 def conflicts(generator, names):
-    text = snippet(generator, 'family', FAMILY) + '\n'
-    for name in names:
-        text += snippet(generator, 'conflict', name) + '\n'
-    return text
+    snippets = [snippet(generator, 'family', FAMILY)] + [snippet(generator, 'conflict', name) for name in names]
+    return '\n'.join(snippets) + '\n'
 
 
 def environment_inside(generator, venv):
@@ -70,9 +68,7 @@ def binds_of(generator, variable, installdir, paths):
         return generator.conditional_statement(conditions, body, else_body=otherwise, cond_or=True)
 
     unloading = snippet(generator, 'unloading')
-    text = ''
-    for path in paths:
-        text += if_any([snippet(generator, 'exists', path.split(':')[0]), unloading], bind(path))
+    text = ''.join(if_any([snippet(generator, 'exists', path.split(':')[0]), unloading], bind(path)) for path in paths)
     text += bind('%s:%s' % (os.path.join(installdir, 'runscripts'), SCRIPTS_INSIDE)) + '\n'
     directory, place = os.path.join(installdir, USER_SOFTWARE), '/' + USER_SOFTWARE
     unpacked = bind('%s:%s' % (directory, place))

@@ -26,12 +26,9 @@ REASON = re.compile(r'^(?!From:|From [0-9a-f]{8}|commit |Author:|Date:)(?:Subjec
 def read_distribution(directory):
     """Return what the distribution in this directory has of PyTorch: {file name: text}."""
     archive, = glob.glob(os.path.join(glob.escape(directory), 'easybuild?easyconfigs-*.tar.gz'))
-    found = {}
     with tarfile.open(archive) as packed:
-        for member in packed:
-            if DIRECTORY in member.name and member.isfile():
-                found[os.path.basename(member.name)] = packed.extractfile(member).read().decode()
-    return found
+        members = [member for member in packed if DIRECTORY in member.name and member.isfile()]
+        return {os.path.basename(member.name): packed.extractfile(member).read().decode() for member in members}
 
 
 def extract(directory, names, target):
