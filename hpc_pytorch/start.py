@@ -214,6 +214,9 @@ def main():
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # as other programs; Python would write once more at its end
+        os._exit(141)
     except OSError as problem:
         if problem.errno not in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise

@@ -8,6 +8,7 @@ by hand what this does. Lines that do not follow from the version are named one 
 import argparse
 import ast
 import difflib
+import functools
 import os
 import re
 import shlex
@@ -33,7 +34,8 @@ COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
 BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
 # among them: the same lock has to come out on every machine.
-PIP_SETTINGS = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE', 'proxy': 'ALL_PROXY'}
+PIP_SETTINGS = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE', 'proxy': 'ALL_PROXY',
+                'trusted-host': 'UV_INSECURE_HOST'}
 NO_METADATA = '[[dependency-metadata]]\nname = "%s"\nrequires-dist = []\n'
 VERSION = re.compile(r'v?(\d+(?:[.-]?(?:a|b|rc|post|dev)?\d+)*)(\+[\w.]+)?$')
 # Comments of an easyconfig that name versions are true for its own.
@@ -44,11 +46,15 @@ class NotReached(UsersProblem):
     """An index that did not answer: it may have what is asked for."""
 
 
+@functools.lru_cache()
 def pip_settings():
     """Return what pip was told of indexes and certificates, as uv's variables."""
-    listing = run([sys.executable, '-m', 'pip', 'config', 'list'], stderr=subprocess.DEVNULL)
-    settings = re.findall(r'^[\w:]+\.([\w-]+)=(.+)$', listing.stdout, re.M)
-    return {PIP_SETTINGS[key]: ast.literal_eval(value) for key, value in settings if key in PIP_SETTINGS}
+    # pip sorts by file name, but the user's files count after the others, and variables last
+    listings = [run([sys.executable, '-m', 'pip', 'config', 'list'] + more, stderr=subprocess.DEVNULL).stdout
+                for more in ([], ['--user'])]
+    settings = re.findall(r"^[\w:]+\.([\w-]+)=(.{3,})$", ''.join(listings), re.M)
+    return {PIP_SETTINGS[key]: os.path.expanduser(' '.join(ast.literal_eval(value).split()))
+            for key, value in settings if key in PIP_SETTINGS}
 
 
 def uv(command, directory):
@@ -56,7 +62,9 @@ def uv(command, directory):
     program = own_uv()
     if program is None:
         raise UsersProblem("uv is not found; install it: pip install uv")
-    variables = dict(pip_settings(), **dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', COLUMNS='999'))
+    variables = dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', COLUMNS='999')
+    # pip trusts what the system trusts
+    variables = {'UV_SYSTEM_CERTS': '1', **pip_settings(), **variables}
     done = run(['bash', '-c', shlex.quote(program) + ' ' + command], stderr=subprocess.PIPE, env=variables,
                cwd=directory)
     if done.returncode == 0:
@@ -78,14 +86,17 @@ def command_of(path):
     return found.group(1)
 
 
-def option(path, name):
-    """Return the value of an option in the command of an .in file; None where it is not there."""
-    found = re.search(name + r' (\S+)', command_of(path))
+def option(commands, name):
+    """Return the value of the first option of this name in commands; None where it is not there."""
+    found = re.search(name + r' (\S+)', commands)
     return found and found.group(1)
 
 
 def read(path):
-    return Path(path).read_text(encoding='utf-8')
+    try:
+        return Path(path).read_text(encoding='utf-8')
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsersProblem("%s cannot be read: %s" % (path, problem))
 
 
 def in_words(build):
@@ -112,7 +123,7 @@ class Change:
             self.text = read(easyconfig)
             self.values = dict({'homepage': 'its homepage'}, **plain_values(self.text))
             self.name, self.old = self.values['name'], self.values['version']
-        except (ValueError, SyntaxError, KeyError, OSError) as problem:
+        except (ValueError, SyntaxError, KeyError) as problem:
             raise UsersProblem("it is no easyconfig with name and version that can be read: %r" % problem)
         self.version = self.old
         self.pythons = self.values.get('python_versions', [])
@@ -156,11 +167,9 @@ class Change:
         if self.renewed and not self.inputs:
             raise UsersProblem("it has no lock files that are made from .in files")
         # the index of PyTorch's own that its wheels come from, and the oldest Python of its locks
-        indexes = [option(path, '--extra-index-url') for path in self.inputs]
-        self.index = next(filter(None, indexes), None)
-        self.least = min(self.pythons, key=release, default='3.9')
-        for path in self.inputs[:1]:
-            self.least = option(path, '--python-version') or self.least
+        commands = ' '.join(map(command_of, self.inputs))
+        self.index = option(commands, '--extra-index-url')
+        self.least = option(commands, '--python-version') or min(self.pythons, key=release, default='3.9')
 
     def names_in(self, parameter):
         """Return the names of locks in a parameter, with what EasyBuild puts in the place of %(version)s."""
@@ -253,19 +262,17 @@ class Change:
 
     def leave_out_pythons(self, requirement):
         """Leave out the Pythons without wheels for a requirement; what has no wheels at all is built for any."""
-        fitting, problem = [], None
+        left_out = {}
         for python in self.pythons:
             try:
                 self.ask([requirement], '--only-binary :all: --python-version ' + python)
-                fitting.append(python)
             except NotReached:
                 raise
             except UsersProblem as why:
-                problem = why
-        if problem and fitting:
-            left_out = [python for python in self.pythons if python not in fitting]
-            print("Left out: Python %s (%s)" % (' and '.join(left_out), problem))
-            self.pythons = fitting
+                left_out[python] = why
+        if 0 < len(left_out) < len(self.pythons):
+            print("Left out: Python %s (%s)" % (' and '.join(left_out), [*left_out.values()][-1]))
+            self.pythons = [python for python in self.pythons if python not in left_out]
         self.least = max(self.least, min(self.pythons, key=release, default=self.least), key=release)
 
     def pin(self, version):
@@ -291,15 +298,11 @@ class Change:
     def new_input(self, text):
         """Return an .in file for the new version; companions are those that say that they are made for it."""
         text = self.changed(text)
-        for python in re.findall(r'--python-version (\S+)', text):
-            newer = max(self.least, python, key=release)
-            text = text.replace('--python-version ' + python, '--python-version ' + newer)
+        text = re.sub(r'(?<=--python-version )\S+', lambda found: max(self.least, found.group(), key=release), text)
         if BROUGHT.search(text):
             brought = self.resolved(self.pin(self.version)) if self.index else {'triton-rocm': '0'}
-            for pair in brought.items():
-                line = '%s==%s' % pair
-                if BROUGHT.match(line):
-                    text = BROUGHT.sub(line, text)
+            for line in filter(BROUGHT.match, map('%s==%s'.__mod__, brought.items())):
+                text = BROUGHT.sub(line, text)
         for name in COMPANIONS:
             if re.search(r'^%s==' % name, text, re.M):
                 version = self.companion(name)

@@ -1,16 +1,18 @@
 """./eb --new-version and --renew: easyconfig and locks for another version, with real uv, from a small index."""
+import functools
 import http.server
 import os
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import tarfile
 import threading
 from pathlib import Path
 
 import pytest
-from common import CACHE, CHECKOUT, FOR_ROOT
+from common import CACHE, CHECKOUT, EB, FOR_ROOT
 from containers import registry
 from small_software import add, sha256
 
@@ -337,24 +339,32 @@ def test_first_lines_only(toy, eb):
                     toy)
     read_end, write_end = os.pipe()
     os.close(read_end)
-    subprocess.run(**dict(begin, stdout=write_end, stderr=subprocess.DEVNULL))
+    done = subprocess.run(**dict(begin, stdout=write_end, stderr=subprocess.PIPE))
     os.close(write_end)
     assert (toy / 'toy-2.0.eb').exists() and (toy / 'toy-2.0.lock').exists()
+    assert done.returncode == 141 and 'BrokenPipe' not in done.stderr
 
 
-@pytest.mark.parametrize('text', ["version = '1.0'\n", "name = 'x'\n", "name = (\n", '\xff'])
+@pytest.mark.parametrize('text', ["version = '1.0'\n", "name = 'x'\n", "name = (\n"])
 def test_no_easyconfig(toy, made, text):
-    (toy / 'toy-1.0.eb').write_text(text, encoding='latin-1')
+    (toy / 'toy-1.0.eb').write_text(text)
     with pytest.raises(UsersProblem, match='it is no easyconfig with name and version that can be read'):
         made('2.0')
 
 
-def test_unreadable(toy, made, monkeypatch):
-    """Somebody's own; root may read all."""
-    def refuse(path):
-        raise PermissionError(13, 'Permission denied', path)
-    monkeypatch.setattr(new_version, 'read', refuse)
-    with pytest.raises(UsersProblem, match='that can be read: PermissionError'):
+@pytest.mark.parametrize('name', ['toy-1.0.eb', 'toy-1.0.in'])
+def test_unreadable(toy, made, monkeypatch, name):
+    """Somebody's own, as root may read all; or in another encoding."""
+    def refuse(path, **_):
+        if path.name == name:
+            raise PermissionError(13, 'Permission denied', str(path))
+        return path.read_bytes().decode()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, 'read_text', refuse)
+        with pytest.raises(UsersProblem, match='%s cannot be read: .*Permission denied' % (toy / name)):
+            made('2.0')
+    (toy / name).write_bytes(b'# \xff\n' + (toy / name).read_bytes())
+    with pytest.raises(UsersProblem, match="%s cannot be read: 'utf-8' codec" % (toy / name)):
         made('2.0')
 
 
@@ -673,15 +683,72 @@ def test_full_disk(toy, call):
         subprocess.run(['umount', '--lazy', place], check=True)
 
 
+def asked_of_pip(monkeypatch, **variables):
+    """What the machine's own files do not say."""
+    for name in [name for name in os.environ if name.startswith('PIP_')]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    new_version.pip_settings.cache_clear()
+    try:
+        return new_version.pip_settings()
+    finally:
+        new_version.pip_settings.cache_clear()
+
+
 def test_settings_of_pip(monkeypatch, tmp_path):
     """pip's index, certificates and proxy are uv's; its other indexes are not, as locks are the same everywhere."""
     (tmp_path / 'pip.conf').write_text('[global]\nindex-url = https://x/simple\nproxy = http://proxy:3128\n'
                                        'cert = /x.pem\nextra-index-url = https://y/simple\n')
-    for name in [name for name in os.environ if name.startswith('PIP_')]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv('PIP_CONFIG_FILE', str(tmp_path / 'pip.conf'))
-    assert new_version.pip_settings() == {'UV_DEFAULT_INDEX': 'https://x/simple', 'ALL_PROXY': 'http://proxy:3128',
-                                          'SSL_CERT_FILE': '/x.pem'}
+    told = asked_of_pip(monkeypatch, PIP_CONFIG_FILE=str(tmp_path / 'pip.conf'))
+    assert told == {'UV_DEFAULT_INDEX': 'https://x/simple', 'ALL_PROXY': 'http://proxy:3128', 'SSL_CERT_FILE': '/x.pem'}
+
+
+def test_several_files_of_pip(monkeypatch, tmp_path):
+    """The user's counts before the site's, wherever they are, and a variable before both, unless it is empty."""
+    # comes before /etc in the alphabet, as /ccs/home does
+    (tmp_path / 'a/pip').mkdir(parents=True)
+    (tmp_path / 'z/pip').mkdir(parents=True)
+    (tmp_path / 'a/pip/pip.conf').write_text('[global]\nindex-url = https://user/simple\ncert = ~/user.pem\n'
+                                             'trusted-host =\n    a.org\n    b.org\n')
+    (tmp_path / 'z/pip/pip.conf').write_text('[global]\nindex-url = https://site/simple\ncert = /site.pem\n'
+                                             'proxy = http://site:1\n')
+    files = {'XDG_CONFIG_DIRS': str(tmp_path / 'z'), 'XDG_CONFIG_HOME': str(tmp_path / 'a'), 'HOME': str(tmp_path)}
+    told = asked_of_pip(monkeypatch, PIP_PROXY='', **files)
+    assert told == {'UV_DEFAULT_INDEX': 'https://user/simple', 'ALL_PROXY': 'http://site:1',
+                    'SSL_CERT_FILE': str(tmp_path / 'user.pem'), 'UV_INSECURE_HOST': 'a.org b.org'}
+    assert asked_of_pip(monkeypatch, PIP_INDEX_URL='https://x', **files)['UV_DEFAULT_INDEX'] == 'https://x'
+
+
+TRUST = 'mount --bind "$0" /etc/ssl/certs/ca-certificates.crt && exec "$@"'
+
+
+@FOR_ROOT
+def test_certificates_of_the_system(toy, monkeypatch):
+    """An index whose certificate the machine trusts, as pip does; where it does not, that is said."""
+    certificate = toy / 'certificate.pem'
+    subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-subj', '/CN=localhost', '-days', '2',
+                    '-keyout', toy / 'key.pem', '-out', certificate, '-addext', 'subjectAltName=DNS:localhost',
+                    '-addext', 'basicConstraints=critical,CA:FALSE'], check=True, stderr=subprocess.DEVNULL)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, toy / 'key.pem')
+    for name in ('SSL_CERT_FILE', 'SSL_CERT_DIR', 'PIP_CERT'):
+        monkeypatch.delenv(name, raising=False)
+    pages = functools.partial(http.server.SimpleHTTPRequestHandler, directory=toy / 'index')
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), pages) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever).start()
+        settings = {'UV_DEFAULT_INDEX': 'https://localhost:%d' % server.server_port, 'UV_HTTP_RETRIES': '2',
+                    'UV_CACHE_DIR': str(toy / 'cache'), 'PIP_CONFIG_FILE': os.devnull}
+        words = ['--new-version', '2.0', toy / 'toy-1.0.eb']
+        try:
+            said = EB(toy / 'prefix')(*words, env=settings, status=1).stdout
+            command = ['unshare', '-m', 'bash', '-c', TRUST, certificate, CHECKOUT / 'eb']
+            EB(toy / 'prefix', command)(*words, env=settings)
+        finally:
+            server.shutdown()
+    assert 'could not be reached: this machine does not trust its certificate' in said
+    assert (toy / 'toy-2.0.eb').exists()
 
 
 def test_names_of_locks():
