@@ -13,7 +13,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import easyconfigs_of
 from hpc_pytorch.machine.versions import PAIRS, release
 from hpc_pytorch.packages.images import images_in
-from hpc_pytorch.packages.new_version import Change, in_collection, plain_values, read
+from hpc_pytorch.packages.new_version import Change, in_collection, named_file, plain_values, read
 
 HALF_A_YEAR = datetime.timedelta(days=183)
 # documents of a generation that is kept as it was
@@ -22,14 +22,20 @@ RETIRED = re.compile(r'-\d{4}$')
 DATE = re.compile(r'(?<=-)\d{8}(?!\d)')
 
 
-def newest_of_each(paths):
-    """Return the easyconfigs with the newest version of each software and versionsuffix: {path: values}."""
+def newest_of_each(paths, unknown):
+    """Return the newest easyconfig of each software and versionsuffix, {path: values}; `unknown` gets errors."""
     newest = {}
     for path in paths:
-        values = dict({'versionsuffix': ''}, **plain_values(read(path)))
-        key = values['name'], re.sub(r'\d+', '', values['versionsuffix'])
-        rank = release(values['version']), values['versionsuffix']
-        if key not in newest or rank > newest[key][0]:
+        try:
+            text = read(path)
+            values = dict({'versionsuffix': ''}, **plain_values(text))
+            rank = release(values['version']), values['versionsuffix']
+            key = values['name'], re.sub(r'\d+', '', values['versionsuffix'])
+        except (UsersProblem, SyntaxError, KeyError) as problem:
+            unknown.append("%s: expected an easyconfig with name and version, found: %s" % (path, problem))
+            continue
+        known = in_collection(path) or '\nlock_files = ' in text
+        if known and (key not in newest or rank > newest[key][0]):
             newest[key] = rank, path, values
     return {path: values for _, path, values in newest.values()}
 
@@ -47,7 +53,9 @@ def about_versions(path, values, unknown):
             return
     if version != values['version']:
         yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
-    changed = [os.path.basename(one) for one, text in made.items() if read(one) != text]
+    # one that cannot be written beside the old one would go to another place
+    made = {os.path.basename(one): text for one, text in made.items()}
+    changed = [one for one, text in made.items() if read(named_file(path, one) or os.devnull) != text]
     if changed:
         yield "%s: newer packages in %s: ./eb --renew %s" % (name, ' '.join(sorted(changed)), name)
 
@@ -82,17 +90,12 @@ def about_facts(path):
                 yield "%s: %s (%s): read it again, and correct value or date" % (path, name, date)
 
 
-def easyconfigs_in(directory):
-    """List the easyconfigs of the software in a directory that has lock files, also of those that are not ours."""
-    paths = sorted(glob.glob(glob.escape(directory) + '/*/*/easybuild/*.eb'))
-    return [path for path in paths if '\nlock_files = ' in read(path)]
-
-
 def look(modules, software):
     system = systems.load(os.environ['HPC_SYSTEM'])
     findings, unknown = [], []
+    installed = sorted(glob.glob(glob.escape(software) + '/*/*/easybuild/*.eb'))
     # those of the collection come first: the same easyconfig may be in both
-    for path, values in newest_of_each(easyconfigs_of(system) + easyconfigs_in(software)).items():
+    for path, values in newest_of_each(easyconfigs_of(system) + installed, unknown).items():
         findings += about_versions(path, values, unknown)
         findings += about_images(path, values, system.container['image_search_path'])
         findings += about_installed(path, values, modules)

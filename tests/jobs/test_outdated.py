@@ -1,6 +1,7 @@
 """./eb --outdated: versions on the indexes, images in the site's directories, modules, documents."""
 import datetime
 import re
+from types import SimpleNamespace
 
 import pytest
 from common import CHECKOUT
@@ -46,6 +47,38 @@ def test_what_is_not_known(tmp_path, monkeypatch, capsys):
     assert re.search(r'\nisambard-ai: behind: \d+\n', output)
 
 
+def test_easyconfigs_of_others(tmp_path, monkeypatch, capsys):
+    """What else is installed in the prefix need not be ours, or readable: it is named, and the list continues."""
+    texts = {'a': b"name = 'a'  # \xff", 'b': b'name = (', 'c': b"version = '1'", 'd': None,
+             'e': b"name = 'e'\nversion = '1'"}
+    for name, text in texts.items():
+        path = tmp_path / name / '1/easybuild' / (name + '-1.eb')
+        path.parent.mkdir(parents=True)
+        path.write_bytes(text) if text else path.symlink_to(tmp_path / 'nowhere')
+    monkeypatch.setattr(outdated, 'about_versions', lambda *_: [])
+    monkeypatch.setenv('HPC_SYSTEM', 'isambard-ai')
+    outdated.look([], str(tmp_path))
+    output = capsys.readouterr().out
+    assert 'isambard-ai: not known: 4\n' in output and 'isambard-ai: behind: ' in output
+    for name in 'abcd':
+        assert '/easybuild/%s-1.eb: expected an easyconfig with name and version, found: ' % name in output
+
+
+def test_in_a_checkout_of_others(tmp_path, monkeypatch):
+    """Locks that can only be written elsewhere are compared with those that are there."""
+    path = tmp_path / 'toy-1.0.eb'
+    (tmp_path / 'toy.in').write_text('old\n')
+    renewed = {'/elsewhere/toy-1.0.eb': 'x', '/elsewhere/toy.in': 'old\n', '/elsewhere/toy.lock': 'new\n'}
+    path.write_text('x')
+    change = SimpleNamespace(version='1.0', make=renewed.copy)
+    monkeypatch.setattr(outdated, 'Change', lambda path, version, work: change)
+    values = {'version': '1.0', 'lock_files': ['toy.lock']}
+    line, = outdated.about_versions(str(path), values, [])
+    assert line == '%s: newer packages in toy.lock: ./eb --renew %s' % (path, path)
+    (tmp_path / 'toy.lock').write_text('new\n')
+    assert not list(outdated.about_versions(str(path), values, []))
+
+
 def test_facts(tmp_path):
     """Those of more than six months ago, but not of a generation that is kept as it was."""
     new = datetime.date.today().isoformat()
@@ -72,4 +105,4 @@ def test_newest_of_each():
     """An older generation is not behind: there is a newer one."""
     names = ['PyTorch-2.4.0-Derecho.eb', 'PyTorch-2.9.1-Derecho.eb', 'PyTorch-2.7.1-Derecho-whl.eb']
     paths = [str(CHECKOUT / 'easyconfigs/p/PyTorch' / name) for name in names]
-    assert sorted(outdated.newest_of_each(paths)) == sorted(paths[1:])
+    assert sorted(outdated.newest_of_each(paths, [])) == sorted(paths[1:])
