@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from batch_systems.real_slurm import Slurm
-from common import CHECKOUT, needs_root
+from common import CHECKOUT, needs_root, nightly
 
 from hpc_pytorch.machine import systems
 
@@ -29,7 +29,8 @@ def test_have_all(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('path', EASYSTACKS, ids=lambda path: '%s-%s' % (path.parent.name, path.stem))
+@pytest.mark.parametrize('path', [path if path.stem == 'easystack' else nightly(path) for path in EASYSTACKS],
+                         ids=lambda path: '%s-%s' % (path.parent.name, path.stem))
 def test_modules_are_those_of_its_time(eb, on_arm, path):
     """A dry run on the stand-in finds all modules that the easyconfigs load, on an Arm machine, too."""
     words = ('--rehearse', '--easystack=%s' % path, '--dry-run', '--robot')

@@ -60,6 +60,7 @@ def test_all_is_well(module):
     assert json.loads(references.read_text())['margins']['GB/s'] == 0.99
 
 
+@pytest.mark.nightly
 def test_server(module):
     """A server's first token and tokens a second, compared with the last good run; one that asks for no key."""
     shutil.copy(SCRIPTS / 'pytorch-serve', module.root / 'bin')
@@ -180,6 +181,7 @@ def test_missing_library(module):
     assert 'torch: 1 files are gone or changed, such as torch/lib/libtorch_python.so' in module.reasons('contract')
 
 
+@pytest.mark.nightly
 def test_no_mpi_backend(module):
     """torch_mpi's own reason, and not what PyTorch thinks of it."""
     shutil.copytree(CHECKOUT / 'torch_mpi/python', module.packages / 'torch_mpi')
@@ -269,6 +271,7 @@ def test_nothing_installed(module):
     assert 'nothing was checked. Found: none' in output and 'module avail PyTorch' in output
 
 
+@pytest.mark.nightly
 def test_words(module):
     """A module behind other options, one that is not there, a prefix in two words, a file that is no report."""
     output = module.eb('--check', '--name=probe=import', NAME).stdout

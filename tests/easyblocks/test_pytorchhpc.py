@@ -64,6 +64,7 @@ def test_pytorchs_own_tests(small):
         assert bool(list(small.sources.glob('*-built/*/*.whl'))) != fails
 
 
+@pytest.mark.nightly
 def test_no_nvcc(small):
     """GPUs are named, and nothing compiles for them: said before anything is fetched."""
     small.write()
@@ -156,6 +157,7 @@ def test_rehearsed(eb, tmp_path):
     assert 'ignoring error' not in output, output
 
 
+@pytest.mark.nightly
 def test_without_mpi(small):
     """CMake does not find MPI: it stops before anything is built, and names MPI."""
     cmake = small.tree / 'CMakeLists.txt'
@@ -317,6 +319,7 @@ def test_patches_of_upstream(small, distribution):
             path.unlink()
 
 
+@pytest.mark.nightly
 def test_wrong_patch_of_upstream(small, distribution):
     """Changed, not to be had, or not in the distribution: the fetch step stops and names it."""
     changed = small.sources / OF_UPSTREAM

@@ -73,7 +73,7 @@ def kinds(apptainer):
 
 
 # Every modules tool and syntax with every family of variables that a runtime may read, and the kinds of images.
-WAYS = [('path', 'Lmod', 'Lua', 'SINGULARITY'), ('conda', 'Lmod', 'Lua', 'APPTAINER'),
+WAYS = [('path', 'Lmod', 'Lua', 'SINGULARITY'), nightly('conda', 'Lmod', 'Lua', 'APPTAINER'),
         nightly('venv', 'Lmod', 'Tcl', 'SINGULARITY'), nightly('run', 'Lmod', 'Tcl', 'APPTAINER'),
         ('run', 'Environment Modules', 'Tcl', 'SINGULARITY'),
         nightly('venv', 'Environment Modules', 'Tcl', 'APPTAINER')]

@@ -196,8 +196,10 @@ def test_train(user):
     commands = re.findall(r'^    ((?:cp|pytorch-run) .*train\.py.*)$', page, re.M)
     assert len(commands) == 3, commands
     # the last job has the packages of the environment that is active
-    commands.insert(2, 'extend-venv-activate mine && . mine/bin/activate || exit 1\n'
-                       'touch mine/lib/python3.*/site-packages/own.py; sed -i "1i import own" train.py')
+    commands.insert(2, """extend-venv-activate mine && . mine/bin/activate || exit 1
+        python -c 'import sysconfig; open(sysconfig.get_path("purelib") + "/own.py", "x")'
+        sed -i "1i import own" train.py
+    """)
     output = user('mkdir example; cd example; module load LUMI %s\n' % NEW + '\n'.join(commands).replace(
         'pytorch-run', 'pytorch-run --gpus 2 --partition small-g'))
     assert [line.split(';')[0] for line in output.splitlines() if line.startswith('trained on')] == [

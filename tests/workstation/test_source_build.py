@@ -9,14 +9,14 @@ import subprocess
 import sys
 
 import pytest
-from common import CCACHE, CHECKOUT, nightly
+from common import CCACHE, CHECKOUT
 from source import pytorch_sources
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.source import build_options, contract
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # without optimising; what this is about is whether files compile
 OPTIONS = ['CMAKE_CXX_FLAGS_RELEASE=-O0 -DNDEBUG']
@@ -96,7 +96,6 @@ def test_contract_holds(configured):
     assert '/tools/' in cache['CMAKE_COMMAND']
 
 
-@pytest.mark.nightly
 def test_files_compile(configured):
     """With the flags as configured, under ramgate; the objects call the libraries that were asked for."""
     build, tools = configured.build, configured.build.parent.parent / 'tools'
@@ -121,7 +120,6 @@ def test_files_compile(configured):
 
 # --- each part hidden once --------------------------------------------------------------------------------------------
 
-@pytest.mark.nightly
 def test_hidden_from_the_easyblock(tmp_path):
     """What CMake goes on without: it stops after CMake, names every option, where CMake looked, and the reason."""
     without = [path for paths in HIDDEN.values() for path in paths]
@@ -133,7 +131,6 @@ def test_hidden_from_the_easyblock(tmp_path):
     assert "the MPI's module is not loaded" in output and 'libnuma-dev' in output
 
 
-@pytest.mark.nightly
 def test_hidden_from_python(configured, again, tmp_path):
     """NumPy; and what depends on a switch that is off, which CMake's cache shows as it was asked for."""
     (tmp_path / 'numpy.py').write_text("raise ImportError('hidden')\n")
@@ -146,7 +143,7 @@ def test_hidden_from_python(configured, again, tmp_path):
 
 
 @pytest.mark.parametrize('options, forget, files, error', [
-    nightly(['BLAS=OpenBLAS'], 'OpenBLAS*', [LIBRARIES + 'libopenblas.*'], 'Could not find OpenBLAS'),
+    (['BLAS=OpenBLAS'], 'OpenBLAS*', [LIBRARIES + 'libopenblas.*'], 'Could not find OpenBLAS'),
     # which this machine never had
     (['BLAS=MKL'], 'MKL*', [], 'MKL library not found'),
     ([], 'Gloo*', ['/usr/lib/libgloo.so'], 'Cannot find gloo'),

@@ -25,7 +25,7 @@ def builds(request, python):
     there = [mpi for mpi in MPIS if mpi_program("mpicxx", mpi)]
     assert there, "expected mpicxx and mpirun of MPICH or Open MPI on PATH, found none"
     chosen = [item.callspec.params.get(fixture) for item in request.session.items if hasattr(item, "callspec")
-              for fixture in ("installed", "beside", "sanitized", "mpi")]
+              for fixture in ("installed", "sanitized", "mpi")]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         yield Builds((variant, pool.submit(build, variant, flags, python)) for variant, flags in VARIANTS.items()
                      if variant in chosen and variant.split("-")[0] in there)
@@ -38,10 +38,4 @@ FIRST, *OTHERS = [mpi for mpi in MPIS if mpi_program("mpicxx", mpi)] or list(MPI
 @pytest.fixture(scope="session", params=[FIRST, *(pytest.param(mpi, marks=pytest.mark.nightly) for mpi in OTHERS)])
 def installed(request, python, builds):
     """torch_mpi; every night once for each MPI."""
-    return Installed(request.param, python, builds[request.param].result())
-
-
-@pytest.fixture(scope="session", params=OTHERS)
-def beside(request, python, builds):
-    """torch_mpi for the other MPI."""
     return Installed(request.param, python, builds[request.param].result())
