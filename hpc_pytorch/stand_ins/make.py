@@ -32,8 +32,8 @@ KEYS = {
     'module': ('about', 'part', 'opened_by', 'family', 'sticky', 'loads', 'set', 'prepend'),
     'login': ('modules',),
 }
-PIP_INSTALL = ('-I', '-m', 'pip', '-q', 'install', '--require-hashes', '--no-deps', '--only-binary=:all:',
-               '--disable-pip-version-check', '-r')
+PIP_INSTALL = ('-I', '-m', 'pip', '-q', 'install', '--no-compile', '--require-hashes', '--no-deps',
+               '--only-binary=:all:', '--disable-pip-version-check', '-r')
 MODULE, STICKY, LOGIN = ((HERE / name).read_text() for name in ('module.txt', 'sticky.txt', 'login.txt'))
 
 
