@@ -39,6 +39,8 @@ fi"""
 END = 'echo "pytorch-run: the program ended with status $status"'
 # where a script that is followed cannot load the module
 NO_MODULE = 'echo "pytorch-run: the module or the virtual environment cannot be loaded"; exit 1'
+# PyTorch's, and those on top of it
+MODULES = ('PyTorch', 'torch_mpi', 'Transformers', 'vLLM', 'flash-attn')
 
 
 class Problem(Exception):
@@ -285,17 +287,14 @@ class Script:
 def load_module(otherwise):
     """Return lines that load this program's module from where it was found, as a job may not know that."""
     loaded = os.environ.get('LOADEDMODULES', '').split(':')
-    # vLLM's loads PyTorch's, and comes after it
-    names = [name for name in loaded if name.split('/')[0] in ('PyTorch', 'vLLM')]
+    names = [name for name in loaded if name.split('/')[0] in MODULES]
     if not names:
         raise Problem("load the PyTorch module first: the job loads the same one")
-    name = names[-1]
-    lines = ['module load %s || %s' % (shlex.quote(name), otherwise)]
+    lines = ['module load %s || %s' % (' '.join(map(shlex.quote, names)), otherwise)]
     for path in filter(None, os.environ.get('MODULEPATH', '').split(':')):
-        file = os.path.join(path, name)
-        if os.path.exists(file) or os.path.exists(file + '.lua'):
+        files = [os.path.join(path, name) for name in names]
+        if any(os.path.exists(file) or os.path.exists(file + '.lua') for file in files):
             lines.insert(0, 'module use %s' % shlex.quote(path))
-            break
     # the virtual environment whose python the user's shell starts, in a container or without
     environment = os.environ.get('VIRTUAL_ENV', '')
     python = os.path.join(environment, 'bin/python')

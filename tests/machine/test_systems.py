@@ -168,6 +168,7 @@ def test_settings_by_feature_and_version(tmp_path):
     ('title = Test', '', ["'title' is missing", '[system]']),
     ('[launcher]', '[network]', ["'command'", '[network]']),
     ('kind = slurm', 'kind = lsf', ['lsf', 'slurm, pbs or none']),
+    ('command = srun', 'command = srun --mpi=pmix', ['srun --mpi=pmix', 'srun, mpiexec or mpirun']),
     ('cores = 64', 'cores = many', ['cores = many', 'whole number']),
     ('memory = 512 GiB', 'memory = 512', ['memory = 512', '256 GiB']),
     ('gpu_cores = 0-31 32-63', 'gpu_cores = 0-31', ['1 lists', '2 GPUs']),

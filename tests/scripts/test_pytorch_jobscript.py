@@ -64,6 +64,9 @@ def test_frontier(jobscript, tmp_path):
     assert active[place + 1] == "source '%s/my venv/bin/activate' || exit" % tmp_path
     assert not [line for line in jobscript('frontier', 'train.py', VIRTUAL_ENV=str(tmp_path / 'my venv'))
                 if line.startswith('source')]
+    # what is on top of PyTorch, and both
+    on_top = jobscript('frontier', 'train.py', LOADEDMODULES='PyTorch/1.0:gcc/12:torch_mpi/2.0:other/1')
+    assert 'module load PyTorch/1.0 torch_mpi/2.0 || exit' in on_top
     # other partitions may share their nodes
     shared = jobscript('frontier', '--partition', 'extended', 'train.py')
     assert '#SBATCH --ntasks-per-node=8' in shared and '#SBATCH --cpus-per-task=7' in shared

@@ -126,8 +126,20 @@ def test_own_program(with_mpi, lmod, tmp_path):
     eb, name = with_mpi
     line, = re.findall(r'^    (mpiexec .* mine\.py)$', (CHECKOUT / 'docs/systems/workstation.rst').read_text(), re.M)
     shutil.copy(CHECKOUT / 'torch_mpi/tests/programs/collectives.py', tmp_path / 'mine.py')
-    output = lmod.run("module use %s; module load %s\n%s" % (eb.modules, name, line), cwd=tmp_path,
-                      env={'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
+    # in an environment, made with torch_mpi's module loaded, with a package that is installed with -e
+    (tmp_path / 'own').mkdir()
+    (tmp_path / 'own/setup.py').write_text("from setuptools import setup; setup(name='own', py_modules=['own'])\n")
+    (tmp_path / 'own/own.py').write_text("print('own package', flush=True)\n")
+    output = lmod.run("""
+        module use %s; module load %s; "$SCRIPT" mine || exit
+        module unload torch_mpi; [ -z "$EBROOTPYTORCH" ]; . mine/bin/activate || exit
+        pip install --no-index --no-build-isolation --no-deps --quiet -e own || exit
+        %s
+        echo "import own" > imports.py; torchrun --nproc-per-node=2 imports.py || exit
+        deactivate; [ -z "$EBROOTPYTORCH$EBROOTTORCH_MPI$PYTHON_EXEC" ]
+    """ % (eb.modules, name, line), cwd=tmp_path, env={
+        'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'SCRIPT': EXTEND})
+    assert output.count('own package') == 2, output
     assert output.count('all collectives are right') == 2, output
 
 
