@@ -192,11 +192,7 @@ class Script:
             '-l walltime=' + self.clock,
             '-j oe',
         ]
-        optional = (
-            ('-q ', self.partition),
-            ('-A ', self.account),
-            ('', self.batch_options),
-        )
+        optional = (('-q ', self.partition), ('-A ', self.account), ('', self.batch_options))
         return lines + [option + value for option, value in optional if value]
 
     def launch(self):
