@@ -128,12 +128,12 @@ def test_own_program(with_mpi, lmod, tmp_path):
     shutil.copy(CHECKOUT / 'torch_mpi/tests/programs/collectives.py', tmp_path / 'mine.py')
     # in an environment, made with torch_mpi's module loaded, with a package that is installed with -e
     (tmp_path / 'own').mkdir()
-    (tmp_path / 'own/setup.py').write_text("from setuptools import setup; setup(name='own', py_modules=['own'])\n")
     (tmp_path / 'own/own.py').write_text("print('own package', flush=True)\n")
     output = lmod.run("""
         module use %s; module load %s; "$SCRIPT" mine || exit
         module unload torch_mpi; [ -z "$EBROOTPYTORCH" ]; . mine/bin/activate || exit
-        pip install --no-index --no-build-isolation --no-deps --quiet -e own || exit
+        # as pip writes it for -e
+        echo "$PWD/own" > "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/own.pth" || exit
         %s
         echo "import own" > imports.py; torchrun --nproc-per-node=2 imports.py || exit
         deactivate; [ -z "$EBROOTPYTORCH$EBROOTTORCH_MPI$PYTHON_EXEC" ]
