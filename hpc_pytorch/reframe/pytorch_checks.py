@@ -282,7 +282,7 @@ class SpeedCheck(ModuleCheck):
         interfaces = tuple(self.facts['interfaces'])
         if self.nodes > 1 and interfaces:
             used = self.must_print('^%s between nodes: (.+)' % backend)[-1]
-            slow = [one for one in used.split(', ') if not one.startswith(interfaces + FAST)]
+            slow = [one for one in used.split(', ') if not one.startswith(interfaces + FAST) or 'provider tcp' in one]
             if slow:
                 seen = ' '.join(self.printed('^setting: (.*)'))
                 raise SanityError("%s talks through %s, and the fast network is %s. Settings that were seen: %s" % (

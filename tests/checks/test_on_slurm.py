@@ -118,6 +118,7 @@ def test_mpi(cluster, tmp_path):
     ('nccl.*nodes=2', NCCL % ('yes', 'OFI plugin (provider cxi)'), None),
     ('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'nccl talks through sockets, and the fast network is hsn0'),
     nightly('nccl.*nodes=2', NCCL % ('yes', 'sockets'), 'Settings that were seen: NCCL_SOCKET_IFNAME=hsn0'),
+    nightly('nccl.*nodes=2', NCCL % ('yes', 'OFI plugin (provider tcp;ofi_rxm)'), 'through OFI plugin (provider tcp'),
     ('nccl.*nodes=2', NCCL % ('NO', 'OFI plugin'), 'wrong results'),
     nightly('train.*nodes=1', train([49, 50], 99.0), None),
     ('train.*nodes=1', train([1, 2], 99.0), 'rank 0 on nid1 has device 0, and cores that are not near'),

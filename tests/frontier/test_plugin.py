@@ -21,7 +21,8 @@ def test_network(check, monkeypatch):
     assert check.accepted('OFI plugin (provider cxi)') == 'the network is the OFI plugin (provider cxi)'
     assert 'InfiniBand, which needs no plugin' in check.accepted('InfiniBand')
     monkeypatch.setenv('HPC_NCCL_NET', 'OFI')
-    for network in ('InfiniBand', 'sockets (slow: load the module of the OFI plugin)', 'its log does not say'):
+    for network in ('InfiniBand', 'sockets (slow: load the module of the OFI plugin)', 'its log does not say',
+                    'OFI plugin (provider tcp;ofi_rxm)'):
         with pytest.raises(check.Failed, match='the network is %s' % network[:8]):
             check.accepted(network)
 
