@@ -250,11 +250,9 @@ class Machine(object):
         return len(self.core_files())
 
     def core_files(self):
-        """List the kernel's file of the cores next to each GPU: NVIDIA's driver names only those that a job has."""
+        """List the kernel's file of the cores next to each GPU; nvidia-smi knows only cores and GPUs of the job."""
         if self.has_nvidia():
-            answer = self.output('nvidia-smi', '--query-gpu=pci.bus_id', '--format=csv,noheader').lower()
-            # the driver writes the domain with eight digits
-            buses = re.findall(r'^(?:0000)?(\w+:.+)$', answer, re.M)
+            buses = sorted(os.listdir(self.path('/proc/driver/nvidia/gpus')))
             return ['/sys/bus/pci/devices/%s/local_cpulist' % bus for bus in buses]
         answer = self.output('rocm-smi', '--showtoponuma')
         nodes = re.findall(r'^GPU[ \[]\d+\]?\s*: \(Topology\) Numa Node: (-?\d+)', answer, re.M)

@@ -83,9 +83,9 @@ def gpu_cores(machine, gpus, cores):
     # jobs get no other cores: those of the operating system may be missing, no more
     few = 8 * len(together) < 7 * int(cores or 0)
     if not lists or len(lists) != int(gpus or 0) or len(set(together)) != len(together) or few:
-        return None, ("no driver answers here, or this is not a node with GPUs, or this job has some of them, or "
-                      "several have the same cores, or many cores are next to none")
-    return ' '.join(map(core_word, lists)), '/sys (of this host), for the GPUs of nvidia-smi or rocm-smi'
+        return None, ("no driver answers here, or this is not a node with GPUs, or the batch system counts others, "
+                      "or several have the same cores, or many cores are next to none")
+    return ' '.join(map(core_word, lists)), '/sys/bus/pci; rocm-smi (of this host)'
 
 
 def core_word(cores):

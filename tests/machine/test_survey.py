@@ -54,8 +54,8 @@ bind_paths = /opt/cray /pfs
 METADATA = "[cuda/12.2.1]\nname = CUDA\nversion = 12.2.1\nprefix = CUDA_HOME\n[mpi]\nname = MPI\nversion = 4.0\n"
 # in the form of `sinfo --format=%R|%z|%m|%G|%h|%a`, GPUs written as Frontier's and LUMI's documentation show them
 SINFO = "gpu|1:8:2|524288|gpu:a100:2(S:0-1)|EXCLUSIVE|up\nsmall|2:64:2|229376|(null)|NO|up\n"
-# as nvidia-smi's own help shows it; below /sys, domains have four digits
-BUSES = '00000000:07:00.0\n00000000:C1:00.0\n'
+# what the kernel knows of a GPU: the driver's directory, and the cores next to it
+GPU = 'root/proc/driver/nvidia/gpus/0000:%s:00.0'
 NEAR = 'root/sys/bus/pci/devices/0000:%s:00.0/local_cpulist'
 # as AMD prints it for MI250 nodes in its documentation
 NUMA = ("GPU[0]\t\t: (Topology) Numa Node: 0\nGPU[0]\t\t: (Topology) Numa Affinity: 0\n"
@@ -79,7 +79,7 @@ class Place:
         for name, text in (('sinfo', SINFO), ('fi_info', PROVIDERS), ('testcc', ''), ('testCC', ''), ('testrun', ''),
                            ('singularity', '')):
             self.command(name, text)
-        self.command('nvidia-smi', BUSES, other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n',
+        self.command('nvidia-smi', '', other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n',
                      compute_cap='8.0')
         self.module('mpi/4.0', 'module use %s\n' % (top / 'opened'))
         self.write('opened/cuda/12.2.1', '#%%Module1.0\nsetenv CUDA_HOME %s\n' % top)
@@ -88,6 +88,7 @@ class Place:
         for number, bus, cores in ((0, '07', '0-3,8-11'), (1, 'c1', '4-7,12-15')):
             self.write('root/sys/devices/system/node/node%d/cpulist' % number, cores + '\n')
             self.write(NEAR % bus, cores + '\n')
+            self.write(GPU % bus + '/information', '')
         self.write('root/proc/meminfo', 'MemTotal:       527942792 kB\n')
         for name in ('sys/class/net/hsn0', 'sys/class/net/hsn1', 'sys/class/cxi/cxi0', 'mnt/bb', 'tmp', 'opt/cray',
                      'pfs', 'home/me'):
@@ -170,7 +171,7 @@ DIFFERENCES = [
     (1, 'cores', other(CFG, 'cores = 8', 'cores = 16')),
     (1, 'threads of a core', other(CFG, 'threads_per_core = 2', 'threads_per_core = 1')),
     (1, 'memory', other('root/proc/meminfo', '527942792', '263942792')),
-    (1, 'GPUs', other('bin/nvidia-smi', '00000000:C1:00.0\n', '')),
+    (1, 'GPUs', without(GPU % 'c1')),
     (1, 'cores next to GPUs', other(NEAR % 'c1', '4-7', '5-7')),
     (1, 'CUDA of the driver', other('bin/nvidia-smi', 'CUDA Version: 12.2', 'CUDA Version: 11.8')),
     (1, 'interfaces', without('root/sys/class/net/hsn1')),
@@ -242,7 +243,8 @@ def test_gpus_of_amd(place, monkeypatch):
     assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs']
     # one image for all nodes has the commands of both
     place.command('nvidia-smi', 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver')
-    assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs', 'GPUs']
+    shutil.rmtree(place.root / 'proc/driver')
+    assert 'No such file' in [one.found for one in place.survey(True, monkeypatch, 'GPUs')[1] if one.name == 'GPUs'][0]
     place.write('root/dev/kfd', '')
     assert place.survey(True, monkeypatch, only='GPUs')[0] == ['cores next to GPUs']
     # a machine with one memory
@@ -511,12 +513,15 @@ def test_draft_leaves_no_cores_idle(place):
     assert new_system.gpu_cores(machine, 2, 16)[1].count('many cores are next to none')
 
 
-def test_job_with_some_of_the_cores(place, monkeypatch):
-    """`nvidia-smi topo -m` names no others there; those next to a GPU are the machine's."""
-    topology = '\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNV12\t0\t0\nGPU1\tNV12\t X \t4\t1\n'
-    place.replace('bin/nvidia-smi', '/sh\n', "/sh\nif [ $1. = topo. ]; then echo '%s'; exit; fi\n" % topology)
+def test_job_with_part_of_the_node(place, monkeypatch):
+    """nvidia-smi names only the job's GPU and cores there; the others are the machine's, too."""
+    topology = '\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0\t0\n'
+    place.replace('bin/nvidia-smi', '/sh\n', "/sh\nif [ $1. = topo. ]; then echo '%s'; exit; fi\n"
+                  "case $* in *bus_id*) echo 00000000:07:00.0; exit; esac\n" % topology)
+    (place.top / 'bin/sinfo').unlink()
     assert place.survey(True, monkeypatch, only='GPUs')[0] == []
-    assert described(place, SLURM_JOB_ID='1')['gpu_cores'] == '0-3 4-7'
+    found = described(place, PBS_JOBID='1')
+    assert (found['gpus'], found['gpu_cores']) == ('2', '0-3 4-7')
 
 
 def test_broken_module(place, monkeypatch):
