@@ -71,7 +71,9 @@ def uninstall(name, files):
     module = files.pop(name)
     root = ROOT.search(read(module))
     software = root.group(1) if root else '/'
-    if os.path.commonpath([software, top]) != top:
+    # the prefix may be a link, now or when it was installed
+    pairs = (software, top), tuple(map(os.path.realpath, (software, top)))
+    if not any(os.path.commonpath(pair) == pair[1] for pair in pairs):
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
     if build_option('dry_run') or build_option('extended_dry_run'):
         print("Would remove %s: its module, %s, and the remains of its build" % (name, software))

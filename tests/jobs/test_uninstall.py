@@ -48,6 +48,17 @@ def test_module_of_others(toys):
     assert elsewhere.exists() and module.exists()
 
 
+def test_prefix_that_is_a_link(toys):
+    """As homes and projects are on many systems: it is the same prefix."""
+    toys.run(toys.write('toy'))
+    link = toys.directory / 'link'
+    link.symlink_to(toys.eb.prefix)
+    toys.eb.prefix = link
+    said = toys.run('--system=archer2', '--uninstall', 'toy/1.0-ARCHER2')
+    assert 'Removed toy/1.0-ARCHER2' in said and not toys.module('toy').exists()
+    assert not (toys.eb.prefix / 'software/toy').exists()
+
+
 @pytest.mark.parametrize('installed', ['toy', 'top'])
 def test_job_that_needs_it(toys, installed):
     """A job that may be alive keeps what it installs, and what that depends on."""
