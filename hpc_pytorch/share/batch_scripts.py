@@ -30,7 +30,7 @@ mkdir -p "$HPC_RANK_OUTPUTS"
 STATUS = """status=$?
 first=$(cat "$HPC_RANK_OUTPUTS"/rank-*.out 2> /dev/null |
     sed -n 's/.*: rank .* ended with status \\([1-9][0-9]*\\) at \\(.*\\)/\\2 \\1/p' | sort | head -n 1)
-if [ "$status" != 0 ] && [ -n "$first" ]; then status=${first##* }; fi"""
+if [ -n "$first" ]; then status=${first##* }; fi"""
 # 85: the program has saved, and is to go on; more than 128: something was killed
 AGAIN = """if {{ [ "$status" = 85 ] || [ "$status" -gt 128 ]; }} && [ "${{{count}:-0}}" -lt {times} ]; then
     {again} && exit
@@ -169,8 +169,7 @@ class Script:
             lines.append(gpus_option + str(self.gpus))
         # where others may have a part of the node, a job has only the cores that it asks for, whatever its GPUs
         if self.options.partition or self.scheduler.get('nodes_exclusive') != 'yes':
-            lines.append('--ntasks-per-node=%d' % self.ranks)
-            lines.append('--cpus-per-task=%d' % self.cores)
+            lines += ['--ntasks-per-node=%d' % self.ranks, '--cpus-per-task=%d' % self.cores]
         if self.options.requeue:
             lines += ['--requeue', '--open-mode=append']
             # mpirun's ranks are no step of Slurm's
@@ -204,13 +203,7 @@ class Script:
             binding = words.get('gpu_binding', binding)
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
-        parts = (
-            self.launcher['command'],
-            words['ranks'],
-            words.get('per_node', ''),
-            end,
-            binding,
-        )
+        parts = self.launcher['command'], words['ranks'], words.get('per_node', ''), end, binding
         launcher = ' '.join(parts).format(
             nodes=self.options.nodes,
             ranks=self.options.nodes * self.ranks,
@@ -236,25 +229,20 @@ class Script:
         if '--export=none' in self.batch_options.lower():
             lines += CLEAN_ENVIRONMENT
         if self.kind == 'pbs':
-            lines += ['cd "$PBS_O_WORKDIR" || exit', '']
+            lines += ['[ "$PBS_ENVIRONMENT" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR" || exit', '']
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
             lines += STAGE
         turn = self.words['turn'] if self.options.requeue else ''
         lines.append(self.preparation.format(name=self.name, job=self.words['job'], turn=turn))
         lines.append(' '.join(map(shlex.quote, self.launch())))
-        if self.options.requeue or followed:
-            lines.append(STATUS)
+        ending = []
         if self.options.requeue:
-            lines.append(AGAIN.format(
-                times=self.options.requeue,
-                count=self.words['count'],
-                again=self.words['again'],
-            ))
+            ending.append(AGAIN.format(times=self.options.requeue, **self.words))
         if followed:
-            lines.append(END)
-        if self.options.requeue or followed:
-            lines.append('exit "$status"')
+            ending.append(END)
+        if ending:
+            lines += [STATUS] + ending + ['exit "$status"']
         options = ['%s %s' % (self.words['head'], line) for line in head]
         return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
 

@@ -3,6 +3,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from endings import read_tail, why
 
 ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
-GOES_ON = b'pytorch-run: the program continues in job '
+GOES_ON = re.compile(rb'pytorch-run: the program continues in job (\S+)\n')
 NO_MODULE = re.compile(r'^pytorch-run: the module or the virtual environment cannot be loaded$', re.M)
 # how srun says that a rank failed, for which it cancels the step, or that somebody else did
 CANCELLED = re.compile(r'^srun: error: \S+ tasks? |\*\*\* STEP (\S+) ON \S+ CANCELLED AT \S+ \*\*\*', re.M)
@@ -25,6 +26,12 @@ LATE = 10
 def first_that_fits(rows, kind, words):
     """Return the first section of this kind whose pattern is in what the batch system says; {} without any."""
     return next((row for name, row in rows.items() if name.startswith(kind) and re.search(name[len(kind):], words)), {})
+
+
+def start(command):
+    """Start what submits a job, or waits for it; Ctrl-C is for us alone."""
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, universal_newlines=True,
+                            start_new_session=True)
 
 
 class Job:
@@ -38,7 +45,6 @@ class Job:
         self.status = None
         # bytes of the output that were shown
         self.position = 0
-        self.goes_on = False
         self.reason = None
 
     @property
@@ -50,9 +56,7 @@ class Job:
         self.path = self.script.write()
         command = self.words['submit'].split() + [self.path]
         try:
-            # Ctrl-C is for us alone
-            self.waiting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                            universal_newlines=True, start_new_session=True)
+            self.waiting = start(command)
         except FileNotFoundError:
             raise Problem("%s was not found here: submit %s on a host that has it" % (command[0], self.path))
         self.number = self.waiting.stdout.readline().strip().split(';')[0]
@@ -82,7 +86,15 @@ class Job:
         """Look for what the job says of itself in what was added to the output."""
         for status in ENDED.findall(text):
             self.status = int(status)
-        self.goes_on = self.goes_on or GOES_ON in text
+        for number in GOES_ON.findall(text):
+            self.follow_next(number.decode())
+
+    def follow_next(self, number):
+        """Turn to the job that this one has submitted to continue; it has an output of its own."""
+        self.waiting.kill()
+        self.number, self.position, self.reason = number, 0, None
+        self.waiting = start(shlex.split(self.words['wait']) + [number])
+        say(self.said.format(number=number, path=self.path, output=self.output))
 
     def follow(self):
         """Show the output until the job has ended; returns its exit status, or 130 if the user lets it go on alone."""
@@ -102,7 +114,7 @@ class Job:
                 if status is None and turn % 64 == 6:
                     self.explain_waiting()
                 if status == 0:
-                    if self.goes_on or patience < 0:
+                    if patience < 0:
                         return 1
                     patience -= 0.5
                 time.sleep(0.5)
@@ -129,7 +141,7 @@ class Job:
         command = self.words['ask'].split() + [self.number]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
-                                  timeout=LATE).stdout.replace('\n\t', '')
+                                  env=dict(os.environ, QSCACHE_BYPASS='true'), timeout=LATE).stdout.replace('\n\t', '')
         return ''
 
     def explain_waiting(self):
@@ -152,7 +164,9 @@ class Job:
             # Slurm is still ending something of it
             if 'COMPLETING' not in asked:
                 break
-        words = '%s\n%s: %d' % (asked, self.words['submit'].split()[0], status)
+        # what waited has a part of the job's status, which may be the job's own if it has begun
+        ended = "%s: %d%s" % (self.words['submit'].split()[0], status, '' if self.position else ', no output')
+        words = asked if 'Exit_status' in asked else '%s\n%s' % (asked, ended)
         otherwise = "for the reason, type: %s %s" % (self.words['ask'], self.number)
         try:
             with tempfile.TemporaryFile(dir='.') as probe:
@@ -170,8 +184,6 @@ class Job:
             step = CANCELLED.search(texts[0])
             if status > 128 and step and step.group(1):
                 yield "the step %s was cancelled, as by scancel %s" % (step.group(1), step.group(1))
-        elif self.goes_on:
-            yield "job %s submitted another job to continue: see the last line of its output" % self.number
         elif texts and NO_MODULE.search(texts[0]):
             yield ("job %s ended before its program was started: its module or environment could not be loaded; see "
                    "above" % self.number)

@@ -95,7 +95,7 @@ def test_pbs(jobscript):
     """The same for PBS and PALS."""
     lines = jobscript('derecho', '--nodes', '2', '--time', '90', 'train.py')
     for line in ('#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4', '#PBS -l walltime=01:30:00', '#PBS -A project2',
-                 '#PBS -q main', 'cd "$PBS_O_WORKDIR" || exit'):
+                 '#PBS -q main', '[ "$PBS_ENVIRONMENT" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR" || exit'):
         assert line in lines
     assert lines[-1] == 'mpiexec -n 8 --ppn 4 --cpu-bind numa pytorch-srun train.py'
 

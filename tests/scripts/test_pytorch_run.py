@@ -447,7 +447,8 @@ def test_pbs(pbs, tmp_path):
     assert pbs('--time', '5', 'train.py', 'status', '3')[0] == 3
     for history in (True, False):
         pbs.system.keep_history(history)
-        assert 'ended before its program did: it was deleted' in cancelled(pbs, tmp_path / str(history), 'qdel')
+        says = cancelled(pbs, tmp_path / str(history), 'qdel')
+        assert 'ended before its program did: it was deleted (qdel)\n' in says
 
 
 @pytest.mark.slow
@@ -456,6 +457,19 @@ def test_no_home_on_the_node(pbs, monkeypatch):
     monkeypatch.setitem(pbs.environment, 'HOME', '/nonexistent')
     status, _, errors = pbs('train.py')
     assert status == 254 and 'PBS could not start it: most often your home directory' in errors, errors
+
+
+@pytest.mark.slow
+def test_interactive_on_pbs(pbs, tmp_path):
+    """In a job that one is in already, in another directory than that of qsub: the program that is there runs."""
+    (tmp_path / 'elsewhere').mkdir()
+    (tmp_path / 'elsewhere/train.py').write_text("print('this one')\n")
+    start = 'bash -l <(%s -I %s --dry-run train.py)' % (sys.executable, pbs.program)
+    job = {'PBS_ENVIRONMENT': 'PBS_INTERACTIVE', 'PBS_O_WORKDIR': str(pbs.directory), 'PBS_JOBID': '1.pbs'}
+    done = subprocess.run(['bash', '-c', start], env=dict(pbs.environment, **job), cwd=tmp_path / 'elsewhere',
+                          text=True, timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE)
+    assert done.stdout == 'this one\n', done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -511,14 +525,21 @@ def test_requeued_on_pbs(pbs, tmp_path):
     """PBS has no signals: timeout sends it, and mpirun hands it on. A second job, in which it ends well."""
     done = tmp_path / 'done'
     status, output, errors = pbs('--time', '1', '--requeue', '1', 'train.py', 'until', str(done))
-    assert status == 1 and 'submitted another job to continue' in errors, output + errors
-    job = output.split('continues in job ')[1].split('.')[0]
-    second = pbs.directory / ('train-%s.out' % job)
-    patiently(lambda: second.exists() and 'ended with status 0' in second.read_text(), "end of the second job", 300)
-    # at most once
-    status, output, errors = pbs('--time', '5', '--requeue', '1', 'train.py', 'status', '85')
-    third = pbs.directory / ('train-%s.out' % output.split('continues in job ')[1].split('.')[0])
-    patiently(lambda: third.exists() and 'ended with status 85' in third.read_text(), "end of the fourth job", 300)
+    assert status == 0 and output.count('rank 0 of 1 until') == 2, output + errors
+
+
+@pytest.mark.slow
+def test_followed_on_pbs(pbs):
+    """The job that a job submits to continue, at most once; whatever the launcher makes of the ranks' status."""
+    launcher = pbs.program.parent / 'mpirun'
+    launcher.unlink()
+    launcher.write_text('#!/bin/sh\nmpirun.openmpi --oversubscribe "$@"\nexit 0\n')
+    launcher.chmod(0o755)
+    status, output, errors = pbs('--ranks-per-node', '2', '--requeue', '1', 'train.py', 'status', '85')
+    assert status == 85 and output.count('rank 1 of 2') == 2, output + errors
+    second = errors.split('output: ')[2].split()[0]
+    assert 'job %s' % second[len('train-'):-len('.out')] in errors and 'saved its state and stopped' in errors, errors
+    assert (pbs.directory / second).read_text().count('rank 0 of 2') == 1
 
 
 @pytest.mark.slow
@@ -636,6 +657,23 @@ def test_no_room(tmp_path):
     finally:
         subprocess.run(['umount', '--lazy', login.directory], check=True)
     assert status and 'could not be written to this directory: No space left on device' in errors, output + errors
+
+
+@pytest.mark.slow
+def test_no_room_on_pbs(pbs):
+    """A status that is also PBS's for a job that it could not start: this one has started."""
+    needs_root()
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=1m', 'none', pbs.directory], check=True)
+    try:
+        (pbs.directory / 'train.py').write_text("print('x' * 3000000, flush=True)\n")
+        launcher = pbs.program.parent / 'mpirun'
+        launcher.unlink()
+        launcher.write_text('#!/bin/sh\nmpirun.openmpi "$@"\nexit 255\n')
+        launcher.chmod(0o755)
+        status, output, errors = pbs('train.py')
+    finally:
+        subprocess.run(['umount', '--lazy', pbs.directory], check=True)
+    assert status and 'could not be written to this directory: No space left on device' in errors, errors
 
 
 @pytest.mark.slow

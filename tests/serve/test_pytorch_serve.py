@@ -71,7 +71,8 @@ def test_dry_run_for_derecho(tmp_path):
     status, output, errors = login('--dry-run', '--nodes', '2', 'tiny')
     assert status == 0, errors
     lines = output.splitlines()
-    for line in ('#PBS -N tiny', '#PBS -l select=2:ncpus=64:mpiprocs=1:ngpus=4', 'cd "$PBS_O_WORKDIR" || exit',
+    for line in ('#PBS -N tiny', '#PBS -l select=2:ncpus=64:mpiprocs=1:ngpus=4',
+                 '[ "$PBS_ENVIRONMENT" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR" || exit',
                  "trap 'rm -f -- tiny-\"${PBS_JOBID%%.*}\".key' EXIT"):
         assert line in lines, output
     assert lines[-1].startswith('mpiexec -n 2 --ppn 1 ') and ' --on-node tiny ' in lines[-1], output
