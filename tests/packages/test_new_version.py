@@ -411,6 +411,22 @@ def test_index_that_refuses(made, monkeypatch, status, words):
         server.shutdown()
 
 
+@pytest.mark.parametrize('proxy, words', [
+    ('', '/torch/ could not be reached: Connection refused'),
+    ('http://localhost:9', r'could not be reached: the proxy refuses, or is not reached itself \(Connection refused'),
+])
+def test_no_way_to_an_index(made, monkeypatch, proxy, words):
+    """The reason is named, and what to look at."""
+    for name in [name for name in os.environ if name.lower().endswith('_proxy')]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv('ALL_PROXY', proxy)
+    monkeypatch.setenv('UV_DEFAULT_INDEX', 'https://localhost:9/simple')
+    # a port that refuses does so again
+    monkeypatch.setenv('UV_HTTP_RETRIES', '0')
+    with pytest.raises(UsersProblem, match=words):
+        made('2.0')
+
+
 def test_cache_that_cannot_be_written(toy, made, monkeypatch):
     """As with a full or read-only $HOME: it can be elsewhere."""
     (toy / 'file').touch()
