@@ -13,7 +13,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import easyconfigs_of
 from hpc_pytorch.machine.versions import PAIRS, release
 from hpc_pytorch.packages.images import images_in
-from hpc_pytorch.packages.new_version import Change, in_collection, named_file, plain_values, read
+from hpc_pytorch.packages.new_version import Change, as_typed, in_collection, named_file, plain_values, read
 
 HALF_A_YEAR = datetime.timedelta(days=183)
 # documents of a generation that is kept as it was
@@ -42,7 +42,7 @@ def newest_of_each(paths, unknown):
 
 def about_versions(path, values, unknown):
     """Report a newer version of an easyconfig, else newer packages in its locks; `unknown` gets errors."""
-    name = os.path.basename(path) if in_collection(path) else path
+    name = as_typed(path)
     with tempfile.TemporaryDirectory(prefix='outdated-') as work:
         try:
             version = Change(path, 'latest', work).version
@@ -71,12 +71,12 @@ def about_images(path, values, stores):
 
 
 def about_installed(path, values, modules):
-    """Report older modules in the prefix of what an easyconfig installs."""
+    """Report the newest module in the prefix of what an easyconfig installs, if that would be newer."""
     pattern = re.escape(values['name']) + '/(.+)' + re.escape(values['versionsuffix'])
-    for module in modules:
-        found = re.fullmatch(pattern, module)
-        if found and release(found.group(1)) < release(values['version']):
-            yield "%s is installed, %s is here: ./eb %s" % (module, values['version'], os.path.basename(path))
+    found = filter(None, (re.fullmatch(pattern, module) for module in modules))
+    newest = max(found, key=lambda match: release(match.group(1)), default=None)
+    if newest and release(newest.group(1)) < release(values['version']):
+        yield "%s is installed, %s is here: ./eb %s" % (newest.group(), values['version'], as_typed(path))
 
 
 def about_facts(path):

@@ -79,6 +79,16 @@ def test_in_a_checkout_of_others(tmp_path, monkeypatch):
     assert not list(outdated.about_versions(str(path), values, []))
 
 
+def test_older_modules(tmp_path):
+    """One that stays beside a newer one is not behind; an easyconfig that is not ours is named by its path."""
+    values = {'name': 'toy', 'version': '2.0', 'versionsuffix': '-Bede'}
+    path = str(tmp_path / 'toy-2.0-Bede.eb')
+    modules = ['toy/0.9-Bede', 'toy/1.0-Bede', 'toy/3.0', 'other/1.0-Bede']
+    line, = outdated.about_installed(path, values, modules)
+    assert line == 'toy/1.0-Bede is installed, 2.0 is here: ./eb ' + path
+    assert not list(outdated.about_installed(path, values, modules + ['toy/2.0-Bede']))
+
+
 def test_facts(tmp_path):
     """Those of more than six months ago, but not of a generation that is kept as it was."""
     new = datetime.date.today().isoformat()
