@@ -10,11 +10,7 @@ import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-CLEAN_ENVIRONMENT = [
-    "# the job starts with a clean environment; what srun starts gets the job's",
-    'unset SLURM_EXPORT_ENV',
-    '',
-]
+ENVIRONMENT = ["# what srun starts gets the job's environment, whatever sbatch was told", 'unset SLURM_EXPORT_ENV', '']
 STAGE = [
     '',
     "# Python's files go to each node's own disk, once",
@@ -153,11 +149,7 @@ class Script:
                           " --partition" % (self.gpus, self.partition))
 
     def slurm_head(self):
-        lines = [
-            '--job-name=' + self.name,
-            '--nodes=%d' % self.options.nodes,
-            '--time=' + self.clock,
-        ]
+        lines = ['--job-name=' + self.name, '--nodes=%d' % self.options.nodes, '--time=' + self.clock]
         optional = (
             ('--partition=', self.partition),
             ('--qos=', self.options.qos or self.scheduler.get('qos')),
@@ -185,12 +177,7 @@ class Script:
         chunk = 'select=%d:ncpus=%d:mpiprocs=%d' % (self.options.nodes, cores, self.ranks)
         if self.gpus:
             chunk += ':ngpus=%d' % self.gpus
-        lines = [
-            '-N ' + self.name,
-            '-l ' + chunk,
-            '-l walltime=' + self.clock,
-            '-j oe',
-        ]
+        lines = ['-N ' + self.name, '-l ' + chunk, '-l walltime=' + self.clock, '-j oe']
         optional = (('-q ', self.partition), ('-A ', self.account), ('', self.batch_options))
         return lines + [option + value for option, value in optional if value]
 
@@ -203,14 +190,9 @@ class Script:
             binding = words.get('gpu_binding', binding)
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
-        parts = self.launcher['command'], words['ranks'], words.get('per_node', ''), end, binding
-        launcher = ' '.join(parts).format(
-            nodes=self.options.nodes,
-            ranks=self.options.nodes * self.ranks,
-            per_node=self.ranks,
-            cores=self.cores,
-            gpus=self.gpus,
-        )
+        parts = (self.launcher['command'], words['ranks'], words.get('per_node', ''), end, binding)
+        launcher = ' '.join(parts).format(nodes=self.options.nodes, ranks=self.options.nodes * self.ranks,
+                                          per_node=self.ranks, cores=self.cores, gpus=self.gpus)
         command = launcher.split() + self.program
         if self.options.requeue and self.launcher['command'] != 'srun':
             # mpirun and mpiexec hand it on to the ranks
@@ -226,9 +208,9 @@ class Script:
             head.insert(1, self.words['output option'].format(name=self.name))
         if followed and self.words['output']:
             lines.append(self.words['output'].format(name=self.name))
-        if '--export=none' in self.batch_options.lower():
-            lines += CLEAN_ENVIRONMENT
-        if self.kind == 'pbs':
+        if self.kind == 'slurm':
+            lines += ENVIRONMENT
+        else:
             lines += ['[ "$PBS_ENVIRONMENT" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR" || exit', '']
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
@@ -246,15 +228,31 @@ class Script:
         options = ['%s %s' % (self.words['head'], line) for line in head]
         return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
 
+    def not_on_nodes(self):
+        """Yield a message for each directory that the job needs, and that compute nodes lack."""
+        for place, advice in (('.', "change to a directory that they have, and type the same there"),
+                              (active_environment(), "create the virtual environment in a directory that they have")):
+            for top in self.node.get('not_mounted', '').split() if place else ():
+                if (os.path.realpath(place) + os.sep).startswith(os.path.join(top, '')):
+                    yield "compute nodes of %s do not have %s: %s" % (self.system['system']['title'], top, advice)
+
+    def not_as_here(self):
+        """Yield messages on what is other in the job than the user may expect."""
+        environment = os.environ.get('VIRTUAL_ENV')
+        if environment and not active_environment():
+            yield "the job does not activate %s, as another python comes before its own: activate it again" % environment
+        if self.options.dry_run:
+            yield from self.not_on_nodes()
+            for name in filter(os.environ.get, self.words['heeded'].split()):
+                if '=%s\n' % os.environ[name] not in self.text():
+                    yield "sbatch heeds $%s (%s) rather than the script: unset it" % (name, os.environ[name])
+
     def write(self):
         """Write the script that is followed under a name that is free; returns the name."""
         text = self.text(followed=True)
+        for problem in self.not_on_nodes():
+            raise Problem(problem)
         try:
-            here = os.path.realpath('.') + os.sep
-            for top in self.node.get('not_mounted', '').split():
-                if here.startswith(top.rstrip(os.sep) + os.sep):
-                    raise Problem("compute nodes of %s do not have %s: change to a directory that they have, and "
-                                  "type the same there" % (self.system['system']['title'], top))
             for number in itertools.count(1):
                 path = '%s-%d.job' % (self.name, number)
                 with contextlib.suppress(FileExistsError), open(path, 'x', encoding='utf-8') as handle:
@@ -268,6 +266,13 @@ class Script:
                           "or change to another one" % problem.strerror)
 
 
+def active_environment():
+    """Return the virtual environment whose python the user's shell starts, in a container or without; '' if none."""
+    environment = os.environ.get('VIRTUAL_ENV', '')
+    first = shutil.which('python') == os.path.join(environment, 'bin/python')
+    return environment if first or os.environ.get('SINGULARITYENV_USERS_VENV') == environment else ''
+
+
 def load_module(otherwise):
     """Return lines that load this program's module from where it was found, as a job may not know that."""
     loaded = os.environ.get('LOADEDMODULES', '').split(':')
@@ -279,10 +284,8 @@ def load_module(otherwise):
         files = [os.path.join(path, name) for name in names]
         if any(os.path.exists(file) or os.path.exists(file + '.lua') for file in files):
             lines.insert(0, 'module use %s' % shlex.quote(path))
-    # the virtual environment whose python the user's shell starts, in a container or without
-    environment = os.environ.get('VIRTUAL_ENV', '')
-    python = os.path.join(environment, 'bin/python')
-    if environment and (shutil.which('python') == python or os.environ.get('SINGULARITYENV_USERS_VENV') == environment):
+    environment = active_environment()
+    if environment:
         lines.append('source %s || %s' % (shlex.quote(os.path.join(environment, 'bin/activate')), otherwise))
     return lines
 

@@ -54,7 +54,9 @@ class Job:
     def submit(self):
         """Submit the script; what waits for the job's end goes on in the background."""
         self.path = self.script.write()
-        command = self.words['submit'].split() + [self.path]
+        # on the command line, as sbatch heeds a user's SBATCH_ACCOUNT rather than the script
+        options = ' '.join(re.findall('^#SBATCH (.*)', self.script.text(followed=True), re.M)).split()
+        command = self.words['submit'].split() + options + [self.path]
         try:
             self.waiting = start(command)
         except FileNotFoundError:
@@ -199,6 +201,8 @@ def submit_and_follow(script, kind=Job):
     if sys.stdout is None:
         # closed, as by >&-
         sys.stdout = open(os.devnull, 'w')
+    for line in script.not_as_here():
+        say(line)
     if script.options.dry_run:
         sys.stdout.write(script.text())
         return 0

@@ -21,3 +21,32 @@ def test_without_module(tmp_path):
     lines = done.stdout.splitlines()
     assert len(lines) == 2 and lines[1] == 'status 1', done.stdout
     assert 'needs the module PyTorch/2.0' in lines[0]
+
+
+# loads one at a time, as Lmod does of one name, at the front of the path
+MODULE = """
+module() {
+    [ "$1" != use ] || return 0
+    PATH=$(sed 's,[^:]*/PyTorch/[a-z]*/bin:,,g' <<< "$PATH") LOADEDMODULES=
+    [ "$1" != load ] || { PATH="$TOP/$2/bin:$PATH" LOADEDMODULES=$2; }
+}
+before=$PATH
+"""
+
+
+def test_another_environment(tmp_path):
+    """The one that is active goes, with its module, before the other's module is loaded."""
+    for name in ('one', 'two'):
+        root = tmp_path / 'PyTorch' / name
+        (root / 'bin').mkdir(parents=True)
+        (root / 'bin/python').symlink_to(Path(sys.executable).resolve())
+        loaded = {'EBROOTPYTORCH': str(root), 'LOADEDMODULES': 'PyTorch/' + name,
+                  '_LMFILES_': '/modules/PyTorch/%s.lua' % name}
+        subprocess.run([SCRIPTS / 'extend-venv-activate', tmp_path / name],
+                       env=dict(clean_environment(), **loaded), check=True)
+    subprocess.run(['bash', '--norc', '-ec', MODULE + """
+        . "$TOP/one/bin/activate"; . "$TOP/two/bin/activate"; . "$TOP/two/bin/activate"
+        [ "$PATH" = "$TOP/two/bin:$TOP/PyTorch/two/bin:$before" ]
+        deactivate
+        [ "$PATH" = "$before" ]
+    """], env=dict(clean_environment(), TOP=str(tmp_path)), check=True)

@@ -580,9 +580,28 @@ def test_active_environment(slurm, monkeypatch):
     monkeypatch.setitem(slurm.environment, 'PATH', '%s/bin:%s' % (environment, slurm.environment['PATH']))
     status, output, errors = slurm('uses.py')
     assert status == 0 and output.count('own packages') == 1, output + errors
+    # as after another `module load`
+    monkeypatch.setitem(slurm.environment, 'PATH', '/usr/bin:' + slurm.environment['PATH'])
+    _, output, errors = slurm('--dry-run', 'uses.py')
+    assert 'does not activate %s, as another python' % environment in errors and 'source' not in output, errors
+    monkeypatch.setitem(slurm.environment, 'PATH', slurm.environment['PATH'].partition(':')[2])
     (environment / 'bin/activate').unlink()
     status, output, errors = slurm('train.py')
     assert status and 'its own/bin/activate' in output and 'its module or environment could not' in errors, output
+
+
+@pytest.mark.slow
+def test_variables_of_sbatch(slurm, monkeypatch):
+    """sbatch heeds them rather than the script: what was typed counts, and ranks get the job's environment."""
+    for name, value in (('ACCOUNT', 'another'), ('TIMELIMIT', '7'), ('OUTPUT', 'other.out'), ('EXPORT', 'NONE'),
+                        ('NO_REQUEUE', '1')):
+        monkeypatch.setitem(slurm.environment, 'SBATCH_' + name, value)
+    status, output, errors = slurm('--account', 'typed', '--time', '3', '--requeue', '1', 'train.py')
+    assert status == 0 and 'rank 0 of 1' in output, output + errors
+    job = slurm.system.output('scontrol', 'show', 'job', errors.split()[2].rstrip(','))
+    assert 'Account=typed' in job and 'TimeLimit=00:03:00' in job and 'Requeue=1' in job, job
+    _, output, errors = slurm('--dry-run', '--account', 'typed', 'train.py')
+    assert '$SBATCH_ACCOUNT (another) rather than the script' in errors and 'heeds' not in output, errors
 
 
 @pytest.mark.slow
@@ -684,7 +703,9 @@ def test_directory_that_nodes_lack(slurm, nowhere, monkeypatch):
     status, _, errors = nowhere('train.py')
     assert status == 1 and 'of Here do not have %s: change to' % nowhere.directory.parent in errors, errors
     assert os.listdir(nowhere.directory) == ['train.py']
-    assert nowhere('--dry-run', 'train.py')[0] == 0
+    # who submits a script of his own may do that elsewhere
+    status, output, errors = nowhere('--dry-run', 'train.py')
+    assert status == 0 and output and 'do not have %s: change to' % nowhere.directory.parent in errors, errors
     # mounted where the nodes do not see it
     local = slurm.directory.parent / 'local'
     local.mkdir()
