@@ -581,7 +581,7 @@ def test_active_environment(slurm, monkeypatch):
     status, output, errors = slurm('uses.py')
     assert status == 0 and output.count('own packages') == 1, output + errors
     # as after another `module load`
-    monkeypatch.setitem(slurm.environment, 'PATH', '/usr/bin:' + slurm.environment['PATH'])
+    monkeypatch.setitem(slurm.environment, 'PATH', '%s:%s' % (slurm.program.parent, slurm.environment['PATH']))
     _, output, errors = slurm('--dry-run', 'uses.py')
     assert 'does not activate %s, as another python' % environment in errors and 'source' not in output, errors
     monkeypatch.setitem(slurm.environment, 'PATH', slurm.environment['PATH'].partition(':')[2])
