@@ -10,7 +10,11 @@ import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-ENVIRONMENT = ["# what srun starts gets the job's environment, whatever sbatch was told", 'unset SLURM_EXPORT_ENV', '']
+ENVIRONMENT = [
+    "# what srun starts gets the job's environment, also after sbatch --export",
+    'unset SLURM_EXPORT_ENV',
+    '',
+]
 STAGE = [
     '',
     "# Python's files go to each node's own disk, once",
