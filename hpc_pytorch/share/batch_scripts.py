@@ -10,11 +10,6 @@ import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-ENVIRONMENT = [
-    "# what srun starts gets the job's environment, also after sbatch --export",
-    'unset SLURM_EXPORT_ENV',
-    '',
-]
 STAGE = [
     '',
     "# Python's files go to each node's own disk, once",
@@ -154,11 +149,8 @@ class Script:
 
     def slurm_head(self):
         lines = ['--job-name=' + self.name, '--nodes=%d' % self.options.nodes, '--time=' + self.clock]
-        optional = (
-            ('--partition=', self.partition),
-            ('--qos=', self.options.qos or self.scheduler.get('qos')),
-            ('--account=', self.account),
-        )
+        qos = self.options.qos or self.scheduler.get('qos')
+        optional = (('--partition=', self.partition), ('--qos=', qos), ('--account=', self.account))
         lines += [option + value for option, value in optional if value]
         gpus_option = self.scheduler.get('gpus_option') if self.gpus else None
         if gpus_option:
@@ -189,9 +181,7 @@ class Script:
         """Return the command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
         words = read_share('launchers.cfg')[self.launcher['command']]
         end = words.get('requeue' if self.options.requeue else 'failure', '')
-        binding = words['binding']
-        if self.gpus:
-            binding = words.get('gpu_binding', binding)
+        binding = words.get('gpu_binding', words['binding']) if self.gpus else words['binding']
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
         parts = (self.launcher['command'], words['ranks'], words.get('per_node', ''), end, binding)
@@ -210,12 +200,8 @@ class Script:
         lines = []
         if followed:
             head.insert(1, self.words['output option'].format(name=self.name))
-        if followed and self.words['output']:
-            lines.append(self.words['output'].format(name=self.name))
-        if self.kind == 'slurm':
-            lines += ENVIRONMENT
-        else:
-            lines += ['[ "$PBS_ENVIRONMENT" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR" || exit', '']
+            lines += filter(None, [self.words['output'].format(name=self.name)])
+        lines += [self.words['begin'], '']
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
             lines += STAGE
