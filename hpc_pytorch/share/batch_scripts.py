@@ -230,7 +230,7 @@ class Script:
         """Yield messages on what is other in the job than the user may expect."""
         environment = os.environ.get('VIRTUAL_ENV')
         if environment and not active_environment():
-            yield "the job does not activate %s, as another python comes before its own: activate it again" % environment
+            yield "the job does not activate %s, as another python comes first: activate it again" % environment
         if self.options.dry_run:
             yield from self.not_on_nodes()
             for name in filter(os.environ.get, self.words['heeded'].split()):
