@@ -254,7 +254,7 @@ def test_no_room(monkeypatch, capsys, number, name, advice):
     assert start.main() == 1
     said = 'ERROR: %s cannot be written: %s. %s' % (name or 'A file', os.strerror(number), advice)
     assert capsys.readouterr().err.startswith(said)
-    number = errno.EPIPE
+    number = errno.EIO
     with pytest.raises(OSError):
         start.main()
 
