@@ -29,8 +29,8 @@ architecture = %s
 c = testcc
 cxx = testCC
 [launcher]
-command = testrun
-two_processes = testrun -n 2
+command = srun
+two_processes = srun -n 2
 [scheduler]
 kind = slurm
 partition = gpu
@@ -76,7 +76,7 @@ class Place:
         self.write('systems/test/system.cfg', SYSTEM)
         self.write('systems/test/external_modules.cfg', METADATA)
         self.write('easyconfigs/t/Test/Test-1.0-Surveyed.eb', EASYCONFIG)
-        for name, text in (('sinfo', SINFO), ('fi_info', PROVIDERS), ('testcc', ''), ('testCC', ''), ('testrun', ''),
+        for name, text in (('sinfo', SINFO), ('fi_info', PROVIDERS), ('testcc', ''), ('testCC', ''), ('srun', ''),
                            ('singularity', '')):
             self.command(name, text)
         self.command('nvidia-smi', '', other='NVIDIA-SMI 535.54  Driver Version: 535.54  CUDA Version: 12.2\n',
@@ -160,7 +160,7 @@ DIFFERENCES = [
     (0, 'host name', other(CFG, 'host_names = ', 'host_names = un')),
     (0, 'login host', other(CFG, 'login_hosts = ', 'login_hosts = un')),
     (0, 'commands', without('bin/testCC')),
-    (0, 'commands', without('bin/testrun')),
+    (0, 'commands', without('bin/srun')),
     (0, 'batch system', other(CFG, 'kind = slurm', 'kind = pbs')),
     (0, 'partitions', other('bin/sinfo', 'gpu|1:', 'gpus|1:')),
     (0, 'partitions', other('bin/sinfo', 'small|', 'smaller|')),
