@@ -67,6 +67,8 @@ def describe(name, machine, modules):
             values['node cores'] = facts['cores'], 'sinfo'
             values['node threads_per_core'] = facts['threads'], 'sinfo'
         # many sites whose jobs have whole nodes do not count GPUs
+        if facts['gpus']:
+            values['scheduler gpus_option'] = '--gpus-per-node=', 'sinfo counts GPUs'
         if facts['gpus'] or not values['node gpus'][0]:
             values['node gpus'] = facts['gpus'], 'sinfo'
     values['node gpu_cores'] = gpu_cores(machine, values['node gpus'][0], values['node cores'][0])

@@ -615,6 +615,7 @@ def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
     place.command('sinfo', REAL)
     found = described(place)
     assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['gpu', 64, 2, 4]
+    assert found['gpus_option'] == '--gpus-per-node='
 
 
 def test_draft_in_a_job(place):
@@ -622,6 +623,7 @@ def test_draft_in_a_job(place):
     place.command('sinfo', REAL.replace('gpu:v100:8|NO|down', '(null)|EXCLUSIVE|up'))
     found = described(place, SLURM_JOB_ID='1', SLURM_JOB_PARTITION='old')
     assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['old', '8', '2', '2']
+    assert 'gpus_option' not in found
     assert [found[key] for key in ('nodes_exclusive', 'gpu_architecture', 'gpu_cores')] == [
         'yes', '8.0', '0-3 4-7']
 

@@ -136,7 +136,8 @@ def train(options, device):
         if first:
             print("resuming after step %d, from %s" % (done, path), flush=True)
             if state['ranks'] != size:
-                print("there were %d ranks, now there are %d: the steps differ" % (state['ranks'], size), flush=True)
+                print("there were %d ranks, now there are %d: an epoch has %d steps, and %d of %d are done; for more: "
+                      "--epochs" % (state['ranks'], size, len(loader), done, steps), flush=True)
     prepare(model, loader, device)
     optimizer.zero_grad()
     for epoch in range(done // len(loader), options.epochs):
