@@ -134,8 +134,7 @@ class Script:
         if self.gpus != self.all_gpus:
             self.check_part()
         if self.ranks > self.all_cores:
-            raise Problem("a node has %d cores: start at most as many ranks on it (--ranks-per-node)"
-                          % self.all_cores)
+            raise Problem("a node has %d cores: start at most as many ranks on it (--ranks-per-node)" % self.all_cores)
         if self.options.stage and not os.path.exists(os.path.join(os.path.dirname(HERE), 'bin/pytorch-stage')):
             raise Problem("--stage: this module has no pytorch-stage; a container's packages: make-squashfs")
 
