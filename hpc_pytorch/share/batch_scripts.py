@@ -99,8 +99,7 @@ class Script:
         self.words = self.batch_systems[self.kind]
         # batch systems take no blanks or quotes in names, and no empty one
         self.name = re.sub(r'[^\w.+-]+', '_', name).lstrip('.-') or 'job'
-        account_variable = self.scheduler.get('account_variable', '')
-        self.account = options.account or os.environ.get(account_variable)
+        self.account = options.account or os.environ.get(self.scheduler.get('account_variable', ''))
         self.partition = options.partition or self.scheduler.get('partition')
         self.batch_options = self.scheduler.get('options', '')
         self.all_gpus = int(self.node.get('gpus', 0))
@@ -264,8 +263,7 @@ def active_environment():
 
 def load_module(otherwise):
     """Return lines that load this program's module from where it was found, as a job may not know that."""
-    loaded = os.environ.get('LOADEDMODULES', '').split(':')
-    names = [name for name in loaded if name.split('/')[0] in MODULES]
+    names = [name for name in os.environ.get('LOADEDMODULES', '').split(':') if name.split('/')[0] in MODULES]
     if not names:
         raise Problem("load the PyTorch module first: the job loads the same one")
     lines = ['module load %s || %s' % (' '.join(map(shlex.quote, names)), otherwise)]
