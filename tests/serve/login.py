@@ -71,6 +71,8 @@ class Login:
         for path in FOR_JOBS:
             shutil.copy(path, installed / 'share')
         (directory / 'modules/vLLM/1.0.lua').write_text(MODULE % (installed, installed, torch))
+        (directory / 'modules/PyTorch').mkdir()
+        (directory / 'modules/PyTorch/1.0.lua').touch()
         self.program = installed / 'bin/pytorch-serve'
         more = dict(environment)
         path = '%s:%s' % (installed / 'bin', more.pop('PATH', os.environ['PATH']))

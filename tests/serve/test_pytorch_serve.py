@@ -58,7 +58,7 @@ def test_dry_run(tmp_path):
     login = Login(tmp_path, 'slurm', {})
     status, output, errors = login('--dry-run', '--nodes', '2', 'tiny', '--', '--max-model-len', '64')
     assert status == 0, errors
-    assert '#SBATCH --job-name=tiny\n#SBATCH --nodes=2\n' in output and 'module load vLLM/1.0 || exit' in output
+    assert '#SBATCH --job-name=tiny\n#SBATCH --nodes=2\n' in output and 'load PyTorch/1.0 vLLM/1.0 || exit' in output
     assert "trap 'rm -f -- tiny-\"$SLURM_JOB_ID\".key' EXIT" in output
     assert '--ntasks-per-node=1' in output and output.endswith('/tiny -- --max-model-len 64\n')
     assert not login.files() and 'Bearer' not in output
