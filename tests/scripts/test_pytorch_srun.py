@@ -118,6 +118,24 @@ def test_same_variables(script, tmp_path, launcher):
     assert 1024 < int(found['MASTER_PORT']) < 32768
 
 
+@pytest.mark.slow
+def test_signal_at_the_end(script):
+    """One that arrives as Python ends does not cost its status: bash 5.2's `wait` lost it in two of three tries."""
+    (script.parent / 'python').unlink()
+    (script.parent / 'python').write_text('#!/bin/sh\necho $$\nexec sleep 60\n')
+    (script.parent / 'python').chmod(0o755)
+    environment = {'PATH': '%s:/usr/bin:/bin' % script.parent, 'MASTER_ADDR': 'here', **OPEN_MPI}
+    for _ in range(20):
+        rank = subprocess.Popen([script, 'x'], env=environment, stdout=subprocess.PIPE, text=True)
+        os.kill(int(rank.stdout.readline()), signal.SIGTERM)
+        os.kill(rank.pid, signal.SIGUSR2)
+        try:
+            assert rank.wait(60) == -signal.SIGTERM
+        finally:
+            rank.kill()
+            rank.stdout.close()
+
+
 def test_directory_of_miopen(script, tmp_path):
     """On systems with AMD's GPUs alone; what a killed rank has left goes, what a living one has and others' stay."""
     assert ranks(script, **SRUN)['MIOPEN_USER_DB_PATH'] == '-'
