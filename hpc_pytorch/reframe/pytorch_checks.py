@@ -270,6 +270,8 @@ class SpeedCheck(ModuleCheck):
         result = self.measured()
         if not result['right']:
             raise SanityError("wrong results: ranks have other weights")
+        if self.facts['gpus'] and not result['gpu']:
+            raise SanityError("PyTorch sees no GPU, and trained on CPUs")
         self.check_ranks(result['ranks'])
         return True
 
@@ -284,9 +286,8 @@ class SpeedCheck(ModuleCheck):
             used = self.must_print('^%s between nodes: (.+)' % backend)[-1]
             slow = [one for one in used.split(', ') if not one.startswith(interfaces + FAST) or 'provider tcp' in one]
             if slow:
-                seen = ' '.join(self.printed('^setting: (.*)'))
                 raise SanityError("%s talks through %s, and the fast network is %s. Settings that were seen: %s" % (
-                    backend, used, ' '.join(interfaces), seen))
+                    backend, used, ' '.join(interfaces), ' '.join(self.printed('^setting: (.*)'))))
 
     def check_ranks(self, ranks):
         """No rank alone is slow, and each has its own cores."""

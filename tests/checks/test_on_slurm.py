@@ -29,12 +29,12 @@ setting: NCCL_SOCKET_IFNAME=hsn0
 '''
 
 
-def train(cores, speed, right=True):
+def train(cores, speed, right=True, gpu=True):
     """What measure.py prints of two ranks."""
     ranks = [{'rank': 0, 'host': 'nid1', 'cores': cores, 'device': '0', 'speed': 100.0},
              {'rank': 1, 'host': 'nid1', 'cores': [57, 58], 'device': '1', 'speed': speed}]
     return 'measured: %s\n' % json.dumps(
-        {'unit': 'samples/s', 'right': right, 'values': {'total': 150.0}, 'ranks': ranks})
+        {'unit': 'samples/s', 'right': right, 'gpu': gpu, 'values': {'total': 150.0}, 'ranks': ranks})
 
 
 @pytest.fixture(scope='module')
@@ -122,6 +122,7 @@ def test_mpi(cluster, tmp_path):
     ('nccl.*nodes=2', NCCL % ('NO', 'OFI plugin'), 'wrong results'),
     nightly('train.*nodes=1', train([49, 50], 99.0), None),
     ('train.*nodes=1', train([1, 2], 99.0), 'rank 0 on nid1 has device 0, and cores that are not near'),
+    ('train.*nodes=1', train([49, 50], 99.0, gpu=False), 'PyTorch sees no GPU'),
     ('train.*nodes=1', train([49, 50], 50.0), 'slow by itself: rank 1 on nid1'),
     nightly('train.*nodes=1', train([49, 50], 99.0, right=False), 'wrong results'),
 ])

@@ -73,7 +73,7 @@ def train(given):
     if dist.get_rank() == 0:
         each = samples / together
         values = {'total': len(about) * each, 'each': each}
-        result = {'unit': 'samples/s', 'right': len(set(weights)) == 1, 'values': values, 'ranks': about}
+        result = {'unit': 'samples/s', 'right': len(set(weights)) == 1, 'gpu': gpu, 'values': values, 'ranks': about}
         print('measured: %s' % json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
