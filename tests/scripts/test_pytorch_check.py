@@ -261,6 +261,14 @@ def test_without_torch_distributed(check, monkeypatch):
     assert check.left_out()['mpi'] == 'not installed'
 
 
+def test_compiler_without_pythons_headers(check, monkeypatch, tmp_path):
+    """As on many a Debian: torch.compile cannot work there, and the installation is right."""
+    monkeypatch.setenv('CXX', sys.executable)
+    assert 'compile' not in check.left_out()
+    monkeypatch.setattr(check.sysconfig, 'get_path', lambda name: str(tmp_path))
+    assert 'Python.h' in check.left_out()['compile']
+
+
 def test_mpiexec_that_hangs(check, monkeypatch, tmp_path):
     """As a Cray's, which waits for its daemon; another says whose it is."""
     monkeypatch.setattr(check, 'SECONDS', 1)
