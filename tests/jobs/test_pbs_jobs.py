@@ -276,7 +276,7 @@ def test_failures(toys, pbs):
     top = toys.write('top', after=['large'])
     toys.submit(top, '--job-target-resource=memory=400M')
     toys.submit(toys.write('broken', commands=['echo "No space left on device"; exit 1']))
-    toys.submit(toys.write('homeless'), env={'HOME': '/nonexistent'})
+    toys.submit(toys.write('homeless'), env={'HOME': '/proc/nonexistent'})
     found = toys.wait_for_end()
     assert 'your home directory does not exist on the compute node' in found['homeless/1.0-Derecho'], found
     text = found['large/1.0-Derecho']
