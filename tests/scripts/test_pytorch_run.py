@@ -454,7 +454,7 @@ def test_pbs(pbs, tmp_path):
 @pytest.mark.slow
 def test_no_home_on_the_node(pbs, monkeypatch):
     """PBS cannot start a job there."""
-    monkeypatch.setitem(pbs.environment, 'HOME', '/nonexistent')
+    monkeypatch.setitem(pbs.environment, 'HOME', '/proc/nonexistent')
     status, _, errors = pbs('train.py')
     assert status == 254 and 'PBS could not start it: most often your home directory' in errors, errors
 
