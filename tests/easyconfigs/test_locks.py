@@ -9,7 +9,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file, plain_values
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, normal_name, read_lock
-from hpc_pytorch.packages.new_version import option
+from hpc_pytorch.packages.new_version import command_of, option
 
 
 def promised():
@@ -41,7 +41,7 @@ def test_made_for_the_oldest(lock):
     """As its .in file says."""
     source = lock.replace('.lock', '.in')
     if named_file(lock, source):
-        least = option(source, '--python-version')
+        least = option(command_of(source), '--python-version')
         assert release(least) <= min(release(python) for python, _ in PROMISED[lock])
 
 
