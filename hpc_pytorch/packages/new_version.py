@@ -141,8 +141,10 @@ class Change:
 
     def changed(self, text):
         """Replace the version, the build such as rocm7.1, and companions' versions, where they are whole words."""
+        # another package may happen to have the same version
+        own = r'(?:(?<!==)|(?<=\b%s==))' % re.escape(self.name or '')
         for old, new in self.words.items():
-            text = re.sub(r'(?<![\d.])%s(?!\d|\.\d)' % re.escape(old), new, text)
+            text = re.sub(r'(?<![\d.])%s%s(?!\d|\.\d)' % (own, re.escape(old)), new, text)
         return text
 
     def place(self, path):

@@ -495,6 +495,17 @@ def test_other_packages(toy, made):
     assert 'torch' not in re.sub('#.*', '', files['toy-5.1.lock']) and not change.by_hand
 
 
+def test_pin_of_another_package(toy, made):
+    """It stays, though that package happens to have the easyconfig's own version."""
+    add(toy / 'index', 'numbers_of_toys', '1.0')
+    add(toy / 'index', 'numbers_of_toys', '2.0')
+    source = toy / 'toy-1.0.in'
+    source.write_text(source.read_text().replace('torchvision==0.1.0', 'numbers-of-toys==1.0  # of toy-1.0'))
+    files = made('2.0')[1]
+    assert files['toy-2.0.in'].endswith('\ntorch==2.0\nnumbers-of-toys==1.0  # of toy-2.0\n')
+    assert 'numbers-of-toys==1.0 ' in files['toy-2.0.lock']
+
+
 @pytest.mark.parametrize('before, behind', [('', ''), ('\n    ', ',\n')])
 def test_pytorch_below(made, before, behind):
     """What is on top of a module of PyTorch may need another one: its lock leaves PyTorch out, and says nothing."""
