@@ -148,6 +148,7 @@ def wait_for(condition, process):
         time.sleep(0.05)
 
 
+@pytest.mark.nightly
 def test_rehearsed(eb, tmp_path):
     """-x shows a real easyconfig's steps, its source without a checksum, and no error that EasyBuild had to ignore."""
     text = (CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-1.13.1-ARCHER2.eb').read_text()

@@ -72,6 +72,7 @@ def test_two_nodes(frontier, tmp_path):
     assert found[0][3] in frontier.slurm.nodes
 
 
+@pytest.mark.nightly
 def test_two_jobs_on_the_same_nodes(frontier, tmp_path):
     """At the same time; they do not meet."""
     (tmp_path / 'show.py').write_text(SHOW)

@@ -514,6 +514,7 @@ def test_jobs_of_an_easyconfig(toys, pbs):
     assert re.search('top/1.0-Derecho  job 3.pbs  cancelled', shown), shown
 
 
+@pytest.mark.nightly
 def test_no_history(toys, pbs):
     """A server that keeps no history (job_history_enable false): a job's own files tell how it ended."""
     pbs.keep_history(False)

@@ -55,8 +55,11 @@ class Cluster:
         (directory / 'bin').mkdir()
         for name in ('pytorch-srun', 'get-master'):
             shutil.copy(CHECKOUT / 'hpc_pytorch/scripts' / name, directory / 'bin')
-        python = kept_venv('training', partial(make_venv_of_trainers, packages=PACKAGES))
-        self.path = '%s:%s' % (directory / 'bin', os.path.dirname(python))
+        self.use(kept_venv())
+
+    def use(self, python):
+        """Have this Python in the place of the module's."""
+        self.path = '%s:%s' % (self.directory / 'bin', os.path.dirname(python))
 
     def start(self, options, *arguments):
         """Start a program on the nodes."""
@@ -146,8 +149,10 @@ def test_more_ranks_than_open_files(cluster):
     assert done.stdout.endswith('served 100\n'), done.stdout
 
 
+@pytest.mark.nightly
 def test_identity(cluster):
     """All agree who a rank is."""
+    cluster.use(kept_venv('training', partial(make_venv_of_trainers, packages=PACKAGES)))
     (cluster.directory / 'identity.py').write_text(IDENTITY)
     output = cluster.run('-N2 -n4 --ntasks-per-node=2', 'identity.py')
     for name, known in (('plain', 6), ('lightning', 6), ('accelerate', 4)):

@@ -57,7 +57,7 @@ def test_import_torch_beside_the_sources(installed):
         assert installed.alone(AVAILABLE, cwd=folder).strip().endswith(HERE_BY_NAME)
 
 
-@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("mpi", marks=pytest.mark.nightly)])
 def test_rendezvous(installed, backend):
     """Any backend is told by MPI who it is and where to meet."""
     output = installed.run(3, "rendezvous.py", backend)
