@@ -73,10 +73,6 @@ def commands_of(system):
     return sorted(filter(None, {system.launcher['command'], *system.compilers.values()}))
 
 
-def partitions_of(system):
-    return sorted(filter(None, {system.scheduler['partition'], system.scheduler['build_partition']}))
-
-
 def easyconfigs_of(system):
     paths = glob.glob(glob.escape(collection_path('easyconfigs')) + '/*/*/*.eb')
     return sorted(filter(lambda path: is_for(path, system), paths), key=lambda path: (is_retired(path, system), path))
@@ -185,7 +181,8 @@ class Machine(object):
                 return kind
         return next(iter(there), 'none')
 
-    @probe(LOGIN, partitions_of, all_there)
+    @probe(LOGIN, lambda system: sorted({system.scheduler['partition'], system.scheduler['build_partition']} - {None}),
+           all_there)
     def partitions(self):
         """Return Slurm's partitions, with cores, memory, gpus (no MIG slices) of each, or PBS's queues; `up`: open."""
         if self.system.scheduler['kind'] == 'pbs':

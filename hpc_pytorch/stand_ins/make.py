@@ -282,11 +282,10 @@ def make_parts(directory, parts):
 def main(arguments):
     parser = argparse.ArgumentParser(description="Make a test environment; print its module directory.")
     parser.add_argument('name', help="a system, or its state in a year: frontier-2024")
-    parser.add_argument('--into', metavar='DIR', help="default: .local/stand_ins/NAME of this checkout")
+    parser.add_argument('--into', metavar='DIR', type=Path, help="default: .local/stand_ins/NAME of this checkout")
     options = parser.parse_args(arguments)
-    target = Path(options.into).absolute() if options.into else None
     try:
-        print(make(options.name, target) / 'modules')
+        print(make(options.name, options.into and options.into.absolute()) / 'modules')
     except (UsersProblem, OSError) as problem:
         sys.exit("ERROR: test environment of %s: %s" % (options.name, problem))
 
