@@ -106,9 +106,9 @@ class SystemJobs:
             ('collection', HERE, 'git clone'),
         )
         for what, path, remedy in needed:
-            if shlex.quote(path) != path:
-                # EasyBuild 5.4.1 quotes none of them in a job's command
-                raise EasyBuildError("Jobs need a %s whose name has only ASCII letters, digits and @%%+=:,./-_, found "
+            if shlex.quote(path) != path or '%' in path:
+                # EasyBuild 5.4.1 quotes none of them in a job's command, which it formats
+                raise EasyBuildError("Jobs need a %s whose name has only ASCII letters, digits and @+=:,./-_, found "
                                      "%s. Choose another (%s ...).", what, path, remedy)
             # in a rehearsal, the nodes are this machine
             if os.environ.get('HPC_PYTORCH_REHEARSAL') and os.path.exists(path):
