@@ -258,6 +258,8 @@ def test_users_address_and_port():
     """Whoever sets them knows better."""
     found = ranks(MASTER_ADDR='there', MASTER_PORT='29500', **SRUN)
     assert (found['MASTER_ADDR'], found['MASTER_PORT']) == ('there', '29500')
+    # in many a ~/.bashrc, and on each node another one
+    assert [ranks(MASTER_ADDR=mine, **SRUN)['MASTER_ADDR'] for mine in ('localhost', '127.0.0.1')] == ['nid012'] * 2
 
 
 def test_ports_differ():
