@@ -382,11 +382,11 @@ def at_work(login, go):
     return called
 
 
-def cancelled(login, go, command):
+def cancelled(login, go, *command):
     """What is said when the job is cancelled."""
     called = at_work(login, go)
     number = re.search(r'job (\S+) \(', called.stderr.readline()).group(1)
-    subprocess.run([command, number], env=login.environment, check=True)
+    subprocess.run([*command, number], env=login.environment, check=True)
     errors = called.communicate(timeout=900)[1]
     # the stand-in's qdel does not reach what mpirun has started
     go.touch()
@@ -398,6 +398,8 @@ def cancelled(login, go, command):
 def test_ctrl_c(slurm, tmp_path):
     """The job goes on; what to type to cancel it is said."""
     assert 'ended before its program did: it was cancelled' in cancelled(slurm, tmp_path / 'never', 'scancel')
+    # it had been started
+    assert 'directory' not in cancelled(slurm, tmp_path / 'never too', 'scancel', '--batch', '--signal=TERM')
     called = at_work(slurm, tmp_path / 'go')
     called.send_signal(signal.SIGINT)
     errors = called.communicate(timeout=900)[1]
