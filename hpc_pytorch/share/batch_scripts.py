@@ -130,20 +130,17 @@ class Script:
         if self.gpus and self.ranks not in (1, self.gpus):
             raise Problem("the job has %d GPUs on a node: start one rank for each of them, or one in all"
                           " (--ranks-per-node 1); fewer GPUs: --gpus N" % self.gpus)
-        if self.gpus != self.all_gpus:
-            self.check_part()
+        if self.gpus > self.all_gpus:
+            raise Problem("--gpus %d: expected at most %d, as a node has" % (self.gpus, self.all_gpus))
+        # part of a node is to be had only where nodes are shared
+        shared = self.scheduler.get('nodes_exclusive') != 'yes' or self.options.partition
+        if self.gpus < self.all_gpus and not shared:
+            raise Problem("--gpus %d: jobs have whole nodes in the partition %s; name one whose nodes are shared with"
+                          " --partition" % (self.gpus, self.partition))
         if self.ranks > self.all_cores:
             raise Problem("a node has %d cores: start at most as many ranks on it (--ranks-per-node)" % self.all_cores)
         if self.options.stage and not os.path.exists(os.path.join(os.path.dirname(HERE), 'bin/pytorch-stage')):
             raise Problem("--stage: this module has no pytorch-stage; a container's packages: make-squashfs")
-
-    def check_part(self):
-        """Part of a node is to be had only where nodes are shared."""
-        if self.gpus > self.all_gpus:
-            raise Problem("--gpus %d: expected at most %d, as a node has" % (self.gpus, self.all_gpus))
-        if self.scheduler.get('nodes_exclusive') == 'yes' and not self.options.partition:
-            raise Problem("--gpus %d: jobs have whole nodes in the partition %s; name one whose nodes are shared with"
-                          " --partition" % (self.gpus, self.partition))
 
     def slurm_head(self):
         lines = ['--job-name=' + self.name, '--nodes=%d' % self.options.nodes, '--time=' + self.clock]
@@ -178,7 +175,7 @@ class Script:
     def launch(self):
         """Return the command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
         words = read_share('launchers.cfg')[self.launcher['command']]
-        end = words.get('requeue' if self.options.requeue else 'failure', '')
+        end = words.get('failure', '') if not self.options.requeue else ''
         binding = words.get('gpu_binding', words['binding']) if self.gpus else words['binding']
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
@@ -199,12 +196,15 @@ class Script:
         if followed:
             head.insert(1, self.words['output option'].format(name=self.name))
             lines += filter(None, [self.words['output'].format(name=self.name)])
-        lines += [self.words['begin'], '']
+        lines.append(self.words['begin'])
+        lines.append('')
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
             lines += STAGE
         turn = self.words['turn'] if self.options.requeue else ''
         lines.append(self.preparation.format(name=self.name, job=self.words['job'], turn=turn))
+        if self.options.requeue:
+            lines += filter(None, [read_share('launchers.cfg')[self.launcher['command']].get('requeue')])
         lines.append(' '.join(map(shlex.quote, self.launch())))
         ending = []
         if self.options.requeue:

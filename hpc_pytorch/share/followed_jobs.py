@@ -41,11 +41,9 @@ class Job:
     def __init__(self, script):
         self.script = script
         self.words = script.words
-        self.number = None
-        self.status = None
+        self.number = self.status = self.reason = None
         # bytes of the output that were shown
         self.position = 0
-        self.reason = None
 
     @property
     def output(self):

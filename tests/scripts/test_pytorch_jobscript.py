@@ -181,6 +181,23 @@ def test_queued_again(jobscript, tmp_path, ended, status, again):
     assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
 
+@pytest.mark.parametrize('ended, status, again', [(0, 0, False), (85, 85, True)])
+def test_ranks_that_are_left(jobscript, tmp_path, ended, status, again):
+    """One that has ended well leaves the others their time; one that has left to be queued again, two minutes."""
+    lines = jobscript('frontier', '--requeue', '3', 'train.py')
+    start = lines.index('mkdir -p "$HPC_RANK_OUTPUTS"')
+    launch, = [number for number, line in enumerate(lines) if line.startswith('srun ')]
+    assert '--wait' not in lines[launch] and '--kill' not in lines[launch]
+    (tmp_path / 'rank-1.out').write_text('pytorch-srun: rank 1 on n1 ended with status %d at 05:00:00\n' % ended)
+    for name, does in (('sleep', 'exec /bin/sleep 0.1'), ('scontrol', 'echo "$@"'),
+                       ('srun', 'for turn in 1 2 3 4 5 6 7 8 9 10; do /bin/sleep 0.2; done')):
+        (tmp_path / 'bin' / name).write_text('#!/bin/sh\n%s\n' % does)
+        (tmp_path / 'bin' / name).chmod(0o755)
+    done = subprocess.run(['bash', '-c', '\n'.join(lines[start:])], text=True, stdout=subprocess.PIPE, env={
+        'HPC_RANK_OUTPUTS': str(tmp_path), 'SLURM_JOB_ID': '7', 'PATH': '%s/bin:/usr/bin:/bin' % tmp_path})
+    assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
+
+
 def test_part_of_a_node(jobscript):
     """Two GPUs to debug with, where nodes are shared, and their share of the cores."""
     lines = jobscript('isambard-ai', '--gpus', '2', 'train.py')
