@@ -197,6 +197,9 @@ class Script:
             head.insert(1, self.words['output option'].format(name=self.name))
             lines += filter(None, [self.words['output'].format(name=self.name)])
         lines.append(self.words['begin'])
+        # below srun --pty, whose step has all cores of the job
+        if 'SLURM_STEP_ID' in os.environ:
+            lines.append('export SLURM_OVERLAP=1')
         lines.append('')
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:

@@ -367,11 +367,14 @@ def test_what_hurts(slurm):
 @pytest.mark.slow
 def test_interactive(slurm):
     """In a job that one is in already."""
-    start = 'bash -l <(%s -I %s --dry-run --nodes 2 train.py)' % (sys.executable, slurm.program)
-    allocated = subprocess.run(['salloc', '-N2', '-c2', '-t5', 'bash', '-c', start], env=slurm.environment, text=True,
-                               cwd=slurm.directory, timeout=900, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
-    assert {'rank 0 of 2', 'rank 1 of 2'} <= set(allocated.stdout.splitlines()), allocated.stderr
+    def said(options, *asked):
+        start = 'bash -l <(%s -I %s --dry-run %s train.py)' % (sys.executable, slurm.program, options)
+        done = subprocess.run([*asked, '-c2', '-t5', 'bash', '-c', start], env=slurm.environment, text=True,
+                              timeout=300, cwd=slurm.directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        return set(done.stdout.splitlines())
+    assert {'rank 0 of 2', 'rank 1 of 2'} <= said('--nodes 2', 'salloc', '-N2')
+    # as below srun --pty: the step has all cores of the job
+    assert 'rank 0 of 1' in said('', 'srun', '-N1')
 
 
 def at_work(login, go):
