@@ -261,6 +261,20 @@ def test_without_torch_distributed(check, monkeypatch):
     assert check.left_out()['mpi'] == 'not installed'
 
 
+@pytest.mark.parametrize('modules, words', [
+    (['torch_mpi'], 'started as 1 process(es), not as 2: the launcher belongs to another MPI than torch_mpi\'s'),
+    ([], 'torch_mpi is not installed')])
+def test_ranks_that_no_mpi_started(check, monkeypatch, modules, words):
+    """srun without PMI: torch_mpi is there, and makes no backend available."""
+    torch = types.ModuleType('torch')
+    torch.distributed = types.SimpleNamespace(is_mpi_available=lambda: False)
+    monkeypatch.delitem(sys.modules, 'torch_mpi', raising=False)
+    for name, module in [('torch', torch), ('torch.distributed', torch.distributed)] + [(one, torch) for one in modules]:
+        monkeypatch.setitem(sys.modules, name, module)
+    with pytest.raises(check.Failed, match=re.escape(words)):
+        check.rank_torch('mpi')
+
+
 def test_compiler_without_pythons_headers(check, monkeypatch, tmp_path):
     """As on many a Debian: torch.compile cannot work there, and the installation is right."""
     monkeypatch.setenv('CXX', sys.executable)
