@@ -15,7 +15,7 @@ from hpc_pytorch.jobs.status import state_of
 from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
 from hpc_pytorch.machine.module_files import ROOT
 from hpc_pytorch.packages.easybuild_errors import with_prefix
-from hpc_pytorch.rules.installation_locks import remove_stale_lock
+from hpc_pytorch.rules.installation_locks import check_owner, remove_stale_lock
 
 DEPENDENCY = re.compile(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?")
 LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)')
@@ -75,6 +75,7 @@ def uninstall(name, files):
     pairs = (software, top), tuple(map(os.path.realpath, (software, top)))
     if not any(os.path.commonpath(pair) == pair[1] for pair in pairs):
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
+    check_owner(software)
     if build_option('dry_run') or build_option('extended_dry_run'):
         print("Would remove %s: its module, %s, and the remains of its build" % (name, software))
         return

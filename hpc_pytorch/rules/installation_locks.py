@@ -10,6 +10,7 @@ from easybuild.tools.config import build_option
 from easybuild.tools.filetools import det_lock_path, remove_dir
 
 from hpc_pytorch.machine.batch_systems import alive, own_job
+from hpc_pytorch.rules import policy
 from ramgate.processes import stat
 
 
@@ -72,8 +73,18 @@ def lock_of(easyblock):
     return det_lock_path(easyblock.installdir.replace('/', '_'))
 
 
+def check_owner(directory):
+    """Stop before somebody else's installation loses its module: EasyBuild takes the group's right to write away."""
+    if os.path.isdir(directory) and not os.access(directory, os.W_OK) and os.stat(directory).st_uid != os.geteuid():
+        raise EasyBuildError(
+            "%s belongs to somebody else (ls -ld shows to whom), so you can neither replace nor remove it. If its "
+            "owner installs it with --group-writable-installdir, the group can.", directory)
+
+
 def take(easyblock):
     """Record this process as the owner, before EasyBuild takes the lock."""
+    if policy.going_to_install():
+        check_owner(easyblock.installdir)
     lock_path = lock_of(easyblock)
     if lock_path:
         remove_stale_lock(lock_path)

@@ -141,3 +141,18 @@ def test_not_for_the_group(both):
         (ann.eb.prefix / name).chmod(0o2775)
     ann.submit(ann.write('toy'))
     assert 'everybody adds: --umask=002 --set-gid-bit' in ben.refused(ben.write('toy'), *SHARED)
+
+
+def test_installation_of_the_other(both):
+    """Ben can neither replace nor remove what Ann installed, and is told before it has lost its module."""
+    ann, ben = both
+    words = [ann.write('toy'), '--buildpath=%s' % ann.directory, *SHARED]
+    ann.run(*words)
+    words = [ben.write('toy'), '--buildpath=%s' % ben.directory, *SHARED]
+    uninstall = ['--uninstall', 'toy/1.0-ARCHER2']
+    for more in ([*words, '--rebuild'], [*uninstall, '-x'], uninstall):
+        assert 'software/toy/1.0-ARCHER2 belongs to somebody else' in ben.run(*more, status=1)
+        assert ann.module('toy').exists()
+    ann.run(words[0], *SHARED, '--rebuild', '--group-writable-installdir', '--buildpath=%s' % ann.directory)
+    ben.run(*words, '--rebuild')
+    assert ann.module('toy').exists()
