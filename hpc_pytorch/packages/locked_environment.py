@@ -208,6 +208,12 @@ class LockedEnvironment(EasyBlock):
         node = self.system.node
         return bool(node['gpus'] or node['gpu_architecture']) and gpu_code.CPU not in self.cfg['features']
 
+    @property
+    def other_processor(self):
+        """Say which processors the nodes of this system have, if this computer has others."""
+        nodes, here = self.system.system['architecture'], os.uname().machine
+        return nodes and nodes != here and "the nodes of %s are %s, this is %s" % (self.system.name, nodes, here)
+
     def check_gpus_of_locks(self):
         """Refuse wheels for processors alone where there are GPUs, before they are fetched."""
         architecture = self.system.system['architecture'] or os.uname().machine
@@ -245,6 +251,9 @@ class LockedEnvironment(EasyBlock):
             # avoid upstream's failure on a missing checksums.json
             self.json_checksums = {}
         else:
+            if self.other_processor and 'HPC_PYTORCH_REHEARSAL' not in os.environ:
+                raise EasyBuildError("%s: its wheels would be of no use there. Type this on a node with their "
+                                     "processor, or correct `architecture` in system.cfg", self.other_processor)
             with self.loaded_dependencies():
                 self.find_python_and_mpi()
                 self.check_before_fetching()
@@ -259,10 +268,8 @@ class LockedEnvironment(EasyBlock):
         """Refuse what cannot be installed, before gigabytes are fetched."""
 
     def show_packages(self):
-        nodes, here = self.system.system['architecture'], os.uname().machine
-        if nodes and nodes != here:
-            self.dry_run_msg("  * not looked at: whether these have wheels for the nodes of %s (%s); this is %s",
-                             self.system.name, nodes, here)
+        if self.other_processor:
+            self.dry_run_msg("  * not looked at: whether these have wheels for the nodes: %s", self.other_processor)
         versions = {}
         for entry in self.locked('lock_files'):
             versions.setdefault(entry.name, set()).add(entry.version)

@@ -83,6 +83,20 @@ def test_module_only_and_other_modes(eb, toy):
 
 
 @pytest.mark.slow
+def test_nodes_with_another_processor(eb, toy, on_arm):
+    """A login node of another kind would fetch and install wheels that no compute node can use."""
+    bede = ['--system=bede', toy.easyconfig]
+    for more in ([], ['--fetch']):
+        said = eb(*bede, *more, env=toy.online, status=1).stdout
+        assert 'the nodes of bede are aarch64, this is %s' % os.uname().machine in said
+        assert nothing_installed(eb) and not store(eb).exists()
+    assert 'the nodes of bede' in eb(*bede, '-x', env=toy.online).stdout
+    eb(*bede, '--fetch', env=dict(toy.online, **on_arm))
+    # the test environment is made of this machine's parts
+    eb(*bede, env=dict(toy.online, HPC_PYTORCH_REHEARSAL='bede'))
+
+
+@pytest.mark.slow
 def test_another_file_than_the_locked_one(eb, toy):
     """The index serves something else under the same name: refused, nothing installed."""
     make_wheel(toy.index, 'other', '2.0', text='evil = True\n')
