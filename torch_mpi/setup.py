@@ -82,8 +82,7 @@ class BuildPackage(build_py):
         super().run()
         self.copy_file("torch_mpi.pth", os.path.join(self.build_lib, "torch_mpi.pth"))
         with open(os.path.join(self.build_lib, "torch_mpi", "_built.py"), "w") as note:
-            note.write("torch_version = %r\ncompiler = %r\n" % (
-                torch.__version__, shlex.join(mpi_compiler())))
+            note.write("torch_version = %r\ncompiler = %r\n" % (torch.__version__, shlex.join(mpi_compiler())))
 
 
 setup(

@@ -71,15 +71,9 @@ def request_for(system, needs, hours=None):
         account=account(system, asked),
         partition=asked.get('partition') or settings['build_partition'] or settings['partition'],
         qos=asked.get('qos') or (None if settings['build_partition'] else settings['qos']),
-        cores=cores,
-        memory=memory,
-        minutes=min(minutes, 60 * build_option('job_max_walltime')),
-        gpus=gpus,
-        gpus_option=settings['gpus_option'],
-        exclusive=exclusive,
-        options=settings['options'],
-        refused=settings['refused_options'],
-    )
+        cores=cores, memory=memory, minutes=min(minutes, 60 * build_option('job_max_walltime')),
+        gpus=gpus, gpus_option=settings['gpus_option'], exclusive=exclusive,
+        options=settings['options'], refused=settings['refused_options'])
 
 
 def account(system, asked):

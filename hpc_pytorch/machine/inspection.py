@@ -17,10 +17,7 @@ from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_
 from hpc_pytorch.machine.systems import core_list, host_matches, is_for, is_retired
 from hpc_pytorch.machine.versions import release
 
-PARTITIONS = {
-    'slurm': ('sinfo', '--noheader', '--format=%R|%z|%m|%G|%h|%a'),
-    'pbs': ('qstat', '-Q', '-f'),
-}
+PARTITIONS = {'slurm': ('sinfo', '--noheader', '--format=%R|%z|%m|%G|%h|%a'), 'pbs': ('qstat', '-Q', '-f')}
 LOGIN, JOB, BOTH = 'login', 'job', 'both'
 # a question; a function of the system for what is expected (None and [] are not compared); how that is compared with
 # what was found

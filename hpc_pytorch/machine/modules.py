@@ -20,8 +20,7 @@ LMOD = Tool('Lmod', 'Lua', 'LMOD_CMD', None)
 ENVIRONMENT_MODULES = Tool('EnvironmentModules', 'Tcl', 'MODULES_CMD', None)
 # How a tool prints its version, and the oldest that will do: EasyBuild requires Lmod 8, and our module files use
 # pushenv, which Environment Modules before 5.1 lack.
-OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)),
-          'EnvironmentModules': (r'Modules Release (\d+)\.(\d+)', (5, 1))}
+OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)), 'EnvironmentModules': (r'Modules Release (\d+)\.(\d+)', (5, 1))}
 # busy file systems take many seconds
 SECONDS = 60
 HANGS = "it has not answered for %d seconds" % SECONDS

@@ -82,8 +82,7 @@ def pull(runtime, reference, target):
         pulled = run([runtime, 'pull', image, reference], env=variables, errors='replace')
         if pulled.returncode or not os.path.isfile(image):
             said = pulled.stdout.strip().splitlines() or ['no output']
-            raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? "
-                               "Fetch it on a machine with a network (eb --fetch), and bring %s here."
-                               % (reference, said[-1], target))
+            raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? Fetch it on a machine "
+                               "with a network (eb --fetch), and bring %s here." % (reference, said[-1], target))
         fsync(image)
         os.rename(image, target)

@@ -81,8 +81,7 @@ def propose(easyconfig, taken, version, directory):
     for name in easyconfigs:
         theirs.update(by_purpose(plain_values(files[name])['patches']))
     take = [patch for purpose, patch in theirs.items() if purpose in ours]
-    rest = [patch for purpose, patch in theirs.items()
-            if purpose not in ours and not changes_only_tests(files[patch])]
+    rest = [patch for purpose, patch in theirs.items() if purpose not in ours and not changes_only_tests(files[patch])]
     lines = ['upstream = %s (%d patches)' % (', '.join(easyconfigs), len(theirs)), 'tried = none yet', 'left out =',
              '    %d change only tests' % (len(theirs) - len(take) - len(rest))]
     lines += ['%s = TO DECIDE: %s' % (patch, REASON.search(files[patch]).group(1)) for patch in rest]

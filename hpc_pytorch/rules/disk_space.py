@@ -15,8 +15,7 @@ from hpc_pytorch.rules import policy
 from hpc_pytorch.rules.resource_needs import LEAST_ROOM, NEEDS, needs_of
 from ramgate.limits import human
 
-PLACES = (('build', '--buildpath', build_path),
-          ('install', '--prefix or --installpath', install_path),
+PLACES = (('build', '--buildpath', build_path), ('install', '--prefix or --installpath', install_path),
           ('temporary', '--tmpdir', tempfile.gettempdir))
 FALLOC_FL_KEEP_SIZE = 1
 FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there does not allow it"}

@@ -21,13 +21,7 @@ from ramgate.limits import Problem
 MB = 2.0 ** 20
 VERSION = 1
 # (MB, seconds) of a compilation if nothing at all is known, by language; measured on PyTorch
-FIRST_GUESS = {
-    'C': (120, 5),
-    'CXX': (700, 20),
-    'CUDA': (3000, 240),
-    'HIP': (3000, 240),
-    'LINK': (500, 10),
-}
+FIRST_GUESS = {'C': (120, 5), 'CXX': (700, 20), 'CUDA': (3000, 240), 'HIP': (3000, 240), 'LINK': (500, 10)}
 OTHER_GUESS = (300, 10)
 # a first guess weighs as much as so many compilations, whose peaks differ by so much of their mean
 GUESS_WEIGHT = 1.5

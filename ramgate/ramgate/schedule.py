@@ -317,8 +317,7 @@ class Schedule:
             return estimate
         factor = compilation.reserved / estimate.peak
         return estimate._replace(seconds=estimate.seconds * estimate.slowness,
-                                 curve=[memory * factor for memory in estimate.curve],
-                                 earlier=None)
+                                 curve=[memory * factor for memory in estimate.curve], earlier=None)
 
     def future(self, compilation, now):
         """

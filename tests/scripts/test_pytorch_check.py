@@ -269,7 +269,8 @@ def test_ranks_that_no_mpi_started(check, monkeypatch, modules, words):
     torch = types.ModuleType('torch')
     torch.distributed = types.SimpleNamespace(is_mpi_available=lambda: False)
     monkeypatch.delitem(sys.modules, 'torch_mpi', raising=False)
-    for name, module in [('torch', torch), ('torch.distributed', torch.distributed)] + [(one, torch) for one in modules]:
+    there = [('torch', torch), ('torch.distributed', torch.distributed)]
+    for name, module in there + [(one, torch) for one in modules]:
         monkeypatch.setitem(sys.modules, name, module)
     with pytest.raises(check.Failed, match=re.escape(words)):
         check.rank_torch('mpi')

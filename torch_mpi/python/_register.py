@@ -180,6 +180,5 @@ def refuse_other_ranks(rank, size, ranks):
                 "torch_mpi: rank and size come from MPI: this is rank %d of %d, but %s was given; start the program "
                 "with mpirun or srun, and leave that out" % (rank, size, what % value))
     if ranks and dist.is_initialized() and dist.get_rank() != rank:
-        raise MPIUnavailable(
-            "torch_mpi: this process is rank %d in MPI, but rank %d in the default process group; both must number "
-            "the processes alike" % (rank, dist.get_rank()))
+        raise MPIUnavailable("torch_mpi: this process is rank %d in MPI, but rank %d in the default process group; "
+                             "both must number the processes alike" % (rank, dist.get_rank()))
