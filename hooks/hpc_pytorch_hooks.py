@@ -86,7 +86,7 @@ def site_hooks():
     try:
         return load_hooks(path)
     except Exception as error:
-        message = "%s, which $HPC_SITE_HOOKS names, cannot be used: %s: %s" % (path, type(error).__name__, error)
+        message = "%s, the file with your site's hooks, cannot be used: %s: %s" % (path, type(error).__name__, error)
 
     def start_hook():
         raise EasyBuildError(message)

@@ -251,7 +251,8 @@ def choose(option, environ, host_name, easyconfigs):
                            "add --system NAME" % ', '.join(pairs))
     for name, easyconfig in named.items():
         return name, "chosen by the name of %s" % easyconfig
-    return DEFAULT, "the default: neither --system, $HPC_SYSTEM, the host name nor the easyconfig names a system"
+    host = "the host name (it fits %s)" % ' and '.join(here) if here else "the host name"
+    return DEFAULT, "the default: neither --system, $HPC_SYSTEM, %s nor the easyconfig names a system" % host
 
 
 def host_matches(host_name, patterns):

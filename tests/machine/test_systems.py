@@ -208,6 +208,7 @@ def test_unreadable_file(tmp_path):
     # the name of a compute node fits ARCHER2 and LUMI: the easyconfig decides
     (None, {}, 'nid001234', ['PyTorch-1.13.1-ARCHER2.eb'], 'archer2', 'PyTorch-1.13.1-ARCHER2.eb'),
     (None, {}, 'nid001234', ['x-singularity-1.eb'], 'lumi', 'x-singularity-1.eb'),
+    (None, {}, 'nid001234', [], 'workstation', 'the host name (it fits archer2 and lumi)'),
     (None, {'HPC_SYSTEM': ''}, 'laptop', ['/a/b/PyTorch-2.4.0-Derecho.eb'], 'derecho', 'PyTorch-2.4.0-Derecho.eb'),
     (None, {}, 'laptop', ['PyTorch-2.6.0-Bede-whl.eb'], 'bede', 'PyTorch-2.6.0-Bede-whl.eb'),
     (None, {}, 'laptop', ['PyTorch-2.1.0-rocm-5.6.1-python-3.10-singularity-20231123.eb'], 'lumi', 'singularity'),
