@@ -14,11 +14,7 @@ from hpc_pytorch.source.contract import Difference, architectures_of_flags, comp
 SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
 # Backends of torch.distributed: the switch of each, and the library without which it is none.
 Backend = namedtuple('Backend', 'name option library')
-BACKENDS = (
-    Backend('mpi', 'USE_MPI', 'libmpi'),
-    Backend('gloo', 'USE_GLOO', None),
-    Backend('nccl', 'USE_NCCL', None),
-)
+BACKENDS = (Backend('mpi', 'USE_MPI', 'libmpi'), Backend('gloo', 'USE_GLOO', None), Backend('nccl', 'USE_NCCL', None))
 # What the installed PyTorch is asked, by its own Python.
 PROBE = """
 import json, os, torch, torch.distributed as dist
