@@ -65,7 +65,7 @@ def why_not_cuda(packages, system):
             cuda, system.name, architecture)
     if limit and cuda > limit:
         return ("these wheels bring CUDA %d, and the driver of %s takes %d (cuda in its system.cfg). Take an earlier "
-                "version: ./eb --new-version" % (cuda, system.name, limit))
+                "version: ./eb --new-version VERSION EASYCONFIG" % (cuda, system.name, limit))
     return None
 
 

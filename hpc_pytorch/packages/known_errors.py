@@ -31,7 +31,6 @@ EXCERPT_LINES = 15
 EXCERPT_WIDTH = 300
 # Where setup.py was when the compiler failed says nothing; the line after it may.
 TRACEBACK = re.compile(r'^Traceback \(most recent call last\):\n([ \t].*\n)*', re.M)
-
 # Nor do the commands that ninja shows of other jobs, which end after the one that failed.
 PROGRESS = re.compile(r'\[\d+/\d+\] ')
 

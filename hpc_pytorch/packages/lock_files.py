@@ -29,7 +29,8 @@ def parse_lock(text):
         hashes = frozenset(re.findall(r'--hash=sha256:([0-9a-f]{64})(?!\S)', entry))
         if not match or not hashes:
             # what is passed over would not be installed, and nobody would know
-            raise UsersProblem("expected NAME==VERSION --hash=sha256:..., found %r" % entry[:100])
+            raise UsersProblem("expected NAME==VERSION --hash=sha256:..., found %r (from an index without checksums?)"
+                               % entry[:100])
         entries.append(Locked(normal_name(match.group(1)), match.group(2), hashes, entry))
     return entries
 

@@ -203,6 +203,10 @@ class Change:
         if build and not self.build:
             raise UsersProblem("its wheels are those of PyPI, which has none of %s" % build)
         if build:
+            # nothing stands for wheels that are asked for by name
+            if self.values.pop('lock_files_instead', None):
+                self.text = re.sub(r'^lock_files_instead = [^]]*\].*\n', '', self.text, flags=re.M)
+                self.find_inputs()
             self.words = {in_words(self.build): in_words(build), self.build[1:]: build[1:]}
             self.build, self.index = build, self.changed(self.index)
         if self.name:
@@ -210,9 +214,7 @@ class Change:
         elif version == 'latest':
             raise UsersProblem("which version is the newest is not known here: look at %s, and name it instead of "
                                "`latest`" % self.values['homepage'])
-        if not found and release(version) < release(self.old):
-            return self.old
-        return version
+        return self.old if not found and release(version) < release(self.old) else version
 
     def ask_indexes(self, version):
         """Ask the indexes for a version; without PyTorch's own, the user's may do."""
@@ -222,7 +224,8 @@ class Change:
             if not self.index or self.index not in str(problem):
                 raise
         if self.values.get('lock_files_instead'):
-            print("Cannot reach %s: the wheels are those of your own index, as in lock_files_instead." % self.index)
+            print("Cannot reach %s: the wheels are those of your own index, as in lock_files_instead; look whether it "
+                  "has all of %s." % (self.index, ', '.join(self.names_in('lock_files'))))
             self.take_other_locks()
         elif version == 'latest' and self.build:
             raise UsersProblem("%s could not be reached, and only it knows the newest version with wheels for %s. Name "
@@ -235,7 +238,7 @@ class Change:
 
     def take_other_locks(self):
         """Take the locks for the user's own index in the place of those for PyTorch's."""
-        self.text = re.sub(r'^(?:lock_files|extra_index_urls) = .*\n', '', self.text, flags=re.M)
+        self.text = re.sub(r'^(?:lock_files|extra_index_urls) = [^]]*\].*\n', '', self.text, flags=re.M)
         self.text = re.sub(r'^lock_files_instead', 'lock_files', self.text, flags=re.M)
         self.values = plain_values(self.text)
         self.build = ''

@@ -14,7 +14,6 @@ NOT_FETCHED = re.compile(r'Could not fetch URL (?:\w+://)?(?:[^/\s]*@)?([^/\s]*)
 RAISED = r'^[\w.]+(?:Error|Exception|Warning)\b.*'
 # what it says of files that are not the locked ones: each with both hashes
 OTHER_FILES = re.compile(r'^ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.*\n((?:[ \t]+\S.*\n)+)', re.M)
-
 # What goes wrong on the way to a server. The first that fits counts.
 WAYS = read_table('pip_errors', re.I)
 FULL = re.compile(r'No space left on device|Disk quota exceeded', re.I)

@@ -544,12 +544,18 @@ def test_own_index_instead(toy, made, capsys, monkeypatch):
     closed = '#   %s--extra-index-url https://localhost:9/cpu toy-1.0.in -o toy-1.0.lock\ntorch==1.0+cpu\n' % COMMAND
     (toy / 'toy-1.0-pypi.in').write_text((toy / 'toy-1.0.in').read_text().replace('toy-1.0', 'toy-1.0-pypi'))
     (toy / 'toy-1.0.in').write_text(closed)
-    text = EASYCONFIG + "extra_index_urls = ['https://localhost:9/cpu']\n"
+    text = EASYCONFIG.replace("s.lock']", "s.lock',\n              'more-toys.lock']")
+    text += "extra_index_urls = ['https://localhost:9/cpu']\n"
     text += "lock_files_instead = ['toy-%(version)s-pypi.lock']\n"
     files = made('latest', text=text)[1]
-    assert 'Cannot reach https://localhost:9/cpu: the wheels are those of your own' in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert 'Cannot reach https://localhost:9/cpu: the wheels are those of your own' in said
+    assert 'look whether it has all of toy-1.0.lock, more-toys.lock.' in said
     assert sorted(files) == ['toy-2.0-pypi.in', 'toy-2.0-pypi.lock', 'toy-2.0.eb']
     assert "lock_files = ['toy-%(version)s-pypi.lock']" in files['toy-2.0.eb'] and 'index' not in files['toy-2.0.eb']
+    # what is asked for by name is not replaced, nor when it is installed
+    change, files = made('2.0+cpu', text=text)
+    assert sorted(files) == ['toy-2.0.eb', 'toy-2.0.in'] and 'instead' not in files['toy-2.0.eb']
     change, files = made('2.0', text=EASYCONFIG)
     assert sorted(files) == ['toy-2.0.eb', 'toy-2.0.in'] and 'torch==2.0+cpu' in files['toy-2.0.in']
     assert 'toy-2.0.lock: https://localhost:9/cpu/torch/ could not be reached' in change.by_hand[0]
