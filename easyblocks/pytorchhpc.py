@@ -238,6 +238,4 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
     def asked_of_wheel(self):
         """Return the options that the installed wheel was built with, from its note."""
         note = built_wheels.read_note(self.path('wheels'))
-        if note:
-            return note['asked']
-        return self.asked or self.own_options()
+        return note['asked'] if note else self.asked or self.own_options()

@@ -57,6 +57,7 @@ PARAMETERS = {
 }
 # packages of which a program can have only one version: PyTorch's, and what is compiled for it or for the MPI
 CONSTRAINED = re.compile(r'(torch|triton|pytorch-triton|nvidia-|cuda-|mpi4py|horovod)')
+PLATFORM_MARKER = re.compile('sys_platform|platform_')
 # the collection's prebuilt Python, as a dependency
 OWN_PYTHON = ('Python', '3.12.14', '-standalone')
 
@@ -178,28 +179,33 @@ class LockedEnvironment(EasyBlock):
                  % (name, os.path.basename(self.cfg.path)), also_in_dry_run=True)
         return path
 
-    def locked(self, parameter):
-        """Return all entries of the lock files that a parameter names."""
-        entries = []
+    def locked(self, parameter, *names):
+        """Return all entries of the lock files that a parameter names, or of some of them."""
         with as_easybuild_error(easyblock=self):
-            for name in self.cfg[parameter]:
-                entries += read_lock(self.named_file(name))
-        return entries
+            return sum((read_lock(self.named_file(name)) for name in names or self.cfg[parameter]), [])
 
     def check_locks(self):
         """Stop unless all files are there, and locks are of this version; of a copied easyconfig they may not be."""
         for name in self.cfg['scripts'] + self.cfg['example_files']:
             self.named_file(name)
         for parameter in LOCK_PARAMETERS:
-            for entry in self.locked(parameter):
-                version = entry.version.split('+')[0]
+            versions = {}
+            for lock, entry in [(one, entry) for one in self.cfg[parameter] for entry in self.locked(parameter, one)]:
                 if UNKNOWN in entry.hashes:
                     stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
                          % (entry.name, entry.version))
-                if entry.name == 'torch' and self.name == 'PyTorch' and version != self.version:
+                if entry.name == 'torch' and self.name == 'PyTorch' and entry.version.split('+')[0] != self.version:
                     stop(self, "The lock file has torch %s, the easyconfig says %s: make a lock file for %s (the .in "
                          "file beside it has the command) and name it in the easyconfig."
                          % (entry.version, self.version, self.version))
+                if not PLATFORM_MARKER.search(entry.text):
+                    versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
+            for name, of_locks in versions.items():
+                # pip would find out after it has fetched gigabytes
+                if not set.intersection(*of_locks.values()):
+                    places = ['%s in %s' % (' or '.join(sorted(found)), lock) for lock, found in of_locks.items()]
+                    stop(self, "%s is %s: write one version into their .in files, and run the commands in these"
+                         % (name, ', and '.join(places)))
         self.check_gpus_of_locks()
 
     @property
@@ -288,6 +294,11 @@ class LockedEnvironment(EasyBlock):
             print_msg("Cannot reach %s; falling back to your own index, %s. To avoid that, set https_proxy, or "
                       "PIP_EXTRA_INDEX_URL to a mirror of it", ' '.join(self.cfg['extra_index_urls']),
                       "whose wheels bring CUDA: about 3 GB" if cuda else "whose wheels may be larger", log=self.log)
+            lacking = {entry.name for entry in self.locked('lock_files') if not PLATFORM_MARKER.search(entry.text)}
+            lacking -= {entry.name for entry in self.locked(self.locks)}
+            if lacking:
+                raise EasyBuildError("lock_files_instead lacks %s, which lock_files has: add it to an .in file of "
+                                     "these locks, and run the command in that file", ', '.join(sorted(lacking)))
             self.gather_files()
 
     def gather_files(self):
@@ -526,6 +537,4 @@ class LockedEnvironment(EasyBlock):
         if 'pytorch-check' not in self.cfg['scripts']:
             return None
         done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
-        if done.exit_code:
-            return done.output.strip()
-        return None
+        return done.output.strip() if done.exit_code else None

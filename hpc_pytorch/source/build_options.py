@@ -49,9 +49,7 @@ def route(version):
 def unknown_architectures(asked, listing):
     """Return those of 8.0, 9.0a or 9.0+PTX that `nvcc --list-gpu-arch` does not list, without their letters."""
     known = re.findall(r'compute_(\d+)', listing)
-    if not known:
-        return []
-    return [word for word in asked if re.sub(r'\D', '', word) not in known]
+    return [word for word in asked if re.sub(r'\D', '', word) not in known] if known else []
 
 
 def table_options(version, machine, compiler):

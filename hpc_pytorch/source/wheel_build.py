@@ -56,9 +56,7 @@ def print_summary(easyblock):
 
 def commit_of(source):
     """Return the commit that a source of an easyconfig names; None for released tarballs."""
-    if isinstance(source, dict):
-        return source.get('git_config', {}).get('commit')
-    return None
+    return source.get('git_config', {}).get('commit') if isinstance(source, dict) else None
 
 
 def stubs_of(nvcc):

@@ -152,9 +152,7 @@ def pbs_grant(environ):
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = dict(re.findall(r'Resource_List\.(mem|nodect) = (\S+)', done.stdout.decode(errors='replace')))
-    if 'mem' not in found:
-        return None
-    return size(found['mem']) // int(found.get('nodect', 1))
+    return size(found['mem']) // int(found.get('nodect', 1)) if 'mem' in found else None
 
 
 def host():

@@ -58,6 +58,27 @@ def test_locks_instead(eb, toy):
         assert 'PIP_EXTRA_INDEX_URL' in output and 'CUDA' not in output
     kept = {path.name for path in (eb.prefix / 'software/toy/1.0/easybuild/provenance').glob('*.lock')}
     assert kept == {'gone.lock', 'toy.lock'}
+    # what only the first ones have would be missing; what is for another platform is in none
+    (toy.folder / 'gone.lock').write_text(''.join(
+        'mine==1.0%s --hash=sha256:%s\n'.replace('mine', name) % (marker, 'f' * 64)
+        for name, marker in (('toy', '+cpu'), ('mine', ''), ('colorama', " ; sys_platform == 'win32'"))))
+    output = eb(toy.easyconfig, '--fetch', '--rebuild', env=env, status=1).stdout
+    assert 'lock_files_instead lacks mine, which lock_files has: add it to an .in file' in output
+
+
+def test_two_locks_that_differ(eb, toy):
+    """Before anything is fetched; variants for several Pythons, and for other platforms, may be in one lock only."""
+    one, two = [toy.folder / name for name in ('toy.lock', 'more.lock')]
+    toy.easyconfig.write_text(toy.easyconfig.read_text().replace("['toy.lock']", "['toy.lock', 'more.lock']"))
+    line = 'other==%s%s --hash=sha256:' + 'f' * 64 + '\n'
+    one.write_text(one.read_text() + line % ('1.8', " ; python_full_version < '3.0'"))
+    two.write_text(line % ('1.8', '') + line.replace('other', 'toy') % ('9', " ; sys_platform == 'win32'"))
+    assert 'Installing would stop' not in eb(toy.easyconfig, '-x', env=toy.offline).stdout
+    two.write_text(line % ('1.7', ''))
+    output = eb(toy.easyconfig, '-x', env=toy.offline).stdout
+    assert 'other is 1.8 or 2.0 in toy.lock, and 1.7 in more.lock: write one version' in output[output.index('[SUCC'):]
+    output = eb(toy.easyconfig, '--fetch', env=toy.online, status=1).stdout
+    assert '1.7 in more.lock' in output and 'fetching' not in output.replace('fetching files', '')
 
 
 class Index(BaseHTTPRequestHandler):
