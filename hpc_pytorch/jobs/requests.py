@@ -55,14 +55,14 @@ def request_for(system, needs, hours=None):
             memory = size(asked['memory'])
         except Problem as problem:
             raise EasyBuildError("--job-target-resource=memory: %s", problem)
-    minutes = minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime')
-    minutes = max(minutes, 60 * (hours or 0))
+    minutes = max(minutes or minutes_of(settings['walltime'] or DEFAULT_WALLTIME, 'walltime'), 60 * (hours or 0))
     if 'walltime' in asked:
         minutes = minutes_of(asked['walltime'], '--job-target-resource=walltime')
     # Slurm takes a job that no node fits while others wait, and never starts it; other partitions have other nodes
-    for option, amount, most in (('--job-cores', cores, (node['cores'] or 0) * (node['threads_per_core'] or 1)),
-                                 ('--job-target-resource=memory', memory, node['memory']),
-                                 ('--job-target-resource=gpus', gpus, node['gpus'])):
+    for option, amount, most in (
+            ('--job-cores', cores, (node['cores'] or 0) * (node['threads_per_core'] or 1)),
+            ('--job-target-resource=memory (MiB)', (memory or 0) >> 20, (node['memory'] or 0) >> 20),
+            ('--job-target-resource=gpus', gpus, node['gpus'])):
         if 'partition' not in asked and amount and most and amount > most:
             raise EasyBuildError("%s: %d is more than the %d that a node of %s has. Nothing was submitted; ask for "
                                  "less, or name a partition with larger nodes", option, amount, most,

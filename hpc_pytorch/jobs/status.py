@@ -130,7 +130,7 @@ def describe(record, look, states):
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:
         lines += describe_cancelled(record, states)
-    if look.state not in (WAITING, DONE):
+    if look.state not in (WAITING, DONE) and (look.state != CANCELLED or os.path.exists(record['log'])):
         lines.append("log: %s" % record['log'])
     return '\n    '.join(lines)
 

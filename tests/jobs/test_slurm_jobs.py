@@ -119,7 +119,8 @@ def test_killed_for_memory(toys, slurm):
     assert '--job-target-resource=memory=' in text and 'log: ' in text
     assert Path(re.search(r'log: (\S+)', text).group(1)).exists()
     text = ended['top/1.0-ARCHER2']
-    assert '  cancelled' in text and 'large/1.0-ARCHER2 was not installed' in text
+    # it has no log
+    assert '  cancelled' in text and 'large/1.0-ARCHER2 was not installed' in text and 'log: ' not in text
     # and again, with what was advised
     toys.write('large', commands=[OCCUPY.format(megabytes=800, seconds=0)])
     assert len(toys.submit(top, '--job-target-resource=memory=2G', '--job-cores=1')) == 2
@@ -363,6 +364,7 @@ def test_refused(toys, slurm):
     both = toys.write('both', after=['base'])
     output = toys.refused(both, '--job-cores=100000')
     assert 'Nothing was submitted; ask for less' in output and '--job-cores' in output
+    assert 'memory (MiB): 1048576 is more than the ' in toys.refused(both, '--job-target-resource=memory=1T')
     output = toys.refused(both, '--job-target-resource=partition=nowhere')
     assert 'choose another: --job-target-resource=partition=NAME' in output
     assert 'is for pbs' in toys.refused(easyconfig, '--job-backend=PbsPro', env={
