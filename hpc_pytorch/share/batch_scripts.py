@@ -10,12 +10,7 @@ import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-STAGE = [
-    '',
-    "# Python's files go to each node's own disk, once",
-    'staged=$(pytorch-stage) || exit',
-    'eval "$staged"',
-]
+STAGE = ['', "# Python's files go to each node's own disk, once", 'staged=$(pytorch-stage) || exit', 'eval "$staged"']
 OUTPUTS = """
 # what each rank prints is also kept in a file of its own
 export HPC_RANK_OUTPUTS="$PWD/{name}-{job}{turn}"
@@ -169,6 +164,10 @@ class Script:
         if self.gpus:
             chunk += ':ngpus=%d' % self.gpus
         lines = ['-N ' + self.name, '-l ' + chunk, '-l walltime=' + self.clock, '-j oe']
+        if self.options.nodes > 1:
+            # PBS's default, free, gives one node to all chunks that fit on it
+            shared = self.options.partition or self.scheduler.get('nodes_exclusive') != 'yes'
+            lines.insert(2, '-l place=scatter' + ('' if shared else ':excl'))
         optional = (('-q ', self.partition), ('-A ', self.account), ('', self.batch_options))
         return lines + [option + value for option, value in optional if value]
 
@@ -209,9 +208,7 @@ class Script:
         if self.options.requeue:
             lines += filter(None, [read_share('launchers.cfg')[self.launcher['command']].get('requeue')])
         lines.append(' '.join(map(shlex.quote, self.launch())))
-        ending = []
-        if self.options.requeue:
-            ending.append(AGAIN.format(times=self.options.requeue, **self.words))
+        ending = [AGAIN.format(times=self.options.requeue, **self.words)] if self.options.requeue else []
         if followed:
             ending.append(END)
         if ending:

@@ -94,8 +94,9 @@ def test_cores_of_the_operating_system(jobscript):
 def test_pbs(jobscript):
     """The same for PBS and PALS."""
     lines = jobscript('derecho', '--nodes', '2', '--time', '90', 'train.py')
-    for line in ('#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4', '#PBS -l walltime=01:30:00', '#PBS -A project2',
-                 '#PBS -q main', '[ "$PBS_ENVIRONMENT" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR" || exit'):
+    for line in ('#PBS -l select=2:ncpus=64:mpiprocs=4:ngpus=4', '#PBS -l place=scatter:excl',
+                 '#PBS -l walltime=01:30:00', '#PBS -A project2', '#PBS -q main',
+                 '[ "$PBS_ENVIRONMENT" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR" || exit'):
         assert line in lines
     assert lines[-1] == 'mpiexec -n 8 --ppn 4 --cpu-bind numa pytorch-srun train.py'
 
@@ -208,6 +209,8 @@ def test_part_of_a_node(jobscript):
     lines = jobscript('derecho', '--gpus', '1', '--partition', 'develop', 'train.py')
     assert '#PBS -l select=1:ncpus=16:mpiprocs=1:ngpus=1' in lines
     assert '--depth 16 --cpu-bind depth' in lines[-1]
+    # PBS would put both parts on one node
+    assert '#PBS -l place=scatter' in jobscript('derecho', '--gpus', '1', '--partition', 'develop', '--nodes', '2', 'a')
 
 
 @pytest.mark.parametrize('system, arguments, variables, says', [
