@@ -16,7 +16,8 @@ import time
 import uuid
 from pathlib import Path
 
-from easybuild.tools.config import build_option, install_path
+from easybuild.tools.config import build_option, build_path, install_path
+from easybuild.tools.filetools import is_parent_path
 
 from hpc_pytorch import read_json
 from hpc_pytorch.machine.batch_systems import SCHEDULERS, WORDS
@@ -83,7 +84,7 @@ def remove_record(record):
         # while it may be alive the next job waits for it; others' files, who share the prefix, stay
         if '.alive.' not in path[len(files_of(record)):]:
             with contextlib.suppress(OSError):
-                os.remove(path)
+                shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
 
 
 def first_line(path):
@@ -110,8 +111,10 @@ def write_script(record, command, log):
     if tool:
         lines.append('export PATH="$PATH":%s' % shlex.quote(os.path.dirname(tool)))
     values = {'record': record_path(record['name']), 'token': record['token'], 'files': files_of(record), 'log': log}
-    for name, value in values.items():
-        lines.append('%s=%s' % (name, shlex.quote(value)))
+    lines += ['%s=%s' % (name, shlex.quote(value)) for name, value in values.items()]
+    # EasyBuild's log of a failure would stay on the node's own /tmp; it refuses a place below the build path
+    if not is_parent_path(build_path(), files_of(record)):
+        lines.append('export EASYBUILD_FAILED_INSTALL_LOGS_PATH=%s' % shlex.quote(files_of(record) + '.failed'))
     lines += ['build() {', command, '}', '']
     common = Path(__file__).resolve().with_name('job-script').read_text()
     path = files_of(record) + '.sh'

@@ -75,12 +75,12 @@ def installed_since(record):
     return any(os.path.exists(one) and os.path.getmtime(one) >= record['time'] for one in (path, path + '.lua'))
 
 
-def log_tail(record, lines=400):
-    """Return the end of a job's log, and what else the batch system said."""
+def log_tail(record, others=()):
+    """Return the end of a job's log, what else the batch system said, and the end of other logs."""
     found = []
-    for path in (record['log'], files_of(record) + '.out'):
+    for path in (record['log'], files_of(record) + '.out', *others):
         with contextlib.suppress(OSError):
-            last = Path(path).read_text(errors='replace').splitlines()[-lines:]
+            last = Path(path).read_text(errors='replace').splitlines()[-400:]
             found += [line.rstrip() for line in last if line.strip()]
     return found
 
@@ -103,8 +103,9 @@ def describe_failure(record, look):
     for end in explanations('ended', '%s, %s' % (look.word, look.about)):
         found.append("cause: " + end['cause'].format(memory=memory, walltime=walltime))
         found.append("what to do: " + end['remedy'])
-    lines = log_tail(record)
-    found += known_errors.explain('\n'.join(lines)).splitlines()
+    logs = list(Path(files_of(record) + '.failed').glob('*/*/*'))
+    lines = log_tail(record, logs)
+    found += known_errors.explain('\n'.join(lines)).splitlines() + ["EasyBuild's log: %s" % path for path in logs]
     errors = [line for line in lines if line.startswith(ERRORS)]
     return found + (errors or lines)[-3:]
 

@@ -1,7 +1,4 @@
-"""
-``eb --job`` for systems that are described in ``systems/``. The two backends (job_backends/) are EasyBuild's; what they
-share is here.
-"""
+"""``eb --job`` for systems that are described in ``systems/``: what the two backends (job_backends/) share."""
 import contextlib
 import fcntl
 import os

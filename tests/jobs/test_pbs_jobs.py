@@ -275,7 +275,8 @@ def test_failures(toys, pbs):
     toys.write('large', commands=[OCCUPY.format(megabytes=600, seconds=60)])
     top = toys.write('top', after=['large'])
     toys.submit(top, '--job-target-resource=memory=400M')
-    toys.submit(toys.write('broken', commands=['echo "No space left on device"; exit 1']))
+    # the words are in the output alone
+    toys.submit(toys.write('broken', commands=['echo "No space left" "on device"; exit 1']))
     toys.submit(toys.write('homeless'), env={'HOME': '/proc/nonexistent'})
     found = toys.wait_for_end()
     assert 'your home directory does not exist on the compute node' in found['homeless/1.0-Derecho'], found
@@ -286,6 +287,9 @@ def test_failures(toys, pbs):
     text = found['top/1.0-Derecho']
     assert '  cancelled' in text and 'large/1.0-Derecho was not installed' in text
     assert '  failed' in found['broken/1.0-Derecho'] and 'the disk is full' in found['broken/1.0-Derecho']
+    # on a real node, /tmp is the node's own
+    log = Path(re.search(r"EasyBuild's log: (\S+)", found['broken/1.0-Derecho']).group(1))
+    assert toys.eb.prefix in log.parents and 'No space left on device' in log.read_text()
     # PBS has forgotten them: their own files still tell
     pbs.forget()
     assert 'the disk is full' in toys.status()['broken/1.0-Derecho']
