@@ -11,7 +11,7 @@ from easybuild.tools.config import install_path
 
 from hpc_pytorch import HERE, parse
 from hpc_pytorch.jobs.records import files_of, first_line, mark_of, read_records
-from hpc_pytorch.machine.batch_systems import CANCELLED, DONE, FAILED, RUNNING, UNKNOWN, WAITING
+from hpc_pytorch.machine.batch_systems import ALIVE, CANCELLED, DONE, FAILED, RUNNING, UNKNOWN, WAITING
 from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import with_prefix
@@ -125,8 +125,10 @@ def describe(record, look, states):
         lines += describe_progress(record)
     elif look.state == WAITING:
         options = dict(explanations('options', '--job-status')[0], cancel='cancel job %s' % record['job'])
-        meanings = [reason['meaning'] for reason in explanations('waits', look.about)]
-        lines += [meaning.format(job=record['job'], **options) for meaning in meanings[:1]]
+        # OpenPBS's server, when it was killed, may no longer know who depends on whom
+        before = {states[job][1].state for job in record['after'] if job in states}
+        reason = 'all ended' if look.about == 'Dependency' and not before & {*ALIVE, UNKNOWN} else look.about
+        lines += [row['meaning'].format(job=record['job'], **options) for row in explanations('waits', reason)[:1]]
     elif look.state == FAILED:
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:

@@ -560,6 +560,19 @@ def test_held(toys, pbs):
     pbs.delete(base)
 
 
+def test_forgotten_dependency(toys, pbs):
+    """A server that was killed no longer knows who waits for a job that has succeeded, and holds it (OpenPBS 23.06)."""
+    toys.write('base')
+    top = toys.write('top', after=['base'])
+    held = toys.submit(top)[-1]
+    subprocess.run(['qhold', '-h', 's', held], env=dict(os.environ, **pbs.environment), check=True)
+    wait_for(lambda: '  done (' in toys.status()['base/1.0-Derecho'], "end of the first job")
+    shown = toys.run('--job-status', top)
+    assert 'waiting (H, Dependency)\n    the jobs that it depends on have ended' in shown, shown
+    assert 'cancel job %s, and submit again' % held in shown, shown
+    pbs.delete(held)
+
+
 @pytest.mark.nightly
 def test_moved_and_old(toys, pbs):
     """A job that PBS has moved to another server is in nobody's hands; old records are shown, too."""
