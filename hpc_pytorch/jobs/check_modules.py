@@ -183,7 +183,8 @@ def written_today(easyconfig):
 
     easyblock.hooks = dict(easyblock.hooks, module_write_hook=keep)
     try:
-        easyblock.run_step('prepare', [lambda one: one.prepare_step])
+        # the build directory is gone since the installation
+        easyblock.run_step('prepare', [lambda one: lambda: one.prepare_step(start_dir=False)])
         easyblock.run_step('module', [lambda one: one.make_module_step])
     except Written as written:
         return easyblock.mod_filepath, str(written)
