@@ -202,7 +202,8 @@ def compare_module(name, root):
         changed = [line for line in list(lines)[2:] if not line.startswith('@@')]
         if changed:
             print("%s would not be written like this today:" % path, *changed, sep='\n  ')
-            print("To write it again: ./eb %s --module-only --force" % easyconfig)
+            top = os.path.dirname(install_path('software'))
+            print("To write it again: ./eb %s --module-only --force --installpath=%s" % (easyconfig, top))
     except (EasyBuildError, UsersProblem, OSError) as problem:
         print("%s was not compared with what would be written today: %s" % (name, problem))
     finally:

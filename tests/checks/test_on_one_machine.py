@@ -167,8 +167,8 @@ def test_written_today(module):
     assert '1 of 1 checks passed' in output and '''%s would not be written like this today:
   -setenv("NCCL_OF_THEN", "1")
   +-- of the site
-To write it again: ./eb %s --module-only --force
-''' % (file, easyconfig) in output, output
+To write it again: ./eb %s --module-only --force --installpath=%s
+''' % (file, easyconfig, module.eb.prefix) in output, output
     assert files() == before and easyconfig in before
     # what cannot be asked costs nothing else
     module.promise(EASYCONFIG % (3, 1))
