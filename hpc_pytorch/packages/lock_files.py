@@ -32,6 +32,8 @@ def parse_lock(text):
             raise UsersProblem("expected NAME==VERSION --hash=sha256:..., found %r (from an index without checksums?)"
                                % entry[:100])
         entries.append(Locked(normal_name(match.group(1)), match.group(2), hashes, entry))
+    if not text.strip():
+        raise UsersProblem("it is empty")
     return entries
 
 

@@ -27,6 +27,14 @@ def test_not_locked(tmp_path, line):
         read_lock(path)
 
 
+def test_empty(tmp_path):
+    """What a command that failed leaves of its output is not a lock without packages."""
+    path = tmp_path / 'toy.lock'
+    path.write_text('')
+    with pytest.raises(UsersProblem, match='toy.lock is not a complete lock file: it is empty'):
+        read_lock(path)
+
+
 def test_damaged(tmp_path):
     """Other bytes in it, and it is refused; but where they make a comment, which takes one package away."""
     whole, names = LOCK.read_bytes(), [entry.name for entry in read_lock(LOCK)]
