@@ -8,7 +8,7 @@ from hpc_pytorch.machine.systems import LAUNCHERS, parse
 # ReFrame's name of a batch system (squeue: Slurm without a record of jobs that have ended), and its options
 SCHEDULERS = {
     'slurm': ('squeue', {'partition': '--partition=', 'account': '--account=', 'qos': '--qos='}),
-    'pbs': ('pbs', {'partition': '-q ', 'account': '-A '}),
+    'pbs': ('pbs', {'partition': '-q ', 'account': '-A ', 'place': '-l place='}),
     'none': ('local', {}),
 }
 MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}
@@ -19,9 +19,9 @@ PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash', '
 def access(scheduler, options):
     """Options that each job is submitted with."""
     account = os.environ.get(scheduler['account_variable'] or '')
-    values = {'partition': scheduler['partition'], 'account': account, 'qos': scheduler['qos']}
-    chosen = [option + values[name] for name, option in options.items() if values[name]]
-    return chosen + list(scheduler['options'])
+    # PBS would give one node to all chunks that fit on it
+    values = dict(scheduler, account=account, place='scatter' + ':excl' * bool(scheduler['nodes_exclusive']))
+    return [option + values[name] for name, option in options.items() if values[name]] + list(scheduler['options'])
 
 
 def binding(system):

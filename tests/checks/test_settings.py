@@ -15,6 +15,7 @@ HEADERS = {
                 '#SBATCH --distribution=block:block', 'srun --cpus-per-task=128'],
     'bede': ['#SBATCH --gres=gpu:1', '#SBATCH --partition=gh', 'mpirun -np 2 --map-by ppr:1:node --bind-to none'],
     'derecho': ['#PBS -l select=2:mpiprocs=4:ncpus=64:ngpus=4', '#PBS -q main', '#PBS -A project',
+                '#PBS -l place=scatter:excl',
                 'mpiexec -n 8 --ppn 4 --cpu-bind numa'],
     'frontier': ['#SBATCH --ntasks=16', '#SBATCH --gpus-per-node=8', '#SBATCH --cpus-per-task=7',
                  '--cpus-per-task=7 --gpus-per-node=8 --gpu-bind=none', 'unset SLURM_EXPORT_ENV'],
