@@ -247,8 +247,8 @@ def nested(builds):
 
 WAYS = (by_name, by_path, static, response_files, without_environment, make, make_by_path, ccache, sccache,
         cmake_before, cmake, xargs, shell, setuptools, autotools, cargo, meson, nested)
-NIGHTLY = (by_path, static, response_files, make_by_path, ccache, sccache, cmake_before, xargs, shell, autotools,
-           cargo, meson)
+NIGHTLY = (by_path, static, response_files, make_by_path, ccache, sccache, cmake_before, xargs, shell, setuptools,
+           autotools, cargo, meson, nested)
 EACH = tuple(pytest.param(way, marks=[pytest.mark.nightly] * (way in NIGHTLY)) for way in WAYS)
 
 

@@ -3,6 +3,7 @@ import json
 import shutil
 
 import pytest
+from common import nightly
 from containers import images
 from lumi.lumi_site import small_place
 
@@ -27,10 +28,15 @@ def container(apptainer):
         yield place
 
 
-def test_container(container):
+OF_IMAGES = 'import|list-packages|run-in-container|wrapper'
+
+
+@pytest.mark.parametrize('names, expected', [
+    (OF_IMAGES, set(OF_IMAGES.split('|'))), nightly('probe', {*OF_IMAGES.split('|'), 'packages', 'gloo'})])
+def test_container(container, names, expected):
     """What every image with PyTorch must do; nothing is said of MPI, and no contract is looked for."""
-    found = container.check('probe')
-    assert set(found) == {'import', 'packages', 'gloo', 'list-packages', 'run-in-container', 'wrapper'}
+    found = container.check(names)
+    assert set(found) == expected
     assert not any(found.values()), found
     assert (container.eb.prefix / 'software/PyTorch/1.0/examples/train.py').exists()
 

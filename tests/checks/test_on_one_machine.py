@@ -56,7 +56,7 @@ def test_all_is_well(module):
     references.write_text(json.dumps(known))
     reasons = module.reasons('train|bandwidth')
     assert 'total=' in reasons and 'each' not in reasons and 'all_reduce' not in reasons
-    module.check('--update', '--name=bandwidth')
+    module.check('--update', '--name=probe=import')
     assert json.loads(references.read_text())['margins']['GB/s'] == 0.99
 
 

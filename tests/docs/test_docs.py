@@ -67,7 +67,7 @@ def test_options_are_lists(site):
     assert './eb [--system NAME] [--rehearse] [any option of EasyBuild] EASYCONFIG ...\n' in blocks
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_names_break_between_their_parts(site, tmp_path):
     """On a wide screen and a phone: only after - / _ =; and nothing leaves its cell or the page."""
     pages = [str(path.relative_to(site[0])) for path in sorted(site[0].rglob('*.html'))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 import pytest
-from common import CHECKOUT, ModulesTool
+from common import CHECKOUT, ModulesTool, nightly
 from containers import images as containers
 from batch_systems.real_slurm import Slurm, free_ports, wait_for
 
@@ -229,16 +229,11 @@ def test_cancelled(user):
     wait_for(lambda: not any(map(os.path.exists, places)), "end of the directories")
 
 
-def test_torchrun_and_mpirun(user):
+@pytest.mark.parametrize('start', [
+    'torchrun --no-python --nproc-per-node=2', nightly('mpirun.openmpi --oversubscribe -n 2 singularity -s exec $SIF')])
+def test_torchrun_and_mpirun(user, start):
     """The other launchers, real: torchrun in the container, Open MPI outside."""
-    output = user('''
-        module load %s
-        torchrun --no-python --nproc-per-node=2 conda-python-distributed -u train.py
-        mpirun.openmpi --oversubscribe -n 2 singularity -s exec $SIF conda-python-distributed -u train.py > mpirun.log
-    ''' % NEW)
-    found = ranks(output)
-    assert sorted(found) == [0, 1] and found[0][1] == '2'
-    found = ranks((user.home / 'mpirun.log').read_text())
+    found = ranks(user('module load %s\n%s conda-python-distributed -u train.py' % (NEW, start)))
     assert sorted(found) == [0, 1] and found[1][1] == '2' and found[1][3] == '1'
 
 

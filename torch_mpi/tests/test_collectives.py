@@ -17,7 +17,7 @@ def test_every_collective(installed, ranks):
     assert output.count("all collectives are right") == ranks
 
 
-@pytest.mark.parametrize("case", ["alone", "beside", "others", "by_device"])
+@pytest.mark.parametrize("case", [pytest.param("alone", marks=pytest.mark.nightly), "beside", "others", "by_device"])
 def test_groups_also_when_torch_looks_closely(installed, tmp_path, case):
     """DETAIL has torch wrap backends, from 2.14 on this one too, to compare the calls of the ranks over gloo."""
     output = installed.run(2, "groups.py", case, MEETING_FILE=str(tmp_path / "meeting"),
