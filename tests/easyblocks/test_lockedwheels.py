@@ -195,7 +195,7 @@ def test_dry_run_without_lock(eb, toy):
     slow('derecho', 'nvidia-cuda-runtime-cu12==12.6.77', None),
     slow('frontier', 'nvidia-cuda-nvcc==13.5.37',
          "for NVIDIA's GPUs (CUDA 13), and those of frontier are AMD's (gfx90a)"),
-    ('workstation', 'nvidia-cuda-nvcc==13.5.37', None),
+    slow('workstation', 'nvidia-cuda-nvcc==13.5.37', None),
 ])
 def test_cuda_of_locks(eb, toy, system, package, says):
     """A CUDA that the system's driver does not take is refused before anything is fetched."""
@@ -208,7 +208,8 @@ def test_cuda_of_locks(eb, toy, system, package, says):
 @pytest.mark.parametrize('system, version, marker, refused', [
     ('bede', '2.10.0', '', True), slow('bede', '2.9.1+cpu', '', True), slow('bede', '2.11.0', '', False),
     slow('bede', '2.6.0+cu126', '', False), slow('bede', '2.10.0', " ; platform_machine == 'x86_64'", False),
-    slow('derecho', '2.10.0', '', False), slow('derecho', '2.15.0+cpu', '', True), ('archer2', '2.15.0+cpu', '', False),
+    slow('derecho', '2.10.0', '', False), slow('derecho', '2.15.0+cpu', '', True),
+    slow('archer2', '2.15.0+cpu', '', False),
 ])
 def test_lock_for_processors_alone(eb, toy, system, version, marker, refused):
     """PyPI's wheels for Arm had no CUDA before 2.11: known from the lock file, before anything is fetched."""

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from common import SCRIPTS, clean_environment
 
 
@@ -34,6 +35,7 @@ before=$PATH
 """
 
 
+@pytest.mark.slow
 def test_another_environment(tmp_path):
     """The one that is active goes, with its module, before the other's module is loaded."""
     for name in ('one', 'two'):
