@@ -164,7 +164,7 @@ def test_uv_in_an_environment_of_ones_own(kinds):
         python -c 'import hpc_small, torch; print("found", hpc_small.__file__, torch.__file__)'
         echo "local $(pip list --local --format=freeze | paste -sd ' ')"
         uv pip install --offline hpc-small 2>&1; echo "status $?"
-        rm -r uvs
+        rm -r uvs cache
     """ % (CHECKOUT / '.venv/bin/uv', kinds.directory / WHEEL), 'venv')
     assert '+ hpc-small==1.2' in output, output
     assert re.search('^found %s/uvs/.* %s' % (kinds.home, TORCH['venv']), output, re.M), output
