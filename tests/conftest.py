@@ -62,7 +62,7 @@ def lmod():
 # same process. What a fixture listed here makes takes no time, or is kept behind a lock for all processes.
 ANYWHERE = {'builds', 'with_mpi', 'stand_ins', 'apptainer', 'small_image', 'on_arm', 'check', 'script', 'python',
             'archive', 'search_index', 'unpacked'}
-# What takes minutes, or waits for minutes, is begun first, then what takes seconds, and what takes no time fills the gaps.
+# What takes or waits for minutes is begun first, then what takes seconds; what takes no time fills the gaps in the end.
 FIRST = ('archer2/test_stack.py', 'frontier/test_frontier.py', 'workstation/', 'lumi/', 'torch_mpi/',
          'bede/test_bede_wheel.py', 'archer2/', 'easyblocks/test_pytorchhpc.py', 'derecho/',
          'scripts/test_pytorch_run.py', 'scripts/test_run_scripts.py', 'jobs/', 'checks/', 'machine/', 'bede/')
