@@ -97,6 +97,8 @@ class Script:
         self.account = options.account or os.environ.get(self.scheduler.get('account_variable', ''))
         self.partition = options.partition or self.scheduler.get('partition')
         self.batch_options = self.scheduler.get('options', '')
+        # a partition that the user names may be another than the system's
+        self.shared = options.partition or self.scheduler.get('nodes_exclusive') != 'yes'
         self.all_gpus = int(self.node.get('gpus', 0))
         self.gpus = options.gpus or self.all_gpus
         self.ranks = options.ranks_per_node or self.gpus or 1
@@ -127,9 +129,7 @@ class Script:
                           " (--ranks-per-node 1); fewer GPUs: --gpus N" % self.gpus)
         if self.gpus > self.all_gpus:
             raise Problem("--gpus %d: expected at most %d, as a node has" % (self.gpus, self.all_gpus))
-        # part of a node is to be had only where nodes are shared
-        shared = self.scheduler.get('nodes_exclusive') != 'yes' or self.options.partition
-        if self.gpus < self.all_gpus and not shared:
+        if self.gpus < self.all_gpus and not self.shared:
             raise Problem("--gpus %d: jobs have whole nodes in the partition %s; name one whose nodes are shared with"
                           " --partition" % (self.gpus, self.partition))
         if self.ranks > self.all_cores:
@@ -146,7 +146,7 @@ class Script:
         if gpus_option:
             lines.append(gpus_option + str(self.gpus))
         # where others may have a part of the node, a job has only the cores that it asks for, whatever its GPUs
-        if self.options.partition or self.scheduler.get('nodes_exclusive') != 'yes':
+        if self.shared:
             lines += ['--ntasks-per-node=%d' % self.ranks, '--cpus-per-task=%d' % self.cores]
         if self.options.requeue:
             lines += ['--requeue', '--open-mode=append']
@@ -166,8 +166,7 @@ class Script:
         lines = ['-N ' + self.name, '-l ' + chunk, '-l walltime=' + self.clock, '-j oe']
         if self.options.nodes > 1:
             # PBS's default, free, gives one node to all chunks that fit on it
-            shared = self.options.partition or self.scheduler.get('nodes_exclusive') != 'yes'
-            lines.insert(2, '-l place=scatter' + ('' if shared else ':excl'))
+            lines.insert(2, '-l place=scatter' + ('' if self.shared else ':excl'))
         optional = (('-q ', self.partition), ('-A ', self.account), ('', self.batch_options))
         return lines + [option + value for option, value in optional if value]
 
