@@ -84,6 +84,8 @@ def easyconfigs_in(arguments):
 
 def configure_modules_tool(arguments):
     """Tell EasyBuild which modules tool to use, unless the user does."""
+    # or each call of Lmod starts four programs to ask for it
+    os.environ.setdefault('LMOD_TERM_WIDTH', '80')
     if 'EASYBUILD_MODULES_TOOL' not in os.environ and '--modules-tool' not in ' '.join(arguments):
         tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program

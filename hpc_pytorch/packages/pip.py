@@ -3,8 +3,8 @@ pip for one Python, and uv for what pip has fetched.
 
 Only downloading sees how the user configured pip; everything else works from the fetched files alone.
 """
+import importlib.util
 import os
-import sys
 import tempfile
 from contextlib import contextmanager
 
@@ -67,7 +67,9 @@ class Pip:
     def command(self, variables):
         """Return the command that runs pip for this Python."""
         if self.path not in COMMANDS:
-            own = [sys.executable, '-m', 'pip', '--python', self.path]
+            ours = importlib.util.find_spec('pip')
+            # what pip's option --python starts, once pip has started for EasyBuild's Python
+            own = [self.path, os.path.join(os.path.dirname(ours.origin), '__pip-runner__.py')] if ours else ['false']
             tried = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=variables,
                                   output_file=False, in_dry_run=True, use_bash=False)
             COMMANDS[self.path] = [self.path, '-m', 'pip'] if tried.exit_code else own

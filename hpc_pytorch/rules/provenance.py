@@ -13,6 +13,7 @@ import time
 
 from easybuild.tools.config import build_option
 from easybuild.tools.filetools import copy_file, mkdir, write_file
+from easybuild.tools.toolchain.toolchain import RPATH_WRAPPERS_SUBDIR
 from easybuild.tools.version import VERSION as EASYBUILD_VERSION
 
 from hpc_pytorch import HERE, VERSION
@@ -39,10 +40,10 @@ def named_files(easyblock):
     return [easyconfig] + sorted(path for path in files if os.path.realpath(path) not in sources)
 
 
-def first_line(command):
+def first_line(command, **options):
     """Return the first line that a command prints, or what went wrong."""
     try:
-        done = run(command, timeout=60)
+        done = run(command, timeout=60, **options)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout.split('\n')[0].strip()
@@ -67,7 +68,10 @@ def packages(directory):
 def facts(easyblock, files):
     ec = easyblock.cfg
     system = current(ec.path)
-    compilers = {key: '%s: %s' % (command, first_line([command, '--version']))
+    # not EasyBuild's wrappers of compilers, which start ten programs each
+    paths = [path for path in os.environ['PATH'].split(os.pathsep) if RPATH_WRAPPERS_SUBDIR not in path]
+    unwrapped = dict(os.environ, PATH=os.pathsep.join(paths))
+    compilers = {key: '%s: %s' % (command, first_line([command, '--version'], env=unwrapped))
                  for key, command in system.compilers.items() if command}
     return {
         'name': ec['name'], 'version': ec['version'], 'versionsuffix': ec['versionsuffix'],

@@ -14,13 +14,12 @@ import shutil
 import sys
 from pathlib import Path
 
-# a checkout that is only read stays as it is
-sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 COLLECTION = HERE.parent.parent
 SYSTEMS = COLLECTION / 'systems'
 if __name__ == '__main__':
-    # run as a program, with -I: Python does not find the collection
+    # a checkout that is only read stays as it is; run with -I, Python does not find the collection
+    sys.dont_write_bytecode = True
     sys.path.insert(0, str(COLLECTION))
 from hpc_pytorch import UsersProblem, parse, part_directory, write_atomically  # noqa: E402
 from hpc_pytorch.machine import commands, distribution_packages  # noqa: E402

@@ -78,6 +78,12 @@ def test_root_is_told(eb):
     assert ('passing EasyBuild\'s --allow-use-as-root' in output) == (os.geteuid() == 0)
 
 
+def test_byte_code_is_kept():
+    """Else each call compiles all of EasyBuild, a second of it."""
+    code = 'import sys, hpc_pytorch.start; sys.exit(sys.dont_write_bytecode)'
+    subprocess.run([CHECKOUT / '.venv/bin/python', '-I', '-O', '-c', code], check=True)
+
+
 def test_users_python_does_not_get_in(eb, tmp_path):
     """Neither $PYTHONPATH nor $PYTHONSTARTUP nor $PYTHONHOME reaches EasyBuild."""
     for name in ('easybuild', 'yaml', 'configparser'):
