@@ -21,6 +21,7 @@ from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_path, source_paths
 from easybuild.tools.filetools import copy_file, create_patch_info, mkdir
+from easybuild.tools.hooks import BUILD_STEP, CONFIGURE_STEP, PATCH_STEP
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import UsersProblem
@@ -77,8 +78,10 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def identity(self):
         """Return what makes the wheel what it is; None if a source or patch has neither checksum nor commit."""
-        checksums = [commit_of(source) or self.get_checksum_for(self.cfg['checksums'], source, index)
-                     for index, source in enumerate(self.cfg['sources'] + self.cfg['patches'])]
+        checksums = []
+        for index, source in enumerate(self.cfg['sources'] + self.cfg['patches']):
+            checksum = self.get_checksum_for(self.cfg['checksums'], source, index)
+            checksums.append(commit_of(source) or checksum)
         if None in checksums:
             return None
         banners = {}
@@ -156,26 +159,22 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         else:
             super().extract_step()
 
-    def patch_step(self, *args, **kwargs):
-        """Patch, unless an interrupted build's tree is continued."""
-        if not self.interrupted:
-            super().patch_step(*args, **kwargs)
+    def skip_step(self, step, skippable):
+        """Skip what a wheel that was built earlier, or an interrupted build's tree, has behind it."""
+        if self.wheel and step in (PATCH_STEP, CONFIGURE_STEP, BUILD_STEP):
+            return True
+        if self.interrupted and step == PATCH_STEP:
+            return True
+        return super().skip_step(step, skippable)
 
     def configure_step(self):
         """Take CMake's answer from an interrupted build; from now on this one can be continued, too."""
-        if self.wheel:
-            return
         if self.interrupted:
             self.cmake_output = self.interrupted['cmake_output']
         super().configure_step()
         if self.facts and not self.interrupted:
             note = {'facts': self.facts, 'source': os.path.realpath(self.start_dir), 'cmake_output': self.cmake_output}
             interrupted_builds.leave(self.builddir, note)
-
-    def build_step(self):
-        """Build the wheel, unless one that was built earlier is installed."""
-        if not self.wheel:
-            super().build_step()
 
     def test_step(self):
         """Run PyTorch's own tests where that is asked for (runtest), unless the wheel was built earlier."""

@@ -22,14 +22,10 @@ from hpc_pytorch.rules import disk_space, early_checks, installation_locks, inte
 from hpc_pytorch.rules import own_python, policy, provenance, usage_hints, within_memory  # noqa: E402
 
 
-def fsync_software(easyblock):
+def fsync_all(easyblock):
     if not easyblock.dry_run:
-        fsync(disk_space.existing(easyblock.installdir))
-
-
-def fsync_module(easyblock):
-    if not easyblock.dry_run:
-        fsync(disk_space.existing(install_path('modules')))
+        for path in (easyblock.installdir, install_path('modules')):
+            fsync(disk_space.existing(path))
 
 
 # Hook -> its rules in their order: (name, what it does with the hook's arguments).
@@ -65,10 +61,10 @@ RULES = {
     # everything is installed, and not yet write-protected
     'post_postproc_hook': [('provenance', provenance.write)],
     # what has a module must be complete, also after a loss of power
-    'pre_module_hook': [('the software is on its disk', fsync_software)],
+    'pre_module_hook': [('the software is on its disk', fsync_all)],
     'post_module_hook': [
         ('provenance of the module file', provenance.note_module),
-        ('its module is on its disk', fsync_module),
+        ('its module is on its disk', fsync_all),
     ],
     # one installation is over
     'post_easyblock_hook': [

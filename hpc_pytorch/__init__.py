@@ -99,14 +99,6 @@ def read_json(path, fields):
     return found if whole else None
 
 
-def writable_place():
-    """Return a directory that the user can write to, as an example in messages: $HOME may be read-only."""
-    for place in ('$HOME', '$SCRATCH', '$WORK', '$PWD'):
-        if os.access(os.path.expandvars(place), os.W_OK | os.X_OK):
-            return place
-    return 'DIRECTORY'
-
-
 def part_directory(place):
     """Make a temporary directory for partial downloads, for `with`; removes those that killed processes left."""
     this_host = socket.gethostname()

@@ -1,10 +1,7 @@
 """Container images as files: whether they are whole, where they are kept, and how they come from a registry."""
 import os
 import re
-import shlex
-import shutil
 import struct
-import subprocess
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, part_directory, fsync
@@ -12,8 +9,6 @@ from hpc_pytorch.machine.commands import run
 from hpc_pytorch.packages.lock_files import UNKNOWN
 
 REFERENCE = re.compile(r'docker://(?P<repository>[\w.:/-]+)@(?P<digest>sha256:[0-9a-f]{64})$')
-# prints the digest of IMAGE:TAG
-ASK_DIGEST = "skopeo inspect --format '{{.Digest}}' docker://%s"
 
 
 def image_size(path):
@@ -55,17 +50,10 @@ def file_of(reference):
         raise UsersProblem("expected docker://NAME@sha256:... with 64 digits, found %s; a tag can stand for another "
                            "image tomorrow" % reference)
     if reference.endswith(UNKNOWN):
-        raise UsersProblem("%s has no digest yet. This prints it: %s" % (reference, ASK_DIGEST % 'IMAGE:TAG'))
+        raise UsersProblem("%s has no digest yet. This prints it: skopeo inspect --format '{{.Digest}}' "
+                           "docker://IMAGE:TAG" % reference)
     name = os.path.basename(found.group('repository'))
     return '%s-%s.sif' % (name, found.group('digest').replace(':', '-'))
-
-
-def digest_of(image):
-    """Return the digest of what a tag stands for today; zeros where that cannot be asked."""
-    if not shutil.which('skopeo'):
-        return UNKNOWN
-    done = run(shlex.split(ASK_DIGEST % image), stderr=subprocess.PIPE)
-    return done.stdout.strip()[len('sha256:'):] if done.returncode == 0 else UNKNOWN
 
 
 def pull(runtime, reference, target):

@@ -23,7 +23,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
-from hpc_pytorch.packages import images, upstream_patches
+from hpc_pytorch.packages import upstream_patches
 from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import read_table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, parse_lock
@@ -97,11 +97,6 @@ def read(path):
         return Path(path).read_text(encoding='utf-8')
     except (OSError, UnicodeDecodeError) as problem:
         raise UsersProblem("%s cannot be read: %s" % (path, problem))
-
-
-def in_words(build):
-    """Return how descriptions call a build: ROCm 7.1 of +rocm7.1, CUDA 12.8 of +cu128."""
-    return re.sub(r'cu(\d+)(\d)', r'CUDA \1.\2', build[1:]).replace('rocm', 'ROCm ')
 
 
 def in_collection(path):
@@ -207,7 +202,7 @@ class Change:
             if self.values.pop('lock_files_instead', None):
                 self.text = re.sub(r'^lock_files_instead = [^]]*\].*\n', '', self.text, flags=re.M)
                 self.find_inputs()
-            self.words = {in_words(self.build): in_words(build), self.build[1:]: build[1:]}
+            self.words = {self.build[1:]: build[1:]}
             self.build, self.index = build, self.changed(self.index)
         if self.name:
             version = self.ask_indexes(version)
@@ -392,9 +387,7 @@ class Change:
         for parameter, value in values.items():
             new = '%s = %s' % (parameter, value)
             text = re.sub(r'^%s = \[.*?\](?= *(#|$))' % parameter, lambda _: new, text, flags=re.M | re.S)  # noqa: B023
-        image = self.changed(self.values.get('local_image', ''))
-        digest = images.digest_of(image) if image else UNKNOWN
-        return re.sub('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + digest, text)
+        return re.sub('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + UNKNOWN, text)
 
     def new_patches(self):
         """Return the patches that are proposed for the new version; prints the table of the others."""

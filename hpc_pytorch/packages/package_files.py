@@ -13,7 +13,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
 from easybuild.tools.filetools import download_file, mkdir
 
-from hpc_pytorch import fsync, part_directory, writable_place
+from hpc_pytorch import fsync, part_directory
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import Pip
 from hpc_pytorch.packages.progress import progress
@@ -94,8 +94,8 @@ class PackageFiles:
                 break
         else:
             raise EasyBuildError("%s %s must be fetched, and you cannot write to the source path. Put a directory of "
-                                 "yours in front of it: --sourcepath=%s/easybuild/sources:%s", entry.name,
-                                 entry.version, writable_place(), shlex.quote(':'.join(source_paths())))
+                                 "yours in front of it: --sourcepath=DIRECTORY:%s", entry.name, entry.version,
+                                 shlex.quote(':'.join(source_paths())))
         with part_directory(store) as part:
             yield part, store
             for path in Path(part).glob('*.*'):

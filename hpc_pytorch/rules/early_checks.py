@@ -12,7 +12,6 @@ from easybuild.tools.config import build_option, build_path, install_path, sourc
 from easybuild.tools.modules import curr_module_paths, modules_tool
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import writable_place
 from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
@@ -80,7 +79,7 @@ def check_directories():
         place = existing(path)
         if not os.access(place, os.W_OK | os.X_OK):
             raise EasyBuildError("The %s path %s cannot be written to (%s is not writable by you). Choose another with "
-                                 "%s, for example: --prefix=%s/easybuild", kind, path, place, option, writable_place())
+                                 "%s", kind, path, place, option)
     check_install_path(easyconfigs[0])
 
 

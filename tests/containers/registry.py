@@ -34,18 +34,6 @@ def unpacked(cache, *packages):
     return place / 'usr'
 
 
-def skopeo(cache, directory, address):
-    """Put the program into a directory; it asks this registry without encryption."""
-    place = unpacked(cache, 'skopeo', 'libgpgme11', 'libassuan0')
-    library, = place.glob('lib/*-linux-gnu')
-    configuration = directory / 'registries.conf'
-    configuration.write_text('[[registry]]\nlocation = "%s"\ninsecure = true\n' % address)
-    script = directory / 'skopeo'
-    script.write_text('#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s/bin/skopeo --registries-conf %s "$@"\n' % (
-        library, place, configuration))
-    script.chmod(0o755)
-
-
 @contextmanager
 def registry(cache, directory):
     """One that serves while this is entered; gives its address."""

@@ -57,6 +57,21 @@ def test_made_from_its_in_file(source):
             assert version in locked[normal_name(name)] or not version, name
 
 
+def test_locks_instead():
+    """They have every package of those that they stand for, but for what is for another platform."""
+    found = 0
+    for path in CHECKOUT.glob('easyconfigs/?/*/*.eb'):
+        values = plain_values(path.read_text())
+        if values.get('lock_files_instead'):
+            found += 1
+            entries, instead = [
+                [entry for name in values[parameter] for entry in read_lock(named_file(str(path), name % values))]
+                for parameter in ('lock_files', 'lock_files_instead')]
+            needed = {entry.name for entry in entries if not re.search('sys_platform|platform_', entry.text)}
+            assert needed <= {entry.name for entry in instead}, path
+    assert found
+
+
 # the index answers slowly: ./test asks for the smallest lock alone
 @pytest.mark.slow
 @pytest.mark.parametrize('lock', [

@@ -55,15 +55,9 @@ def test_locks_instead(eb, toy):
     for options in (['--fetch'], []):
         output = eb(toy.easyconfig, *options, env=env).stdout
         assert 'Cannot reach http://127.0.0.1:9/simple; falling back to your own index' in output
-        assert 'PIP_EXTRA_INDEX_URL' in output and 'CUDA' not in output
+        assert 'PIP_EXTRA_INDEX_URL' in output
     kept = {path.name for path in (eb.prefix / 'software/toy/1.0/easybuild/provenance').glob('*.lock')}
     assert kept == {'gone.lock', 'toy.lock'}
-    # what only the first ones have would be missing; what is for another platform is in none
-    (toy.folder / 'gone.lock').write_text(''.join(
-        'mine==1.0%s --hash=sha256:%s\n'.replace('mine', name) % (marker, 'f' * 64)
-        for name, marker in (('toy', '+cpu'), ('mine', ''), ('colorama', " ; sys_platform == 'win32'"))))
-    output = eb(toy.easyconfig, '--fetch', '--rebuild', env=env, status=1).stdout
-    assert 'lock_files_instead lacks mine, which lock_files has: add it to an .in file' in output
 
 
 def test_two_locks_that_differ(eb, toy):
@@ -150,7 +144,7 @@ def test_read_only_source_path(eb, toy, disk):
     (disk / 't/toy/toy-1.0-wheels' / toy.wheels[0].name).write_bytes(toy.wheels[0].read_bytes())
     subprocess.run(['mount', '-o', 'remount,ro', str(disk)], check=True)
     output = eb(toy.easyconfig, '--fetch', env=toy.online, status=None).stdout
-    assert "--sourcepath=$HOME/easybuild/sources:'%s'" % disk in output and 'other 2.0' in output
+    assert "--sourcepath=DIRECTORY:'%s'" % disk in output and 'other 2.0' in output
     eb.sources = '%s:%s' % (writable, disk)
     assert 'fetching 1 packages into %s' % writable in eb(toy.easyconfig, env=toy.online).stdout
     eb.sources = '%s:%s' % (disk, writable)
