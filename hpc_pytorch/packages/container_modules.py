@@ -11,8 +11,10 @@ FAMILY = 'hpc_container'
 
 
 def conflicts(generator, names):
-    snippets = [snippet(generator, 'family', FAMILY)] + [snippet(generator, 'conflict', name) for name in names]
-    return '\n'.join(snippets) + '\n'
+    text = snippet(generator, 'family', FAMILY) + '\n'
+    for name in names:
+        text += snippet(generator, 'conflict', name) + '\n'
+    return text
 
 
 def environment_inside(generator, venv):
@@ -68,7 +70,9 @@ def binds_of(generator, variable, installdir, paths):
         return generator.conditional_statement(conditions, body, else_body=otherwise, cond_or=True)
 
     unloading = snippet(generator, 'unloading')
-    text = ''.join(if_any([snippet(generator, 'exists', path.split(':')[0]), unloading], bind(path)) for path in paths)
+    text = ''
+    for path in paths:
+        text += if_any([snippet(generator, 'exists', path.split(':')[0]), unloading], bind(path))
     text += bind('%s:%s' % (os.path.join(installdir, 'runscripts'), SCRIPTS_INSIDE)) + '\n'
     directory, place = os.path.join(installdir, USER_SOFTWARE), '/' + USER_SOFTWARE
     unpacked = bind('%s:%s' % (directory, place))

@@ -40,7 +40,8 @@ def with_prefix(arguments, action):
     options = [word for word in arguments if word not in easyconfigs]
     temporary = ''
     try:
-        temporary = set_up_configuration(args=options, silent=True)[1][5]
+        _, settings = set_up_configuration(args=options, silent=True)
+        temporary = settings[5]
         return action(easyconfigs)
     except EasyBuildError as error:
         raise UsersProblem(error.msg)

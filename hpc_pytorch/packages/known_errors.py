@@ -10,9 +10,13 @@ Known = namedtuple('Known', 'pattern cause remedy')
 
 def read_table(name, flags=0):
     """Read a table of errors that lies beside this file."""
-    rows = parse('%s/packages/%s.cfg' % (HERE, name))
-    return [Known(re.compile(row['pattern'].replace('\n', ''), flags), cause, row.get('remedy'))
-            for cause, row in rows.items() if cause]
+    parser = parse('%s/packages/%s.cfg' % (HERE, name))
+    rows = []
+    for cause in parser.sections():
+        row = parser[cause]
+        pattern = row['pattern'].replace('\n', '')
+        rows.append(Known(re.compile(pattern, flags), cause, row.get('remedy')))
+    return rows
 
 
 KNOWN = read_table('known_errors')

@@ -127,11 +127,13 @@ class LockedEnvironment(EasyBlock):
         self.python = self.find_python()
         mpicc = shutil.which(self.system.compilers['mpi_c'] or 'mpicc')
         mpicxx = shutil.which(self.system.compilers['mpi_cxx'] or 'mpicxx')
-        mpi = 'none here' + ', so the locked one' * bool(self.cfg['mpi_lock_files'])
+        mpi = 'none here'
         if mpicc and mpicxx:
             self.mpi_compilers = mpicc, mpicxx
             mpi = mpicc
-        elif self.cfg['collection_packages'] and not self.cfg['mpi_lock_files'] and not FILES_ONLY:
+        elif self.cfg['mpi_lock_files']:
+            mpi = 'none here, so the locked one'
+        elif self.cfg['collection_packages'] and not FILES_ONLY:
             stop(self, "%s is built for an MPI, and its compilers were not found. Add the MPI's module to the "
                  "dependencies, or correct mpi_c and mpi_cxx in system.cfg of %s" % (self.name, self.system.name))
         if self.cfg['build_from_source'] and not build_option('module_only'):
@@ -179,10 +181,16 @@ class LockedEnvironment(EasyBlock):
                  % (name, os.path.basename(self.cfg.path)), also_in_dry_run=True)
         return path
 
-    def locked(self, parameter, *names):
-        """Return all entries of the lock files that a parameter names, or of some of them."""
+    def locked(self, parameter):
+        """Return all entries of the lock files that a parameter names."""
+        entries = []
+        for name in self.cfg[parameter]:
+            entries += self.entries_of(name)
+        return entries
+
+    def entries_of(self, lock):
         with as_easybuild_error(easyblock=self):
-            return sum((read_lock(self.named_file(name)) for name in names or self.cfg[parameter]), [])
+            return read_lock(self.named_file(lock))
 
     def check_locks(self):
         """Stop unless all files are there, and locks are of this version; of a copied easyconfig they may not be."""
@@ -190,23 +198,30 @@ class LockedEnvironment(EasyBlock):
             self.named_file(name)
         for parameter in LOCK_PARAMETERS:
             versions = {}
-            for lock, entry in [(one, entry) for one in self.cfg[parameter] for entry in self.locked(parameter, one)]:
-                if UNKNOWN in entry.hashes:
-                    stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
-                         % (entry.name, entry.version))
-                if entry.name == 'torch' and self.name == 'PyTorch' and entry.version.split('+')[0] != self.version:
-                    stop(self, "The lock file has torch %s, the easyconfig says %s: make a lock file for %s (the .in "
-                         "file beside it has the command) and name it in the easyconfig."
-                         % (entry.version, self.version, self.version))
-                if not PLATFORM_MARKER.search(entry.text):
-                    versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
-            for name, of_locks in versions.items():
-                # pip would find out after it has fetched gigabytes
-                if not set.intersection(*of_locks.values()):
-                    places = ['%s in %s' % (' or '.join(sorted(found)), lock) for lock, found in of_locks.items()]
-                    stop(self, "%s is %s: write one version into their .in files, and run the commands in these"
-                         % (name, ', and '.join(places)))
+            for lock in self.cfg[parameter]:
+                for entry in self.entries_of(lock):
+                    self.check_entry(entry)
+                    if not PLATFORM_MARKER.search(entry.text):
+                        versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
+            self.check_versions(versions)
         self.check_gpus_of_locks()
+
+    def check_entry(self, entry):
+        version = entry.version.split('+')[0]
+        if UNKNOWN in entry.hashes:
+            stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
+                 % (entry.name, entry.version))
+        if entry.name == 'torch' and self.name == 'PyTorch' and version != self.version:
+            stop(self, "The lock file has torch %s, the easyconfig says %s: make a lock file for that (the .in file "
+                 "beside it has the command) and name it in the easyconfig." % (entry.version, self.version))
+
+    def check_versions(self, versions):
+        """Stop unless locks have a package in one version: pip would find out after it has fetched gigabytes."""
+        for name, of_locks in versions.items():
+            if not set.intersection(*of_locks.values()):
+                places = ['%s in %s' % (' or '.join(sorted(found)), lock) for lock, found in of_locks.items()]
+                stop(self, "%s is %s: write one version into their .in files, and run the commands in these"
+                     % (name, ', and '.join(places)))
 
     @property
     def wants_gpus(self):
@@ -241,7 +256,10 @@ class LockedEnvironment(EasyBlock):
             built.discard('mpi4py')
         wheels, sources = [], []
         for entry in self.locked(self.locks):
-            (sources if entry.name in built else wheels).append(entry)
+            if entry.name in built:
+                sources.append(entry)
+            else:
+                wheels.append(entry)
         if not self.mpi_compilers:
             wheels += self.locked('mpi_lock_files')
         return wheels, sources
@@ -456,10 +474,12 @@ class LockedEnvironment(EasyBlock):
 
     def packages_below(self):
         """Return the packages' directories of the modules that this one is loaded on top of."""
-        modules = [dep['name'] for dep in self.cfg.dependencies() if not dep['external_module']]
-        roots = [root for root in map(get_software_root, modules) if root]
-        environments = [root for root in roots if os.path.isfile(os.path.join(root, 'pyvenv.cfg'))]
-        return sum(map(site_packages_of, environments), [])
+        paths = []
+        for dep in self.cfg.dependencies():
+            root = None if dep['external_module'] else get_software_root(dep['name'])
+            if root and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
+                paths += site_packages_of(root)
+        return paths
 
     def settings(self, variables=None):
         """Return the settings of the system that apply, or what applies of these."""
@@ -531,4 +551,6 @@ class LockedEnvironment(EasyBlock):
         if 'pytorch-check' not in self.cfg['scripts']:
             return None
         done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
-        return done.output.strip() if done.exit_code else None
+        if not done.exit_code:
+            return None
+        return done.output.strip()

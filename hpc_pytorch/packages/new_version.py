@@ -34,8 +34,12 @@ COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
 BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
 # among them: the same lock has to come out on every machine.
-PIP_SETTINGS = {'index-url': 'UV_DEFAULT_INDEX', 'cert': 'SSL_CERT_FILE', 'proxy': 'ALL_PROXY',
-                'trusted-host': 'UV_INSECURE_HOST'}
+PIP_SETTINGS = {
+    'index-url': 'UV_DEFAULT_INDEX',
+    'cert': 'SSL_CERT_FILE',
+    'proxy': 'ALL_PROXY',
+    'trusted-host': 'UV_INSECURE_HOST',
+}
 NO_METADATA = '[[dependency-metadata]]\nname = "%s"\nrequires-dist = []\n'
 VERSION = re.compile(r'v?(\d+(?:[.-]?(?:a|b|rc|post|dev)?\d+)*)(\+[\w.]+)?$')
 # Comments of an easyconfig that name versions are true for its own.
@@ -49,12 +53,15 @@ class NotReached(UsersProblem):
 @functools.lru_cache()
 def pip_settings():
     """Return what pip was told of indexes and certificates, as uv's variables."""
+    settings = {}
     # pip sorts by file name, but the user's files count after the others, and variables last
-    listings = [run([sys.executable, '-m', 'pip', 'config', 'list'] + more, stderr=subprocess.DEVNULL).stdout
-                for more in ([], ['--user'])]
-    settings = re.findall(r"^[\w:]+\.([\w-]+)=(.{3,})$", ''.join(listings), re.M)
-    return {PIP_SETTINGS[key]: os.path.expanduser(' '.join(ast.literal_eval(value).split()))
-            for key, value in settings if key in PIP_SETTINGS}
+    for more in ([], ['--user']):
+        listed = run([sys.executable, '-m', 'pip', 'config', 'list'] + more, stderr=subprocess.DEVNULL).stdout
+        for key, value in re.findall(r"^[\w:]+\.([\w-]+)=(.{3,})$", listed, re.M):
+            if key in PIP_SETTINGS:
+                words = ast.literal_eval(value).split()
+                settings[PIP_SETTINGS[key]] = os.path.expanduser(' '.join(words))
+    return settings
 
 
 def uv(command, directory):
@@ -209,7 +216,9 @@ class Change:
         elif version == 'latest':
             raise UsersProblem("which version is the newest is not known here: look at %s, and name it instead of "
                                "`latest`" % self.values['homepage'])
-        return self.old if not found and release(version) < release(self.old) else version
+        if asked == 'latest' and release(version) < release(self.old):
+            return self.old
+        return version
 
     def ask_indexes(self, version):
         """Ask the indexes for a version; without PyTorch's own, the user's may do."""
@@ -287,10 +296,12 @@ class Change:
     def ask(self, requirements, options):
         """Return the lock of a few requirements, from the indexes that the locks are made from."""
         Path(self.work, 'question.in').write_text('\n'.join(requirements) + '\n', encoding='utf-8')
-        # of packages that may have to be built uv need not know what they need
-        alone = self.name != 'torch'
-        Path(self.work, 'question.toml').write_text(NO_METADATA % self.name * alone)
-        options += ' --no-deps' * alone
+        metadata = ''
+        if self.name != 'torch':
+            # of packages that may have to be built uv need not know what they need
+            metadata = NO_METADATA % self.name
+            options += ' --no-deps'
+        Path(self.work, 'question.toml').write_text(metadata)
         if self.index:
             options += ' --extra-index-url ' + shlex.quote(self.index)
         return uv('pip compile --quiet question.in --config-file question.toml ' + options, self.work)
@@ -301,8 +312,10 @@ class Change:
         text = re.sub(r'(?<=--python-version )\S+', lambda found: max(self.least, found.group(), key=release), text)
         if BROUGHT.search(text):
             brought = self.resolved(self.pin(self.version)) if self.index else {'triton-rocm': '0'}
-            for line in filter(BROUGHT.match, map('%s==%s'.__mod__, brought.items())):
-                text = BROUGHT.sub(line, text)
+            for package in brought.items():
+                line = '%s==%s' % package
+                if BROUGHT.match(line):
+                    text = BROUGHT.sub(line, text)
         for name in COMPANIONS:
             if re.search(r'^%s==' % name, text, re.M):
                 version = self.companion(name)
@@ -412,8 +425,9 @@ class Change:
         """Yield what is new: the easyconfig's difference, and versions that changed in the locks."""
         for path, text in sorted(made.items()):
             before = self.easyconfig if path == self.target else path
-            before = before if os.path.exists(before) else named_file(self.easyconfig, os.path.basename(path)) or path
             if not os.path.exists(before):
+                before = named_file(self.easyconfig, os.path.basename(path))
+            if not before:
                 yield "new: %s (%d lines)" % (path, text.count('\n'))
                 continue
             lines = difflib.unified_diff(read(before).splitlines(True), text.splitlines(True), before, path, n=0)
@@ -443,10 +457,11 @@ def write(given, names):
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
             change = Change(find(names[0]), given.new_version, work)
             if given.new_version == 'latest' and change.version == change.old:
-                print("%s: nothing newer than %s fits Python %s on %s%s; to make its locks again: ./eb --renew %s"
-                      % (names[0], change.old, change.least, change.system.name,
-                         " with CUDA %d" % change.system.node['cuda'] if change.system.node['cuda'] else '',
-                         as_typed(change.easyconfig)))
+                system, cuda = change.system.name, change.system.node['cuda']
+                if cuda:
+                    system += " with CUDA %d" % cuda
+                print("%s: nothing newer than %s fits Python %s on %s; to make its locks again: ./eb --renew %s"
+                      % (names[0], change.old, change.least, system, as_typed(change.easyconfig)))
                 return 0
             made = change.make()
     except UsersProblem as problem:

@@ -29,7 +29,9 @@ def ask_python(path):
         answer = run([path, '-I', '-c', ASK_PYTHON], stderr=subprocess.DEVNULL)
     except OSError:
         return None
-    return Python(**json.loads(answer.stdout)) if answer.stdout and not answer.returncode else None
+    if answer.returncode or not answer.stdout:
+        return None
+    return Python(**json.loads(answer.stdout))
 
 
 def pythons(versions):
@@ -63,7 +65,9 @@ def name_and_version(path):
     if wheel:
         return wheel.name, wheel.version
     source = re.match(r'(.+)-([^-]+)\.(?:tar\.gz|zip)$', os.path.basename(path))
-    return (normal_name(source.group(1)), source.group(2)) if source else None
+    if not source:
+        return None
+    return normal_name(source.group(1)), source.group(2)
 
 
 def fits_python(wheel, python):

@@ -15,8 +15,11 @@ from hpc_pytorch.rules import policy
 from hpc_pytorch.rules.resource_needs import LEAST_ROOM, NEEDS, needs_of
 from ramgate.limits import human
 
-PLACES = (('build', '--buildpath', build_path), ('install', '--prefix or --installpath', install_path),
-          ('temporary', '--tmpdir', tempfile.gettempdir))
+PLACES = (
+    ('build', '--buildpath', build_path),
+    ('install', '--prefix or --installpath', install_path),
+    ('temporary', '--tmpdir', tempfile.gettempdir),
+)
 FALLOC_FL_KEEP_SIZE = 1
 FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there does not allow it"}
 
@@ -45,8 +48,12 @@ def room_needed(easyblock):
     unpacked = bytes_of(wheels + [getattr(easyblock, 'wheel', None)])
     needs = needs_of(easyblock.cfg)._asdict()
     of_wheels = NEEDS['LockedWheels']._asdict()
-    return {kind: max(LEAST_ROOM, needs[kind] * sources + of_wheels[kind] * unpacked)
-            for kind, _, _ in PLACES if needs[kind]}
+    room = {}
+    for kind, _, _ in PLACES:
+        if needs[kind]:
+            size = needs[kind] * sources + of_wheels[kind] * unpacked
+            room[kind] = max(LEAST_ROOM, size)
+    return room
 
 
 def check_room(easyblock):
@@ -58,8 +65,10 @@ def check_room(easyblock):
     for kind, _, place in PLACES:
         together[device_of(place())] += room.get(kind, 0)
     for kind, option, place in PLACES:
+        if kind not in room:
+            continue
         path = existing(place())
-        problem = why_no_room(path, room[kind], together[device_of(path)]) if kind in room else None
+        problem = why_no_room(path, room[kind], together[device_of(path)])
         if problem:
             # EasyBuild has made it, before it knew the size
             with contextlib.suppress(OSError):
