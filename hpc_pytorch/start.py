@@ -107,8 +107,8 @@ def configure_files(system):
     os.environ['EASYBUILD_CONFIGFILES'] = ','.join(str(path) for path in files if path)
 
 
-def configure_hooks(given):
-    """Name our hooks to EasyBuild, which knows one file only, and the site's or the user's to our hooks."""
+def users_configuration():
+    """Return what the user's variables and files tell EasyBuild; of a mistake in a file it would print a traceback."""
     from easybuild.tools.options import EasyBuildOptions
 
     class OnlyRead(EasyBuildOptions):
@@ -116,12 +116,26 @@ def configure_hooks(given):
         def postprocess(self):
             pass
 
-    ours = COLLECTION / 'hooks/hpc_pytorch_hooks.py'
     try:
-        others = given or OnlyRead(go_args=[], envvar_prefix='EASYBUILD').options.hooks
-    except Exception:
-        # EasyBuild is going to report what is wrong with its configuration
-        others = None
+        return OnlyRead(go_args=[], envvar_prefix='EASYBUILD')
+    except Exception as problem:
+        files = ' '.join([*OnlyRead.DEFAULT_CONFIGFILES, os.environ.get('EASYBUILD_CONFIGFILES', '')]).strip()
+        # EasyBuild may fail to make an error of the first one
+        reason = ' '.join(str(problem.__context__ or problem).split())
+        raise UsersProblem("EasyBuild's configuration cannot be read (%s): %s" % (files, reason))
+
+
+def configure_robot(users):
+    """Let EasyBuild find the collection's easyconfigs also where the user names directories of others, or in them."""
+    paths = users.options.robot_paths
+    if not set(users.default_robot_paths) <= set(paths):
+        # an empty one stands for EasyBuild's own
+        os.environ['EASYBUILD_ROBOT_PATHS'] = os.pathsep.join(paths + [''])
+
+
+def configure_hooks(others):
+    """Name our hooks to EasyBuild, which knows one file only, and the site's or the user's to our hooks."""
+    ours = COLLECTION / 'hooks/hpc_pytorch_hooks.py'
     if others and Path(others).resolve() != ours:
         os.environ.setdefault('HPC_SITE_HOOKS', os.path.abspath(others))
     os.environ['EASYBUILD_HOOKS'] = str(ours)
@@ -196,7 +210,9 @@ def prepare(arguments):
         return ours.program, arguments
     os.environ.update(EB_SCRIPT_PATH=EB, EB_PYTHON=sys.executable)
     configure_modules_tool(arguments)
-    configure_hooks(ours.hooks)
+    users = users_configuration()
+    configure_robot(users)
+    configure_hooks(ours.hooks or users.options.hooks)
     configure_files(system)
     words = [INSTEAD.get(argument, [argument]) for argument in arguments]
     return ours.program, sum(words, consent_of_root())

@@ -99,6 +99,33 @@ def test_users_configuration_wins(eb, tmp_path):
     assert str(tmp_path / 'elsewhere') in output
 
 
+@pytest.mark.parametrize('text, words', [
+    ('[config]\nbuildpath = /x\n[config]\n', ["section 'config' already exists"]),
+    ('buildpath = /x\n', ['File contains no section headers']),
+    ('[config]\nbuildpth = /x\n', ['no option', 'buildpth']),
+    ('[config]\nbuildpath = %(SCRATCH)s\n', ['SCRATCH']),
+])
+def test_broken_configuration(eb, tmp_path, text, words):
+    """One sentence, with the file's name; EasyBuild shows a traceback."""
+    mine = tmp_path / 'mine.cfg'
+    mine.write_text(text)
+    output = eb('--show-config', env={'EASYBUILD_CONFIGFILES': str(mine)}, status=1).stdout
+    error = output.splitlines()[-1]
+    for word in ["ERROR: EasyBuild's configuration cannot be read (%s): " % mine, *words]:
+        assert word in error, output
+
+
+def test_easyconfigs_elsewhere(eb, tmp_path):
+    """Directories of the user's own do not hide the collection's easyconfigs, and come first."""
+    mine = tmp_path / 'mine.cfg'
+    mine.write_text('[basic]\nrobot-paths = %s\n' % tmp_path)
+    own = tmp_path / 'own-1.0.eb'
+    own.write_text(test_rehearsal.EASYCONFIG.split('dependencies')[0].replace("'toy'", "'own'"))
+    for env in ({'EASYBUILD_ROBOT_PATHS': str(tmp_path)}, {'EASYBUILD_CONFIGFILES': str(mine)}):
+        output = eb(WORKSTATION, 'own-1.0.eb', '-D', env=env).stdout
+        assert 'PyTorch/2.13.0-workstation' in output and 'own/1.0' in output
+
+
 def test_missing_external_modules(eb, tmp_path):
     """The first that is missing, where it was looked for, and --rehearse."""
     easyconfig = tmp_path / 'toy-1.0.eb'
