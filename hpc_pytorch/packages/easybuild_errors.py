@@ -3,6 +3,7 @@ import shutil
 from contextlib import contextmanager
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
+from easybuild.tools.config import build_option
 
 from hpc_pytorch import UsersProblem
 
@@ -16,6 +17,13 @@ def stop(easyblock, message, also_in_dry_run=False):
         FOUND.append("%s: %s" % (easyblock.full_mod_name, message))
     if also_in_dry_run or not easyblock.dry_run:
         raise EasyBuildError("%s", message)
+
+
+def refuse(message):
+    """Stop EasyBuild, before it has an easyblock; a dry run notes it and resumes."""
+    if not build_option('extended_dry_run'):
+        raise EasyBuildError("%s", message)
+    FOUND.append(message)
 
 
 def show():

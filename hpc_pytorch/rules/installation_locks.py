@@ -6,10 +6,11 @@ import socket
 import time
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import build_option
+from easybuild.tools.config import build_option, install_path
 from easybuild.tools.filetools import det_lock_path, remove_dir
 
 from hpc_pytorch.machine.batch_systems import alive, own_job
+from hpc_pytorch.packages.easybuild_errors import refuse
 from hpc_pytorch.rules import policy
 from ramgate.processes import stat
 
@@ -83,8 +84,14 @@ def check_owner(directory):
 
 def take(easyblock):
     """Record this process as the owner, before EasyBuild takes the lock."""
-    if policy.going_to_install():
-        check_owner(easyblock.installdir)
+    # a dry run shows also what is installed already
+    replaces = not build_option('extended_dry_run') or build_option('rebuild') or build_option('force')
+    if policy.going_to_install() and replaces:
+        try:
+            # that of a dry run is another one
+            check_owner(os.path.join(install_path('software'), easyblock.install_subdir))
+        except EasyBuildError as problem:
+            refuse(problem.msg)
     lock_path = lock_of(easyblock)
     if lock_path:
         remove_stale_lock(lock_path)

@@ -4,11 +4,12 @@ its file, which has lines such as ``login_node = warn`` below ``[policy]``.
 """
 import os
 
-from easybuild.tools.build_log import EasyBuildError, print_warning
+from easybuild.tools.build_log import print_warning
 from easybuild.tools.config import build_option
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine.systems import Key, decision, nearest, parse, read_section
+from hpc_pytorch.packages.easybuild_errors import refuse
 
 POLICIES = {
     'login_node': Key(decision, False, "a long build on a login node, or with too little memory"),
@@ -36,13 +37,12 @@ def decide(name, problem, default=None):
     """Refuse, warn or do nothing, as the site has decided; `default` is the system's own decision."""
     decided = read().get(name) or default or DEFAULTS.get(name)
     if decided == 'refuse':
-        raise EasyBuildError("%s\nYour site can change this: '%s = warn' or 'allow' below [policy] in a file that "
-                             "$HPC_SITE_CONFIG names.", problem, name)
+        refuse("%s\nYour site can change this: '%s = warn' or 'allow' below [policy] in a file that $HPC_SITE_CONFIG "
+               "names." % (problem, name))
     if decided == 'warn':
         print_warning(problem)
 
 
 def going_to_install():
-    """True if something is installed, and not only fetched, shown or checked."""
-    return not (build_option('extended_dry_run') or build_option('module_only') or build_option('sanity_check_only')
-                or build_option('stop') == 'fetch')
+    """True if something is installed, and not only fetched or checked; a dry run shows what would refuse it."""
+    return not (build_option('module_only') or build_option('sanity_check_only') or build_option('stop') == 'fetch')

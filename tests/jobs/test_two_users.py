@@ -153,6 +153,7 @@ def test_installation_of_the_other(both):
     for more in ([*words, '--rebuild'], [*uninstall, '-x'], uninstall):
         assert 'software/toy/1.0-ARCHER2 belongs to somebody else' in ben.run(*more, status=1)
         assert ann.module('toy').exists()
+    assert 'belongs to somebody else' in ben.run(*words, '--rebuild', '-x').partition('Installing would stop:')[2]
     ann.run(words[0], *SHARED, '--rebuild', '--group-writable-installdir', '--buildpath=%s' % ann.directory)
     ben.run(*words, '--rebuild')
     assert ann.module('toy').exists()

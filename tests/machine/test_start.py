@@ -396,6 +396,8 @@ def test_where_installations_belong(eb, tmp_path):
     easyconfig.write_text(test_rehearsal.EASYCONFIG.split('dependencies')[0] + "moduleclass = 'toolchain'\n")
     eb.prefix = home / 'easybuild'
     home.mkdir()
+    output = eb(easyconfig, '-x', env={'HOME': str(home)}, cwd=tmp_path).stdout
+    assert 'compute nodes do not see $HOME' in output[output.index('Installing would stop:'):]
     output = eb(easyconfig, env={'HOME': str(home)}, status=None, cwd=tmp_path)
     assert output.returncode and 'compute nodes do not see $HOME' in output.stdout
     assert '--prefix=/work/PROJECT/PROJECT/$USER/easybuild' in output.stdout

@@ -6,9 +6,11 @@ from common import CHECKOUT, clean_environment
 PROGRAM = '''
 import sys
 from types import SimpleNamespace
+from easybuild.tools import config
 from easybuild.tools.build_log import EasyBuildError
 from hpc_pytorch.rules import disk_space, policy
 
+config.init_build_options()
 prefix = sys.argv[1]
 disk_space.PLACES = (("build", "--buildpath", lambda: prefix),)
 disk_space.room_needed = lambda easyblock: {"build": 2 ** 60}

@@ -46,6 +46,8 @@ def test_login_node(toys, source_build):
     assert 'ln01 is a login node of ARCHER2' in output
     assert 'eb --system archer2 --rehearse PyTorch-1.13.1-ARCHER2.eb --robot --job' in output
     assert "rule 'no builds on login nodes'" in output and 'Installation of' not in output
+    output = toys.run(source_build, '-x')
+    assert 'ln01 is a login node of ARCHER2' in output[output.index('Installing would stop:'):]
     ready = '--stop=ready'
     output = toys.run(source_build, ready, env=site(toys.directory, '[policy]\nlogin_node = warn\n'))
     assert 'WARNING' in output and 'ln01 is a login node' in output
@@ -102,6 +104,9 @@ def test_full_disk(toys):
         assert 'The build directory %s has too little room: ' % place in output
         assert ' MB are free, and 100.0 MB are needed' in output
         assert '--buildpath' in output and not toys.module('toy').exists()
+        # of a dry run in its last lines
+        output = toys.run(toys.write('toy'), '--buildpath=%s' % (place / 'build'), '-x')
+        assert 'The build directory %s has too little room: ' % place in output[output.index('Installing would stop:'):]
         # before anything is fetched
         output = toys.run(unfetched(toys), '--buildpath=%s' % (place / 'build'), status=None)
         assert 'too little room' in output and 'nowhere.tar.gz' not in output

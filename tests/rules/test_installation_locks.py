@@ -4,8 +4,32 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from common import CHECKOUT, clean_environment
 
-pytestmark = pytest.mark.slow
+# a dry run that would replace what belongs to somebody else
+PROGRAM = '''
+import os, sys
+from types import SimpleNamespace
+from easybuild.tools import config
+from hpc_pytorch.packages import easybuild_errors
+from hpc_pytorch.rules import installation_locks
+
+config.init_build_options({"extended_dry_run": True, sys.argv[2]: True})
+installation_locks.install_path = lambda kind: sys.argv[1]
+os.access = lambda path, mode: False
+os.geteuid = lambda: -1
+installation_locks.take(SimpleNamespace(installdir="/tmp/__ROOT__/toy/1.0", install_subdir="toy/1.0"))
+print(*easybuild_errors.FOUND)
+'''
+
+
+@pytest.mark.parametrize('option', ['rebuild', 'force', 'debug'])
+def test_somebody_elses_in_a_dry_run(tmp_path, option):
+    """It is named, as the installation would stop, where that would replace it."""
+    (tmp_path / 'toy/1.0').mkdir(parents=True)
+    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', PROGRAM, str(tmp_path), option], cwd=CHECKOUT,
+                          env=clean_environment(), stdout=subprocess.PIPE, check=True, text=True).stdout
+    assert ('%s/toy/1.0 belongs to somebody else' % tmp_path in said) == (option != 'debug')
 
 
 @pytest.fixture
@@ -26,6 +50,7 @@ def owned(lock, job):
     return note
 
 
+@pytest.mark.slow
 def test_job_that_was_started_again(toys, lock):
     """A job that the batch system started again is its own heir, even on another process's number."""
     note = owned(lock, 'slurm:77')
