@@ -130,9 +130,10 @@ class Change:
         self.version = self.old
         self.pythons = self.values.get('python_versions', [])
         self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
-        # old words and what takes their place; what a person has to add
+        # old words and what takes their place; what a person has to add, or only to check
         self.words = {}
         self.by_hand = []
+        self.to_check = []
         self.renewed = version is None
         self.find_inputs()
         self.name, self.build = self.find_package()
@@ -201,6 +202,9 @@ class Change:
         found = VERSION.match(asked)
         if asked != 'latest' and not found:
             raise UsersProblem("expected a version such as 2.14.1, 2.9.1+rocm6.4, or latest, found %r" % asked)
+        if self.name == 'torch' and ('dev' in asked or '/nightly' in (self.index or '')):
+            raise UsersProblem("PyTorch's nightly builds disappear from their index within weeks, so no lock file can "
+                               "name them: take a release and its index")
         version, build = found.groups() if found else (asked, None)
         if build and not self.build:
             raise UsersProblem("its wheels are those of PyPI, which has none of %s" % build)
@@ -350,10 +354,11 @@ class Change:
         new = '|'.join(map(re.escape, self.words.values()))
         for path, text in made.items():
             for number, line in enumerate(text.splitlines(), 1):
-                what = [row.cause for row in rows if row.pattern.search(re.sub(new, '', line))]
-                if what:
-                    place = '%s:%d: %s' % (os.path.basename(path), number, line)
-                    self.by_hand.append(': '.join([place] + what).replace('EASYCONFIG', as_typed(self.target)))
+                for row in rows:
+                    if row.pattern.search(re.sub(new, '', line)):
+                        what = row.cause.replace('EASYCONFIG', as_typed(self.target))
+                        items = self.to_check if what.startswith('check') else self.by_hand
+                        items.append('%s:%d: %s: %s' % (os.path.basename(path), number, line, what))
         return made
 
     def make_locks(self):
@@ -467,8 +472,8 @@ def write(given, names):
     except UsersProblem as problem:
         raise UsersProblem("%s: %s; nothing was written" % (names[0], problem))
     lines = list(change.differences(made))
-    if change.by_hand:
-        lines.append('\n  '.join(["To be completed by hand:"] + change.by_hand))
+    if change.to_check:
+        lines.append('\n  '.join(["To be checked by hand:"] + change.to_check))
     if build_option('dry_run') or build_option('extended_dry_run'):
         lines.append("Nothing was written, as it is a dry run.")
     else:
@@ -476,6 +481,9 @@ def write(given, names):
             write_atomically(path, text)
         lines.append("To try it: ./eb -x %s (on another computer: --rehearse -x)" % as_typed(change.target))
     print(*lines, sep='\n')
+    if change.by_hand:
+        last = "%s cannot be installed before this is completed by hand:" % as_typed(change.target)
+        raise UsersProblem('\n  '.join([last] + change.by_hand))
     return 0
 
 

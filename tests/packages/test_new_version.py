@@ -133,6 +133,14 @@ def test_newest_that_fits(toy, call):
     assert 'toy-1.5-Bede.eb exists already' in again and '--renew %s;' % (toy / 'toy-1.5-Bede.eb') in again
 
 
+@pytest.mark.parametrize('version, index', [('2.0.dev20261101+cpu', 'cpu'), ('latest', 'nightly/cpu')])
+def test_nightly_builds(toy, made, version, index):
+    """They are gone before a lock file of them is of use."""
+    name, _ = for_system(toy, 'ARCHER2', 'torch==1.0+cpu', index=index)
+    with pytest.raises(UsersProblem, match="nightly builds disappear from their index .*: take a release"):
+        made(version, name)
+
+
 def test_driver_is_too_old(toy, call):
     """As PyPI's wheels say it, through what they ask for."""
     name, index = for_system(toy, 'Bede', 'torch==1.0')
@@ -223,9 +231,11 @@ def test_source_and_patches(toy, call, upstream):
     """The checksums are left out; patches are proposed from upstream's last easyconfigs before this version."""
     path = toy / 'toy-1.0.eb'
     path.write_text(path.read_text() + SOURCE)
-    output = call('--new-version', 'latest')
-    command = './eb --inject-checksums --force %s fetches' % (toy / 'toy-2.0.eb')
-    assert re.search(r'To be completed by hand:\n  toy-2.0.eb:\d+: checksums = \[\]: ' + command, output)
+    output = call('--new-version', 'latest', status=1)
+    # the last line, as it cannot be installed yet
+    assert re.search(r'^ERROR: %s cannot be installed before this is completed by hand:\n  toy-2.0.eb:\d+: checksums = '
+                     r'\[\]: ./eb --inject-checksums --force %s fetches and hashes its sources\n\Z'
+                     % (toy / 'toy-2.0.eb', toy / 'toy-2.0.eb'), output, re.M), output
     text = (toy / 'toy-2.0.eb').read_text()
     assert "patches = [\n    'PyTorch-1.9_fix-crash.patch',\n]\n" in text
     assert 'checksums = []\n' in text and "sources = ['toy-%(version)s.tar.gz']" in text
@@ -511,8 +521,8 @@ def test_pin_of_another_package(toy, made):
 def test_pytorch_below(made, before, behind):
     """What is on top of a module of PyTorch may need another one: its lock leaves PyTorch out, and says nothing."""
     module = "('PyTorch', '2.13.0', '-workstation')"
-    line, = made('2.0', text=EASYCONFIG + 'dependencies = [%s%s%s]\n' % (before, module, behind))[0].by_hand
-    assert module in line and line.endswith(': name the module of the PyTorch that this version needs')
+    line, = made('2.0', text=EASYCONFIG + 'dependencies = [%s%s%s]\n' % (before, module, behind))[0].to_check
+    assert module in line and line.endswith(': check that this is the PyTorch that the new version needs')
 
 
 def test_companion_from_its_source(toy, made, capsys):
@@ -525,9 +535,8 @@ def test_companion_from_its_source(toy, made, capsys):
     change, files = made('2.0', 'PyTorch-1.0.eb', text)
     assert "localhost:9/v0.7.1.tar.gz'}\nv = {'BUILD_VERSION': '0.7.1'}" in files['PyTorch-2.0.eb']
     assert 'torchvision==0.7.1 --hash=sha256:%s ' % ('0' * 64) in files['torchvision-0.7.1.lock']
-    line, *others = change.by_hand
-    assert '# of https://localhost:9/v0.7.1.tar.gz: put its SHA256 in the place of the zeros' in line
-    assert 'for an older version' not in ' '.join(others) and 'it stays as it is' not in capsys.readouterr().out
+    assert '# of https://localhost:9/v0.7.1.tar.gz: put its SHA256 in the place of the zeros' in change.by_hand[0]
+    assert not change.to_check and 'it stays as it is' not in capsys.readouterr().out
 
 
 def test_zeros_for_a_checksum(toy, call):
@@ -601,7 +610,7 @@ def test_of_the_collection(made, name):
 
 @pytest.mark.parametrize('name, version, by_hand', [
     ('torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', '2.1.0',
-     ["for another PyTorch change it, and `dependencies`", 'the module of the PyTorch that this version needs']),
+     ["for another one change it, and `dependencies`", 'check that this is the PyTorch that the new version needs']),
     ('PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb', '2.11.0', ['versionsuffix =', 'local_tag =']),
     ('PyTorch-26.03-NGC-workstation.eb', '26.05', ['skopeo inspect']),
     ('Python-3.12.14-standalone.eb', '3.12.15', ['source_urls =', 'local_name =', 'checksums =']),
@@ -612,8 +621,9 @@ def test_what_a_person_adds(tmp_path, monkeypatch, name, version, by_hand):
     monkeypatch.setenv('PATH', os.defpath)
     change = new_version.Change(new_version.find(name), version, str(tmp_path))
     text = change.make()[change.target]
-    assert "version = '%s'" % version in text and len(change.by_hand) == len(by_hand), change.by_hand
-    for line, words in zip(change.by_hand, by_hand):
+    lines = change.to_check + change.by_hand
+    assert "version = '%s'" % version in text and len(lines) == len(by_hand), lines
+    for line, words in zip(lines, by_hand):
         assert words in line
 
 
@@ -798,7 +808,7 @@ def test_lists_that_a_person_compares(made, toy):
     """What was written down from the METADATA of the wheels is not that of another version's."""
     (toy / 'toy-1.0.in').write_text("# What torch 1.0 needs (its wheel's Requires-Dist).\n"
                                     + (toy / 'toy-1.0.in').read_text())
-    line, = made('2.0')[0].by_hand
+    line, = made('2.0')[0].to_check
     assert line.startswith('toy-2.0.in:1: ') and 'what the wheels of this version ask for' in line
 
 
