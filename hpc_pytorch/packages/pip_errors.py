@@ -10,6 +10,10 @@ from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 NO_MATCH = re.compile(r'No matching distribution found for ([A-Za-z0-9._-]+)==([^\s;]+)')
 # what it says about an index that it goes on without, when it is asked to say much: (server), (reason)
 NOT_FETCHED = re.compile(r'Could not fetch URL (?:\w+://)?(?:[^/\s]*@)?([^/\s]*)\S*: (.*?)(?: - skipping)?$', re.M)
+# what it says about each page that it gets, and the links to files that an index has there
+PAGE = 'Fetching project page'
+FETCHED = re.compile(r'Fetched page (?:\w+://)?(?:[^/\s]*@)?([^/\s]*)\S* as text/html')
+FILE = re.compile(r'\.(whl|tar\.gz|zip)\b')
 # the last line of a traceback
 RAISED = r'^[\w.]+(?:Error|Exception|Warning)\b.*'
 # what it says of files that are not the locked ones: each with both hashes
@@ -31,8 +35,14 @@ def last_words(output):
 
 def unreached(output):
     """Return the servers that pip could not reach, each with the reason and what to do; '' if it reached all."""
+    failures = NOT_FETCHED.findall(output)
+    for page in output.split(PAGE)[1:]:
+        fetched = FETCHED.search(page)
+        # an index without the package has no page for it
+        if fetched and not FILE.search(page):
+            failures.append((fetched.group(1), 'a web page, without files'))
     lines = []
-    for server, said in NOT_FETCHED.findall(output):
+    for server, said in failures:
         # one that has no such package was reached
         if '404 ' not in said:
             way = next(way for way in WAYS if way.pattern.search(said))

@@ -44,6 +44,24 @@ def test_reached(tmp_path):
     assert 'No index has toy 1.0 for Python 3.12' in pip_errors.explain(output, str(tmp_path), PYTHON)
 
 
+# of pip's log, for the page of each package
+PAGES = """2026-11-26T04:34:40,123 Fetching project page and analyzing links: https://me:secret@index.test/simple/toy/
+2026-11-26T04:34:40,123 Getting page https://me:****@index.test/simple/toy/
+2026-11-26T04:34:40,123 Fetched page https://me:****@index.test/simple/toy/ as text/html; charset=utf-8
+2026-11-26T04:34:40,123   Skipping link: not a file: https://index.test/help (from https://index.test/simple/toy/)
+"""
+OTHER_VERSION = "  Skipping link: none of the wheel's tags (cp39) are compatible: https://f.test/toy-1.0-cp39-any.whl\n"
+
+
+def test_web_page(tmp_path):
+    """A server that asks to sign in first answers with a page, and status 200: it is no index without the package."""
+    explained = pip_errors.explain(NO_MATCH + PAGES, str(tmp_path), PYTHON)
+    assert 'index.test: it answered with a web page instead of a list of packages' in explained
+    assert "it may ask to sign in" in explained and 'No index has' not in explained and 'secret' not in explained
+    explained = pip_errors.explain(NO_MATCH + PAGES + OTHER_VERSION, str(tmp_path), PYTHON)
+    assert 'No index has toy 1.0 for Python 3.12' in explained
+
+
 def test_wheel_with_another_name(tmp_path):
     """A file that only ends as a wheel does was a traceback once."""
     (tmp_path / 'x.whl').touch()
