@@ -260,7 +260,12 @@ class Change:
                 found = self.resolved('%s<%s' % (self.name, found[self.name].split('+')[0]))
             version = found[self.name].split('+')[0]
         self.leave_out_pythons(self.pin(version))
-        found = self.resolved(self.pin(version))
+        try:
+            found = self.resolved(self.pin(version))
+        except UsersProblem:
+            # another reason, if there is no version at all
+            self.resolved(self.name)
+            raise
         problem = self.why_not(found)
         if problem:
             raise UsersProblem(problem)

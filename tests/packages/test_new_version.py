@@ -403,6 +403,7 @@ def test_options_of_easybuild(toy, call, eb):
     (403, '/simple could not be reached: 403 Forbidden. Are address and password right'),
     (401, '/simple could not be reached: 401 Unauthorized'),
     (500, '/simple/torch/ could not be reached: 500 Internal Server Error'),
+    (200, "the index answered with a web page, or a list without versions. It may ask to sign in"),
 ])
 def test_index_that_refuses(made, monkeypatch, status, words):
     """A wrong address, no password, a broken server: said as such, and not that there is no such version."""
