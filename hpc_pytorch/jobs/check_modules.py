@@ -4,9 +4,6 @@
 Each call leaves a report, which later calls can be compared with. Words that are not known here are ReFrame's.
 """
 import argparse
-import contextlib
-import difflib
-import io
 import json
 import os
 import re
@@ -17,9 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
-from easybuild.tools.environment import restore_env
 
 from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs.reframe_settings import settings
@@ -34,21 +29,15 @@ MARGINS = {'GB/s': 0.2, 'samples/s': 0.1, 'tokens/s': 0.2, 's': 0.5}
 # EasyBuild's options that may stand beside ours
 EASYBUILDS = ('--prefix', '--installpath', '--installpath-modules', '--installpath-software', '--sourcepath',
               '--tmpdir')
-# for what is killed to end
-SECONDS = 10
 ROOT = '--allow-use-as-root-and-accept-consequences'
-
-
-def read(path):
-    try:
-        return json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise UsersProblem("%s cannot be read: %s" % (path, error))
 
 
 def read_report(path):
     """Return a report, or the references that --update keeps, which are one."""
-    report = read(path)
+    try:
+        report = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UsersProblem("%s cannot be read: %s" % (path, error))
     if not isinstance(report, dict) or not {'modules', 'margins'} <= set(report):
         raise UsersProblem("%s is not a report of ./eb --check" % path)
     return report
@@ -56,14 +45,7 @@ def read_report(path):
 
 def write(path, content):
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    text = json.dumps(content, indent=1, sort_keys=True) + '\n'
-    try:
-        Path(path).write_text(text)
-    except OSError as error:
-        print("%s cannot be written. It would be:\n%s" % (path, text))
-        # a full disk names no file
-        error.filename = path
-        raise
+    Path(path).write_text(json.dumps(content, indent=1, sort_keys=True) + '\n')
 
 
 def need_modules(wanted):
@@ -98,14 +80,11 @@ def wait_for_reframe(command, place):
 
 def kill_marked(mark):
     """Kill processes with this variable: ReFrame asks once, and a rank that just starts may not hear it."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        left = [pid for pid in processes.pids() if mark in processes.read(pid, 'environ')]
-        if not left or time.monotonic() > deadline:
-            break
-        processes.send(left, signal.SIGKILL)
-        time.sleep(0.1)
-    for pid in left:
+    def marked():
+        return [pid for pid in processes.pids() if mark in processes.read(pid, 'environ')]
+
+    processes.end_all(marked)
+    for pid in marked():
         print("Process %d cannot be killed: it waits for a file or a device. Look at it: ps -fp %d" % (pid, pid))
 
 
@@ -133,7 +112,7 @@ def check(system, given, reframes):
         raise UsersProblem("nothing was checked; see above")
     return {'system': system.name, 'collection': VERSION, 'rehearsal': 'HPC_PYTORCH_REHEARSAL' in os.environ,
             'date': time.strftime('%Y-%m-%d', time.gmtime()), 'margins': MARGINS,
-            'modules': summarize(read(report)['runs'][0]['testcases'])}
+            'modules': summarize(json.loads(Path(report).read_text())['runs'][0]['testcases'])}
 
 
 def summarize(cases):
@@ -165,49 +144,6 @@ def show_results(report):
         print("%s: %d of %d checks passed" % (module, sum(passed), len(passed)))
         failed = failed or not all(passed)
     return int(failed)
-
-
-class Written(Exception):
-    """The text of a module file, at the moment when EasyBuild would write it."""
-
-
-def written_today(easyconfig):
-    """Return the path and the text of the module file that --module-only would write; all hooks run."""
-    from easybuild.framework.easyblock import get_easyblock_instance
-    from easybuild.framework.easyconfig.easyconfig import process_easyconfig
-    easyblock = get_easyblock_instance(process_easyconfig(easyconfig)[0])
-    sites = easyblock.hooks.get('module_write_hook', lambda *_: None)
-
-    def keep(*args):
-        raise Written(sites(*args) or args[2])
-
-    easyblock.hooks = dict(easyblock.hooks, module_write_hook=keep)
-    try:
-        # the build directory is gone since the installation
-        easyblock.run_step('prepare', [lambda one: lambda: one.prepare_step(start_dir=False)])
-        easyblock.run_step('module', [lambda one: one.make_module_step])
-    except Written as written:
-        return easyblock.mod_filepath, str(written)
-
-
-def compare_module(name, root):
-    """Print how a module file differs from what today's settings, hooks and EasyBuild would make of its easyconfig."""
-    easyconfig, = map(str, Path(root, 'easybuild/provenance').glob('*.eb'))
-    before = os.environ.copy()
-    try:
-        # it prints which Python and MPI it finds
-        with contextlib.redirect_stdout(io.StringIO()):
-            path, text = written_today(easyconfig)
-        lines = difflib.unified_diff(Path(path).read_text().splitlines(), text.splitlines(), lineterm='', n=0)
-        changed = [line for line in list(lines)[2:] if not line.startswith('@@')]
-        if changed:
-            print("%s would not be written like this today:" % path, *changed, sep='\n  ')
-            top = os.path.dirname(install_path('software'))
-            print("To write it again: ./eb %s --module-only --force --installpath=%s" % (easyconfig, top))
-    except (EasyBuildError, UsersProblem, OSError) as problem:
-        print("%s was not compared with what would be written today: %s" % (name, problem))
-    finally:
-        restore_env(before)
 
 
 def parse(words):
@@ -246,9 +182,6 @@ def act(given, reframes):
     if system.scheduler['kind'] != 'none' and not system.network['interfaces']:
         print("Which network the ranks use was not compared: `interfaces` is missing in [network] of %s/system.cfg"
               % system.directory)
-    for name, root in installed(install_path('modules') + '/all').items():
-        if name in report['modules']:
-            compare_module(name, root)
     path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
     write(path, report)
     print("The report is %s" % path)

@@ -7,7 +7,6 @@ from common import CHECKOUT
 PROGRAM = """
 import subprocess
 from hpc_pytorch.jobs import check_modules
-check_modules.SECONDS = 0.3
 check_modules.processes.send = lambda *_: None
 with subprocess.Popen(['sleep', '60'], env={'HPC_CHECK': 'of the test'}) as process:
     while b'HPC_CHECK' not in check_modules.processes.read(process.pid, 'environ'):
