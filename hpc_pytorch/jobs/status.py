@@ -15,20 +15,15 @@ from hpc_pytorch.machine.batch_systems import ALIVE, CANCELLED, DONE, FAILED, RU
 from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import with_prefix
+from hpc_pytorch.share.batch_scripts import first_that_fits
 
+# what batch systems say about jobs, and what to do
+STATES = parse(os.path.join(HERE, 'jobs/states.cfg'))
+WAITS = parse(os.path.join(HERE, 'share/waits.cfg'))
+# seconds after which a job that was submitted without an answer does not come any more
+LATE = 600
 # how lines of a log begin that name an error
 ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
-
-
-def explanations(kind, words):
-    """Return the sections of this kind, of states.cfg or waits.cfg, that match what the batch system says."""
-    parser = parse(os.path.join(HERE, 'jobs/states.cfg' if kind in ('ended', 'refused') else 'share/waits.cfg'))
-    found = []
-    for section in parser.sections():
-        of_kind, _, pattern = section.partition(': ')
-        if of_kind == kind and re.search(pattern, words):
-            found.append({key: ' '.join(text.split()) for key, text in parser[section].items()})
-    return found
 
 
 def status_command():
@@ -45,9 +40,16 @@ def status_command():
 
 
 def state_of(record):
-    """Return the state of a job, as Look; from its own files where the batch system has forgotten it."""
+    """Return the state of a job, as Look; what matters is whether the module is there, whoever installed it."""
+    look = look_at(record)
+    if look.state in (FAILED, CANCELLED) and installed_since(record):
+        return Look(DONE, look.word, "but the module is installed by now")
+    return look
+
+
+def look_at(record):
+    """Return what the batch system says of a job; what its own files say where that has forgotten it."""
     scheduler = SCHEDULERS[record['scheduler']]
-    ended = first_line(files_of(record) + '.ended')
     try:
         if record['job'] is None:
             mark = '%s_%s' % (mark_of(record['name']), record['token'])
@@ -56,14 +58,16 @@ def state_of(record):
         look = scheduler.look(record['job']) if record['job'] else None
     except NoAnswer as problem:
         return Look(UNKNOWN, '', str(problem))
-    if look and look.state in (FAILED, CANCELLED) and installed_since(record):
-        return Look(DONE, look.word, "but the module is installed by now")
     if look:
         return look
-    if ended is not None:
+    # empty where the disk was full
+    ended = first_line(files_of(record) + '.ended')
+    if ended:
         return Look(DONE if ended == '0' else FAILED, 'exit status %s' % ended, '')
     if record['job'] is None:
-        return Look(UNKNOWN, '', "the submission was interrupted: submit again")
+        # one whose answer was lost may still come
+        recent = time.time() - record['time'] < LATE
+        return Look(UNKNOWN if recent else FAILED, 'not submitted', "the submission was interrupted: submit again")
     if time.time() - record['time'] < scheduler.forgets_after:
         return Look(UNKNOWN, '', "the batch system does not know it, or not yet")
     return Look(FAILED, 'forgotten', "the batch system does not know it any more, and it did not end by itself")
@@ -100,7 +104,8 @@ def describe_failure(record, look):
     memory = '%d MiB' % (record['memory'] / MIB) if record.get('memory') else 'the whole node'
     walltime = '%d:%02d h' % divmod(record.get('minutes') or 0, 60)
     found = []
-    for end in explanations('ended', '%s, %s' % (look.word, look.about)):
+    end = first_that_fits(STATES, 'ended: ', '%s, %s' % (look.word, look.about))
+    if end:
         found.append("cause: " + end['cause'].format(memory=memory, walltime=walltime))
         found.append("what to do: " + end['remedy'])
     logs = list(Path(files_of(record) + '.failed').glob('*/*/*'))
@@ -115,6 +120,8 @@ def describe_cancelled(record, states):
         module, look = states.get(job, (None, None))
         if look and look.state in (FAILED, CANCELLED):
             return ["because %s was not installed; submit again when it is" % module]
+    if set(record['after']) - set(states):
+        return ["somebody deleted it, or a job failed that it depended on; submit again"]
     return ["somebody deleted it"]
 
 
@@ -124,16 +131,18 @@ def describe(record, look, states):
     if look.state == RUNNING:
         lines += describe_progress(record)
     elif look.state == WAITING:
-        options = dict(explanations('options', '--job-status')[0], cancel='cancel job %s' % record['job'])
+        options = dict(WAITS['options: --job-status'], cancel='cancel job %s' % record['job'])
         # OpenPBS's server, when it was killed, may no longer know who depends on whom
         before = {states[job][1].state for job in record['after'] if job in states}
         reason = 'all ended' if look.about == 'Dependency' and not before & {*ALIVE, UNKNOWN} else look.about
-        lines += [row['meaning'].format(job=record['job'], **options) for row in explanations('waits', reason)[:1]]
+        advice = first_that_fits(WAITS, 'waits: ', reason)
+        if advice:
+            lines.append(advice['meaning'].format(job=record['job'], **options))
     elif look.state == FAILED:
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:
         lines += describe_cancelled(record, states)
-    if look.state not in (WAITING, DONE) and (look.state != CANCELLED or os.path.exists(record['log'])):
+    if look.state not in (WAITING, DONE) and os.path.exists(record['log']):
         lines.append("log: %s" % record['log'])
     return '\n    '.join(lines)
 

@@ -15,10 +15,11 @@ from hpc_pytorch import HERE, UsersProblem
 from hpc_pytorch.jobs.records import (directory, files_of, mark_of, new_record, read_record, record_path, remove_record,
                                       write_record, write_script)
 from hpc_pytorch.jobs.requests import request_for
-from hpc_pytorch.jobs.status import explanations, state_of, status_command
+from hpc_pytorch.jobs.status import STATES, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
+from hpc_pytorch.share.batch_scripts import first_that_fits, missing_on_nodes
 
 
 class Job:
@@ -58,6 +59,13 @@ class SystemJobs:
     """
 
     scheduler = None
+
+    def _check_version(self):
+        """Stop where the batch system cannot be asked: a host may have its commands without a cluster."""
+        try:
+            self.scheduler.find('any', 'any')
+        except NoAnswer as problem:
+            raise EasyBuildError("%s: is this a host of the cluster?", problem)
 
     def init(self):
         """Refuse what cannot be submitted, or is wrong on the command line, before hours of fetching."""
@@ -110,11 +118,11 @@ class SystemJobs:
             # in a rehearsal, the nodes are this machine
             if os.environ.get('HPC_PYTORCH_REHEARSAL') and os.path.exists(path):
                 continue
-            for top in self.system.node['not_mounted']:
-                if (os.path.realpath(path) + '/').startswith(top.rstrip('/') + '/'):
-                    raise EasyBuildError(
-                        "Compute nodes of %s do not have %s, and the %s lies in it: %s. Nothing was submitted; choose "
-                        "a directory that they have (%s ...).", self.system.system['title'], top, what, path, remedy)
+            top = missing_on_nodes(path, self.system.node['not_mounted'])
+            if top:
+                raise EasyBuildError("Compute nodes of %s do not have %s, and the %s lies in it: %s. Nothing was "
+                                     "submitted; choose a directory that they have (%s ...).",
+                                     self.system.system['title'], top, what, path, remedy)
 
     def make_job(self, script, name, env_vars=None, hours=None, cores=None):
         """Return a job that is not submitted yet."""
@@ -135,11 +143,10 @@ class SystemJobs:
                 if job not in already:
                     self.submit(job)
         except Refused as problem:
-            remedies = [found['remedy'] for found in explanations('refused', str(problem))]
-            remedies.append("No advice is known for this message.")
-            variable = self.system.scheduler['account_variable'] or 'SBATCH_ACCOUNT'
+            advice = first_that_fits(STATES, 'refused: ', str(problem))
+            remedy = advice.get('remedy', "No advice is known for this message.")
             raise EasyBuildError("%s was refused: %s\n%s\n%s", job.name, problem, self.take_back(),
-                                 remedies[0].format(variable=variable))
+                                 remedy.format(partitions=self.scheduler.partitions))
         except Uncertain as problem:
             others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
             raise EasyBuildError("Could not determine whether %s was queued: %s\nNo further jobs were submitted; none "

@@ -48,6 +48,7 @@ class BatchSystem(object):
         words = WORDS[self.kind]
         self.job_variable = words['job_variable']
         self.job_id = re.compile(words['job_id'])
+        self.partitions = words['partitions']
         self.cleared = re.compile(words['cleared'])
         self.kept = words['kept'].split()
         self.not_reached = re.compile(words['not_reached'], re.I)
@@ -65,7 +66,7 @@ class BatchSystem(object):
         try:
             done = run(command, timeout=seconds, env=self.environment())
         except OSError as error:
-            raise NoAnswer("%s could not be run (%s): is this a host of the cluster?" % (command[0], error.strerror))
+            raise NoAnswer("%s could not be run (%s)" % (command[0], error.strerror))
         except subprocess.TimeoutExpired:
             raise NoAnswer("%s has not answered for %d seconds" % (command[0], seconds))
         return done.returncode, done.stdout.strip()

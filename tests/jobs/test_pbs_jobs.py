@@ -396,8 +396,8 @@ def test_lost_answer(toys, pbs):
     assert toys.submit(easyconfig) == ['1.pbs']
     other = toys.write('other', commands=[WAIT.format(file=toys.directory / 'go')])
     pbs.lose('qsub', 1)
-    # the first asks whether there is one already
-    pbs.fail_after('qselect', 1)
+    # the first two ask whether there is a server, and one already
+    pbs.fail_after('qselect', 2)
     output = toys.refused(other)
     assert 'Could not determine whether other-1.0-Derecho was queued' in output
     assert 'no job was submitted' not in output

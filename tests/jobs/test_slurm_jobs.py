@@ -359,7 +359,7 @@ def test_refused(toys, slurm):
     output = toys.refused(easyconfig, env={'SBATCH_ACCOUNT': ''})
     assert 'export SBATCH_ACCOUNT=PROJECT' in output and 'No project account is set' in output
     assert "found 'memori=3G'" in toys.refused(easyconfig, '--job-target-resource=memori=3G')
-    assert 'such as 4:00:00' in toys.refused(easyconfig, '--job-target-resource=walltime=long')
+    assert 'such as 1:30:00' in toys.refused(easyconfig, '--job-target-resource=walltime=long')
     toys.write('base')
     both = toys.write('both', after=['base'])
     output = toys.refused(both, '--job-cores=100000')
@@ -375,19 +375,19 @@ def test_refused(toys, slurm):
 def test_no_cluster_here(toys):
     """A host that has Slurm's commands, and no configuration."""
     (toys.directory / 'tools').mkdir()
-    sbatch = toys.directory / 'tools/sbatch'
-    sbatch.write_text('#!/bin/sh\necho "sbatch: fatal: Could not establish a configuration source"\nexit 1\n')
-    sbatch.chmod(0o755)
-    output = toys.refused(toys.write('toy'), env={'PATH': '%s:%s' % (sbatch.parent, os.environ['PATH'])})
-    assert 'Could not establish a configuration source): is this a host of the cluster?' in output, output
+    squeue = toys.directory / 'tools/squeue'
+    squeue.write_text('#!/bin/sh\necho "squeue: fatal: Could not establish a configuration source"\nexit 1\n')
+    squeue.chmod(0o755)
+    output = toys.refused(toys.write('toy'), env={'PATH': '%s:%s' % (squeue.parent, os.environ['PATH'])})
+    assert 'Could not establish a configuration source: is this a host of the cluster?' in output, output
 
 
 def other_batch_system(directory):
-    """The commands of PBS, which are never called."""
+    """The commands of PBS, which know of no job."""
     tools = directory / 'tools'
     tools.mkdir()
     for name in ('qsub', 'qstat', 'qselect', 'qdel'):
-        (tools / name).symlink_to('/bin/false')
+        (tools / name).symlink_to('/bin/true')
     return tools
 
 

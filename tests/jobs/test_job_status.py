@@ -1,0 +1,64 @@
+"""./eb --job-status where the batch system says little: what a job's own files, and the jobs before it, still tell."""
+import json
+import subprocess
+
+import pytest
+from common import CHECKOUT
+
+# describes a record, whatever is given on the command line of it, in a directory
+PROGRAM = """
+import json, sys, time
+from types import SimpleNamespace
+from hpc_pytorch.jobs import status
+from hpc_pytorch.machine.batch_systems import Look
+place, given, state = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+status.install_path = lambda kind: '%s/%s' % (place, kind)
+status.files_of = lambda record: place + '/toy.token'
+status.mark_of = lambda name: 'mark'
+look = Look(state, 'CANCELLED', '') if state else None
+status.SCHEDULERS['pbs'] = SimpleNamespace(look=lambda job: look, find=lambda name, mark: [], forgets_after=300)
+record = dict(name='toy', module='toy/1.0', token='token', scheduler='pbs', job='7', after=[],
+              time=int(time.time()) - 3600, log=place + '/toy-{job}.out')
+record.update(given)
+look = status.state_of(record)
+print(status.describe(record, look, {record['job']: (record['module'], look)}))
+"""
+
+
+@pytest.fixture
+def described(tmp_path):
+    """What is printed of a job of an hour ago that the batch system does not know, or of which it says little."""
+    (tmp_path / 'modules/all/toy').mkdir(parents=True)
+
+    def run(state='', **record):
+        return subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', PROGRAM, tmp_path, json.dumps(record), state],
+                              cwd=CHECKOUT, check=True, text=True, stdout=subprocess.PIPE, timeout=100).stdout
+    return run
+
+
+def test_forgotten(described):
+    """A batch system without history: one line why, and one on what to look at."""
+    text = described()
+    assert 'failed (forgotten' in text and 'cause: the batch system keeps no record of it' in text
+    assert 'what to do: look at the end of its log' in text
+
+
+def test_full_disk(described, tmp_path):
+    """The job could not write its status, and the module is there: it is done. Without the module it has failed."""
+    (tmp_path / 'toy.token.ended').touch()
+    assert 'failed (forgotten' in described()
+    (tmp_path / 'modules/all/toy/1.0.lua').touch()
+    assert 'done (forgotten, but the module is installed by now)' in described()
+
+
+def test_interrupted_submission(described):
+    """Nothing of it is in the queue: unknown at first, as it may still come, and then no job at all; it has no log."""
+    text = described(job=None)
+    assert 'failed (not submitted, the submission was interrupted: submit again)' in text and '{job}' not in text
+    assert 'unknown (not submitted' in described(job=None, time=2 ** 40)
+
+
+def test_cancelled(described):
+    """Of a job that it depended on nothing is known any more: perhaps nobody deleted this one."""
+    assert described('cancelled').endswith('    somebody deleted it\n')
+    assert 'somebody deleted it, or a job failed that it depended on' in described('cancelled', after=['6'])
