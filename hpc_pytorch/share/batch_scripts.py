@@ -10,12 +10,17 @@ import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-STAGE = ['', "# Python's files go to each node's own disk, once", 'staged=$(pytorch-stage) || exit', 'eval "$staged"']
+STAGE = """
+# Python's files go to each node's own disk, once
+staged=$(pytorch-stage) || exit
+eval "$staged\""""
 OUTPUTS = """
 # what each rank prints is also kept in a file of its own
 export HPC_RANK_OUTPUTS="$PWD/{name}-{job}{turn}"
 mkdir -p "$HPC_RANK_OUTPUTS"
 """
+# where an earlier program has run in the same job
+REMOVE = 'rm -f -- "$HPC_RANK_OUTPUTS"/rank-*.out\n'
 # a rank that waits for one that has failed is killed: the status of the first one counts
 STATUS = """status=$?
 first=$(cat "$HPC_RANK_OUTPUTS"/rank-*.out 2> /dev/null |
@@ -27,10 +32,10 @@ AGAIN = """if {{ [ "$status" = 85 ] || [ "$status" -gt 128 ]; }} && [ "${{{count
 fi"""
 # Ends a script that is followed: what was cancelled or ran out of time has not ended well, whatever its exit status.
 END = 'echo "pytorch-run: the program ended with status $status"'
+# PyTorch's, and those on top of it; extend-venv-activate, which is also where share/ is not, has the same
+MODULES = ('PyTorch', 'torch_mpi', 'Transformers', 'vLLM', 'flash-attn')
 # where a script that is followed cannot load the module
 NO_MODULE = 'echo "pytorch-run: the module or the virtual environment cannot be loaded"; exit 1'
-# PyTorch's, and those on top of it
-MODULES = ('PyTorch', 'torch_mpi', 'Transformers', 'vLLM', 'flash-attn')
 
 
 class Problem(Exception):
@@ -52,6 +57,14 @@ def read_share(name):
     return {section: dict(parser[section]) for section in parser.sections()}
 
 
+def first_that_fits(rows, kind, words):
+    """Return the first section of this kind whose pattern is in what the batch system says; {} without any."""
+    for name, row in rows.items():
+        if name.startswith(kind) and re.search(name[len(kind):], words):
+            return {key: ' '.join(text.split()) for key, text in row.items()}
+    return {}
+
+
 def positive(text):
     """Parse a number from 1 on."""
     if not text.isdigit() or int(text) < 1:
@@ -70,6 +83,14 @@ def minutes(text):
     return 60 * hours + full + bool(seconds)
 
 
+def missing_on_nodes(path, not_mounted):
+    """Return which of the directories that nodes lack a path is in; None if it is in none."""
+    for top in not_mounted:
+        if (os.path.realpath(path) + os.sep).startswith(os.path.join(top, '')):
+            return top
+    return None
+
+
 class Script:
     """
     A job script: what follows from the system and the options of `job_options`, for either batch system.
@@ -86,12 +107,17 @@ class Script:
         self.launcher = system['launcher']
         self.kind = self.scheduler['kind']
         self.program = program
-        # what comes before the command that starts the ranks
-        self.preparation = OUTPUTS
         self.batch_systems = read_share('batch_scripts.cfg')
         if self.kind not in self.batch_systems:
             raise Problem("there is no batch system here; on one machine: " + alone)
         self.words = self.batch_systems[self.kind]
+        self.launcher_words = read_share('launchers.cfg')[self.launcher['command']]
+        # who starts the script in a job waits for its status
+        self.in_a_job = self.words['inside'] in os.environ
+        # what comes before the command that starts the ranks
+        self.preparation = OUTPUTS
+        if self.in_a_job:
+            self.preparation += REMOVE
         # batch systems take no blanks or quotes in names, and no empty one
         self.name = re.sub(r'[^\w.+-]+', '_', name).lstrip('.-') or 'job'
         self.account = options.account or os.environ.get(self.scheduler.get('account_variable', ''))
@@ -138,18 +164,28 @@ class Script:
             raise Problem("--stage: this module has no pytorch-stage; a container's packages: make-squashfs")
 
     def slurm_head(self):
-        lines = ['--job-name=' + self.name, '--nodes=%d' % self.options.nodes, '--time=' + self.clock]
+        lines = [
+            '--job-name=' + self.name,
+            '--nodes=%d' % self.options.nodes,
+            '--time=' + self.clock,
+        ]
+        if self.partition:
+            lines.append('--partition=' + self.partition)
         qos = self.options.qos or self.scheduler.get('qos')
-        optional = (('--partition=', self.partition), ('--qos=', qos), ('--account=', self.account))
-        lines += [option + value for option, value in optional if value]
+        if qos:
+            lines.append('--qos=' + qos)
+        if self.account:
+            lines.append('--account=' + self.account)
         gpus_option = self.scheduler.get('gpus_option') if self.gpus else None
         if gpus_option:
             lines.append(gpus_option + str(self.gpus))
         # where others may have a part of the node, a job has only the cores that it asks for, whatever its GPUs
         if self.shared:
-            lines += ['--ntasks-per-node=%d' % self.ranks, '--cpus-per-task=%d' % self.cores]
+            lines.append('--ntasks-per-node=%d' % self.ranks)
+            lines.append('--cpus-per-task=%d' % self.cores)
         if self.options.requeue:
-            lines += ['--requeue', '--open-mode=append']
+            lines.append('--requeue')
+            lines.append('--open-mode=append')
             # mpirun's ranks are no step of Slurm's
             if self.launcher['command'] == 'srun':
                 lines.append('--signal=USR1@%d' % self.lead)
@@ -163,21 +199,43 @@ class Script:
         chunk = 'select=%d:ncpus=%d:mpiprocs=%d' % (self.options.nodes, cores, self.ranks)
         if self.gpus:
             chunk += ':ngpus=%d' % self.gpus
-        lines = ['-N ' + self.name, '-l ' + chunk, '-l walltime=' + self.clock, '-j oe']
+        lines = ['-N ' + self.name, '-l ' + chunk]
         if self.options.nodes > 1:
             # PBS's default, free, gives one node to all chunks that fit on it
-            lines.insert(2, '-l place=scatter' + ('' if self.shared else ':excl'))
-        optional = (('-q ', self.partition), ('-A ', self.account), ('', self.batch_options))
-        return lines + [option + value for option, value in optional if value]
+            lines.append('-l place=scatter' + ('' if self.shared else ':excl'))
+        lines.append('-l walltime=' + self.clock)
+        lines.append('-j oe')
+        if self.partition:
+            lines.append('-q ' + self.partition)
+        if self.account:
+            lines.append('-A ' + self.account)
+        if self.batch_options:
+            lines.append(self.batch_options)
+        return lines
+
+    def head(self, followed=False):
+        """Return the options of the job; one that is `followed` says where its output goes."""
+        options = self.slurm_head() if self.kind == 'slurm' else self.pbs_head()
+        if followed:
+            options.insert(1, self.words['output option'].format(name=self.name))
+        return options
+
+    def typed_options(self):
+        """Return the options for sbatch's command line: it heeds a user's SBATCH_ACCOUNT rather than the script."""
+        return ' '.join(self.head(followed=True)).split() if self.kind == 'slurm' else []
 
     def launch(self):
         """Return the command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
-        words = read_share('launchers.cfg')[self.launcher['command']]
-        end = words.get('failure', '') if not self.options.requeue else ''
-        binding = words.get('gpu_binding', words['binding']) if self.gpus else words['binding']
+        words = self.launcher_words
+        binding = words['binding']
+        if self.gpus:
+            binding = words.get('gpu_binding', binding)
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
-        parts = (self.launcher['command'], words['ranks'], words.get('per_node', ''), end, binding)
+        parts = [self.launcher['command'], words['ranks'], words.get('per_node', '')]
+        if not self.options.requeue:
+            parts.append(words.get('failure', ''))
+        parts.append(binding)
         launcher = ' '.join(parts).format(nodes=self.options.nodes, ranks=self.options.nodes * self.ranks,
                                           per_node=self.ranks, cores=self.cores, gpus=self.gpus)
         command = launcher.split() + self.program
@@ -188,12 +246,13 @@ class Script:
         return command
 
     def text(self, followed=False):
-        """Return the script; one that is `followed` says where its output goes, and how the program has ended."""
-        head = self.slurm_head() if self.kind == 'slurm' else self.pbs_head()
-        lines = []
-        if followed:
-            head.insert(1, self.words['output option'].format(name=self.name))
-            lines += filter(None, [self.words['output'].format(name=self.name)])
+        """Return the script; one that is `followed` says how the program has ended."""
+        lines = ['#!/bin/bash -l']
+        for option in self.head(followed):
+            lines.append('%s %s' % (self.words['head'], option))
+        lines.append('')
+        if followed and self.words['output']:
+            lines.append(self.words['output'].format(name=self.name))
         lines.append(self.words['begin'])
         # below srun --pty, whose step has all cores of the job
         if 'SLURM_STEP_ID' in os.environ:
@@ -201,27 +260,32 @@ class Script:
         lines.append('')
         lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
         if self.options.stage:
-            lines += STAGE
-        turn = self.words['turn'] if self.options.requeue else ''
-        lines.append(self.preparation.format(name=self.name, job=self.words['job'], turn=turn))
+            lines.append(STAGE)
+        turn = ''
         if self.options.requeue:
-            lines += filter(None, [read_share('launchers.cfg')[self.launcher['command']].get('requeue')])
+            turn = self.words['turn']
+            lines.append(self.words['restarts'])
+        lines.append(self.preparation.format(name=self.name, job=self.words['job'], turn=turn))
+        if self.options.requeue and 'requeue' in self.launcher_words:
+            lines.append(self.launcher_words['requeue'])
         lines.append(' '.join(map(shlex.quote, self.launch())))
-        ending = [AGAIN.format(times=self.options.requeue, **self.words)] if self.options.requeue else []
+        if followed or self.options.requeue or self.in_a_job:
+            lines.append(STATUS)
+        if self.options.requeue:
+            lines.append(AGAIN.format(times=self.options.requeue, **self.words))
         if followed:
-            ending.append(END)
-        if ending:
-            lines += [STATUS] + ending + ['exit "$status"']
-        options = ['%s %s' % (self.words['head'], line) for line in head]
-        return '\n'.join(['#!/bin/bash -l'] + options + [''] + lines) + '\n'
+            lines.append(END)
+        if followed or self.options.requeue or self.in_a_job:
+            lines.append('exit "$status"')
+        return '\n'.join(lines) + '\n'
 
     def not_on_nodes(self):
         """Yield a message for each directory that the job needs, and that compute nodes lack."""
         for place, advice in (('.', "change to a directory that they have, and type the same there"),
                               (active_environment(), "create the virtual environment in a directory that they have")):
-            for top in self.node.get('not_mounted', '').split() if place else ():
-                if (os.path.realpath(place) + os.sep).startswith(os.path.join(top, '')):
-                    yield "compute nodes of %s do not have %s: %s" % (self.system['system']['title'], top, advice)
+            top = missing_on_nodes(place, self.node.get('not_mounted', '').split())
+            if place and top:
+                yield "compute nodes of %s do not have %s: %s" % (self.system['system']['title'], top, advice)
 
     def not_as_here(self):
         """Yield messages on what is other in the job than the user may expect."""

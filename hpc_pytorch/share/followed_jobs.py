@@ -1,5 +1,6 @@
 """A job of a user that is submitted, shown and explained while and after it runs."""
 import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -10,28 +11,32 @@ import sys
 import tempfile
 import time
 
-from batch_scripts import Problem, read_share, say
+from batch_scripts import Problem, first_that_fits, read_share, say
 from endings import read_tail, why
 
 ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
 GOES_ON = re.compile(rb'pytorch-run: the program continues in job (\S+)\n')
 NO_MODULE = re.compile(r'^pytorch-run: the module or the virtual environment cannot be loaded$', re.M)
-# how srun says that a rank failed, for which it cancels the step, or that somebody else did
-CANCELLED = re.compile(r'^srun: error: \S+ tasks? |\*\*\* STEP (\S+) ON \S+ CANCELLED AT \S+ \*\*\*', re.M)
+PR_SET_PDEATHSIG = 1
 # seconds that the last lines of the output may take to arrive on a shared file system, and a batch system to answer
 LATE = 10
-
-
-def first_that_fits(rows, kind, words):
-    """Return the first section of this kind whose pattern is in what the batch system says; {} without any."""
-    return next((row for name, row in rows.items() if name.startswith(kind) and re.search(name[len(kind):], words)), {})
 
 
 def start(command):
     """Start what submits a job, or waits for it; Ctrl-C is for us alone."""
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, universal_newlines=True,
-                            start_new_session=True)
+                            start_new_session=True, preexec_fn=end_with_parent)
+
+
+def end_with_parent():
+    """Have the kernel end a child if this program is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def stop_printing():
+    """What is left of the output is not tried again at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class Job:
@@ -52,9 +57,7 @@ class Job:
     def submit(self):
         """Submit the script; what waits for the job's end goes on in the background."""
         self.path = self.script.write()
-        # on the command line, as sbatch heeds a user's SBATCH_ACCOUNT rather than the script
-        options = ' '.join(re.findall('^#SBATCH (.*)', self.script.text(followed=True), re.M)).split()
-        command = self.words['submit'].split() + options + [self.path]
+        command = self.words['submit'].split() + self.script.typed_options() + [self.path]
         try:
             self.waiting = start(command)
         except FileNotFoundError:
@@ -121,8 +124,7 @@ class Job:
             except (KeyboardInterrupt, OSError) as problem:
                 if isinstance(problem, OSError):
                     say("the output cannot be shown any more: %s" % problem.strerror)
-                    # what is left of it is not tried again at the end
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                    stop_printing()
                 # a second one must not stop what cancels the job
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 if not self.cancel():
@@ -150,7 +152,7 @@ class Job:
         reason = found and found.group(found.lastindex)
         if reason and reason != self.reason:
             rows = read_share('waits.cfg')
-            meaning = first_that_fits(rows, 'waits: ', reason).get('meaning', "no advice is known").replace('\n', ' ')
+            meaning = first_that_fits(rows, 'waits: ', reason).get('meaning', "no advice is known")
             cancel = 'cancel it (%s %s)' % (self.words['cancel'], self.number)
             say("job %s waits (%s): %s" % (self.number, reason, meaning.format(
                 job=self.number, cancel=cancel, **rows['options: pytorch-run'])))
@@ -181,9 +183,6 @@ class Job:
         texts = [read_tail(self.output)] if os.path.exists(self.output) else []
         if self.status is not None:
             yield "job %s ended with status %d" % (self.number, status)
-            step = CANCELLED.search(texts[0])
-            if status > 128 and step and step.group(1):
-                yield "the step %s was cancelled, as by scancel %s" % (step.group(1), step.group(1))
         elif texts and NO_MODULE.search(texts[0]):
             yield ("job %s ended before its program was started: its module or environment could not be loaded; see "
                    "above" % self.number)
@@ -202,7 +201,11 @@ def submit_and_follow(script, kind=Job):
     for line in script.not_as_here():
         say(line)
     if script.options.dry_run:
-        sys.stdout.write(script.text())
+        try:
+            print(script.text(), end='', flush=True)
+        except OSError as problem:
+            stop_printing()
+            raise Problem("the job script cannot be written: %s" % problem.strerror)
         return 0
     job = kind(script)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

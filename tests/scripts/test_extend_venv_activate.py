@@ -1,10 +1,17 @@
 """extend-venv-activate where there is no modules tool; with one, the workstation's tests have it."""
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from common import SCRIPTS, clean_environment
+
+
+def test_same_modules_as_jobs():
+    """An environment loads the modules that a job does."""
+    jobs = runpy.run_path(str(SCRIPTS.parent / 'share/batch_scripts.py'))['MODULES']
+    assert "loaded='@(%s)/*'" % '|'.join(jobs) in (SCRIPTS / 'extend-venv-activate').read_text()
 
 
 def test_without_module(tmp_path):

@@ -182,6 +182,44 @@ def test_queued_again(jobscript, tmp_path, ended, status, again):
     assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
 
+def test_restarts_of_another_job(jobscript):
+    """The shell in which it was submitted may be in a job that was requeued: Slurm says how often this one was."""
+    lines = jobscript('frontier', '--requeue', '3', 'train.py')
+    start, end = lines.index('unset SLURM_EXPORT_ENV'), lines.index('export SLURM_RESTART_COUNT')
+    commands = ['module() { :; }', 'scontrol() { echo "JobId=7 Requeue=1 Restarts=2 BatchFlag=1"; }']
+    done = subprocess.run(['bash', '-c', '\n'.join(commands + lines[start:end + 1] + ['env'])], text=True, check=True,
+                          stdout=subprocess.PIPE, env={'SLURM_RESTART_COUNT': '5', 'PATH': '/usr/bin:/bin'})
+    assert 'SLURM_RESTART_COUNT=2' in done.stdout.splitlines()
+
+
+def test_variables_of_another_srun(jobscript):
+    """What is set in the user's shell for srun does not change what the job's starts; what sbatch has set stays."""
+    lines = jobscript('archer2', 'train.py')
+    start, end = lines.index('unset SLURM_EXPORT_ENV'), lines.index('module load PyTorch/1.0-here || exit')
+    stays = {'SLURM_HINT': 'nomultithread', 'SLURM_JOB_ID': '7'}
+    done = subprocess.run(['bash', '-c', '\n'.join(lines[start:end] + ['env'])], stdout=subprocess.PIPE, text=True,
+                          check=True, env=dict(stays, SLURM_CONSTRAINT='x', SLURM_TIMELIMIT='1', SLURM_LABELIO='1',
+                                               SLURM_WORKING_DIR='/', SRUN_EXPORT_ENV='NONE', SRUN_OUTPUT='x'))
+    found = dict(line.split('=', 1) for line in done.stdout.splitlines())
+    assert {name: value for name, value in found.items() if name.startswith('S') and name != 'SHLVL'} == stays
+
+
+@pytest.mark.parametrize('system, job', [('frontier', 'SLURM_JOB_ID'), ('derecho', 'PBS_JOBID')])
+def test_status_in_a_job(jobscript, tmp_path, system, job):
+    """Who starts it in a job waits for the status of the rank that failed first; an earlier run's do not count."""
+    lines = jobscript(system, 'train.py', **{job: '7'})
+    run = lines[lines.index('mkdir -p "$HPC_RANK_OUTPUTS"'):]
+    launch, = [number for number, line in enumerate(run) if ' pytorch-srun train.py' in line]
+    (tmp_path / 'rank-7.out').write_text('pytorch-srun: rank 7 on n1 ended with status 9 at 04:00:00\n')
+    run[launch] = """echo 'pytorch-srun: rank 1 on n1 ended with status 3 at 05:00:01' > "$HPC_RANK_OUTPUTS/rank-1.out"
+        echo 'pytorch-srun: rank 0 on n1 ended with status 137 at 05:00:02' > "$HPC_RANK_OUTPUTS/rank-0.out"
+        (exit 137)"""
+    done = subprocess.run(['bash', '-c', '\n'.join(run)], env={'HPC_RANK_OUTPUTS': str(tmp_path),
+                                                               'PATH': '/usr/bin:/bin'})
+    assert done.returncode == 3
+    assert 'exit "$status"' not in jobscript(system, 'train.py')
+
+
 @pytest.mark.parametrize('ended, status, again', [(0, 0, False), (85, 85, True)])
 def test_ranks_that_are_left(jobscript, tmp_path, ended, status, again):
     """One that has ended well leaves the others their time; one that has left to be queued again, two minutes."""

@@ -137,6 +137,27 @@ def test_refused(nowhere):
     assert 'pytorch-run --nodes 2' in nowhere('--help')[1] and '--ranks-per-node' in nowhere('--help')[1]
 
 
+def test_full_disk(nowhere):
+    """The job script cannot be written, as with `> job`: one line, and no status 0."""
+    with open('/dev/full', 'w') as full:
+        called = nowhere.start('--dry-run', 'train.py', stdout=full)
+    errors = called.communicate(timeout=60)[1]
+    assert called.returncode == 1 and errors.count('\n') == 1, errors
+    assert 'the job script cannot be written: No space left on device' in errors
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+def test_killed(number):
+    """What waits for the job is not left."""
+    program = "import sys, time; sys.path.insert(0, %r); import followed_jobs\n" % str(CHECKOUT / 'hpc_pytorch/share')
+    program += "print(followed_jobs.start(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True) as called:
+        waiting = Path('/proc', called.stdout.readline().strip())
+        assert (waiting / 'comm').read_text() == 'sleep\n'
+        called.send_signal(number)
+    patiently(lambda: not (waiting / 'cwd').exists(), "end of what waits", 10)
+
+
 def test_image_without_tee(tmp_path):
     """A rank runs where there is no tee, as in a small image: its output is not kept in a file of its own."""
     for name in COREUTILS:
@@ -512,9 +533,11 @@ def test_module_that_does_not_load(slurm, monkeypatch):
 
 
 @pytest.mark.slow
-def test_requeued(slurm, tmp_path):
+def test_requeued(slurm, tmp_path, monkeypatch):
     """Before its time is up Slurm tells the program, which leaves; the job is queued again, once, and followed."""
     done = tmp_path / 'done'
+    # as in the shell of a job that was requeued
+    monkeypatch.setitem(slurm.environment, 'SLURM_RESTART_COUNT', '1')
     status, output, errors = slurm('--nodes', '2', '--time', '1', '--requeue', '1', 'train.py', 'until', done, '85')
     # it has begun twice, in one job with one output, and has ended once
     assert status == 85 and output.count('rank 0 of 2') == 2, output + errors
@@ -601,6 +624,10 @@ def test_variables_of_sbatch(slurm, monkeypatch):
     for name, value in (('ACCOUNT', 'another'), ('TIMELIMIT', '7'), ('OUTPUT', 'other.out'), ('EXPORT', 'NONE'),
                         ('NO_REQUEUE', '1')):
         monkeypatch.setitem(slurm.environment, 'SBATCH_' + name, value)
+    # nor do srun's count
+    for name, value in (('SLURM_CONSTRAINT', 'nowhere'), ('SLURM_TIMELIMIT', '0:01'), ('SLURM_WORKING_DIR', '/'),
+                        ('SLURM_LABELIO', '1'), ('SRUN_EXPORT_ENV', 'NONE')):
+        monkeypatch.setitem(slurm.environment, name, value)
     status, output, errors = slurm('--account', 'typed', '--time', '3', '--requeue', '1', 'train.py')
     assert status == 0 and 'rank 0 of 1' in output, output + errors
     job = slurm.system.output('scontrol', 'show', 'job', errors.split()[2].rstrip(','))
@@ -632,19 +659,6 @@ def test_why_it_waits(slurm):
     assert 'fewer --nodes' in called.stderr.readline()
     slurm.system.output('scancel', number)
     assert 'it was cancelled' in called.communicate(timeout=900)[1]
-
-
-@pytest.mark.slow
-def test_step_is_cancelled(slurm, tmp_path):
-    """The job's status alone would not say who killed the ranks; a rank that is killed by itself is no such case."""
-    called = at_work(slurm, tmp_path / 'never')
-    number = re.search(r'job (\S+) \(', called.stderr.readline()).group(1)
-    subprocess.run(['scancel', number + '.0'], env=slurm.environment, check=True)
-    output, errors = called.communicate(timeout=900)
-    assert called.returncode > 128 and 'the step %s.0 was cancelled' % number in errors, output + errors
-    (slurm.directory / 'kill.py').write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    status, output, errors = slurm('--nodes', '2', 'kill.py')
-    assert status == 137 and 'was cancelled' not in errors, output + errors
 
 
 @pytest.mark.slow
