@@ -3,6 +3,7 @@ import ast
 import contextlib
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,23 @@ def named_file(easyconfig, name):
     beside = os.path.dirname(os.path.abspath(easyconfig))
     places = [beside, os.path.join(beside, 'locks')] + directories()
     return next(filter(os.path.isfile, [os.path.join(place, name) for place in places]), None)
+
+
+def easyconfig_path(name):
+    """Find an easyconfig by its path, or by its name in the collection; None if there is none."""
+    pattern = os.path.join('?', '*', glob.escape(os.path.basename(name)))
+    places = glob.glob(os.path.join(glob.escape(collection_path('easyconfigs')), pattern))
+    return next(filter(os.path.isfile, [name] + places), None)
+
+
+def external_modules(path):
+    """List the system's modules that an easyconfig loads, in EasyBuild's order: builddependencies first."""
+    with open(path, encoding='utf-8', errors='replace') as handle:
+        text = handle.read()
+    build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
+    if build:
+        text = build.group() + text.replace(build.group(), '')
+    return re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", text)
 
 
 def plain_values(text):

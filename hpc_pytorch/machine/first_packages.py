@@ -12,9 +12,9 @@ import sys
 import sysconfig
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
-from hpc_pytorch import UsersProblem, collection_path, say  # noqa: E402
+from hpc_pytorch import UsersProblem, say  # noqa: E402
 from hpc_pytorch.machine import own_lmod  # noqa: E402
-from hpc_pytorch.machine.collection_files import plain_values  # noqa: E402
+from hpc_pytorch.machine.collection_files import easyconfig_path, plain_values  # noqa: E402
 from hpc_pytorch.machine.modules import COLLECTION, modules_tool  # noqa: E402
 
 OWN_PIP = os.path.join(COLLECTION, '.local', 'pip')
@@ -49,8 +49,7 @@ def lacks_modules_tool(lock, arguments):
 
 def needed_to_build(name):
     """List what compiling needs for an easyconfig, unless it loads the system's modules."""
-    places = os.path.join(glob.escape(collection_path('easyconfigs')), '?', '*', os.path.basename(name))
-    path = next(filter(os.path.isfile, [name] + glob.glob(places)), None)
+    path = easyconfig_path(name)
     if not name.endswith('.eb') or not path:
         return []
     with open(path, encoding='utf-8') as handle:

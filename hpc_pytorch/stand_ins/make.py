@@ -6,7 +6,6 @@ made of real parts from Debian and PyPI. README.rst explains its files. Prints t
 import argparse
 import configparser
 import fcntl
-import glob
 import hashlib
 import os
 import re
@@ -17,12 +16,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 COLLECTION = HERE.parent.parent
 SYSTEMS = COLLECTION / 'systems'
+STAND_INS = COLLECTION / '.local' / 'stand_ins'
 if __name__ == '__main__':
     # a checkout that is only read stays as it is; run with -I, Python does not find the collection
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(COLLECTION))
 from hpc_pytorch import UsersProblem, parse, part_directory, write_atomically  # noqa: E402
-from hpc_pytorch.machine import commands, distribution_packages  # noqa: E402
+from hpc_pytorch.machine import commands, distribution_packages, first_packages  # noqa: E402
+from hpc_pytorch.machine.collection_files import easyconfig_path, external_modules  # noqa: E402
 
 # What a part is made from: after a change it is made again.
 MADE_FROM = ('debian', 'pypi', 'inside', 'links', 'scripts')
@@ -31,8 +32,8 @@ KEYS = {
     'module': ('about', 'part', 'opened_by', 'family', 'sticky', 'loads', 'set', 'prepend'),
     'login': ('modules',),
 }
-PIP_INSTALL = ('-I', '-m', 'pip', '-q', 'install', '--no-compile', '--require-hashes', '--no-deps',
-               '--only-binary=:all:', '--disable-pip-version-check', '-r')
+PIP_INSTALL = ('-q', 'install', '--no-compile', '--require-hashes', '--no-deps', '--only-binary=:all:',
+               '--disable-pip-version-check', '-r')
 MODULE, STICKY, LOGIN = ((HERE / name).read_text() for name in ('module.txt', 'sticky.txt', 'login.txt'))
 
 
@@ -50,9 +51,11 @@ def read_sections(path):
     found = {kind: {} for kind in KEYS}
     for section in parser.sections():
         kind, _, name = section.partition(' ')
-        unknown = set(parser[section]).difference(KEYS.get(kind, ()))
-        if unknown or kind not in KEYS:
-            raise UsersProblem("%s: %s in [%s] is not known" % (path, sorted(unknown), section))
+        if kind not in KEYS:
+            raise UsersProblem("%s: unknown section [%s]; known sections: [module NAME], [login]" % (path, section))
+        for key in set(parser[section]).difference(KEYS[kind]):
+            known = ', '.join(KEYS[kind])
+            raise UsersProblem("%s: unknown key %r in [%s]; known keys: %s" % (path, key, section, known))
         found[kind][name] = dict(parser[section])
     return found
 
@@ -79,26 +82,10 @@ def pairs(text):
     return [line.split(None, 1) for line in (text or '').splitlines() if line.strip()]
 
 
-def modules_of(easyconfigs):
-    """Return the system's modules that easyconfigs, and those that they depend on, load."""
-    found = set()
-    queue = [Path(name) for name in easyconfigs]
-    beside = {path.parent for path in queue}
-    for path in queue:
-        places = [directory / path.name for directory in beside]
-        places += COLLECTION.glob('easyconfigs/*/*/' + glob.escape(path.name))
-        for place in filter(Path.is_file, places):
-            text = place.read_text(encoding='utf-8', errors='replace')
-            found.update(re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", text))
-            dependencies = re.findall(r"\('([^']+)', '([^']+)'(?:, '([^']+)')?\)", text)
-            others = [Path('%s-%s%s.eb' % words) for words in dependencies]
-            queue += [other for other in others if other not in queue]
-    return found
-
-
 def choose(system, easyconfigs):
     """Choose the state of a system that has most of the modules that easyconfigs load, today's if several do."""
-    wanted = modules_of(easyconfigs)
+    paths = filter(None, map(easyconfig_path, easyconfigs))
+    wanted = {module for path in paths for module in external_modules(path)}
 
     def matches(name):
         there = ' '.join(read_description(name)[1]) + ' '
@@ -146,8 +133,12 @@ def install_wheels(prefix, part):
     """Install what a lock file pins into an environment of the machine's Python; keep what is `inside` of it."""
     with part_directory(prefix.parent) as temporary:
         environment = Path(temporary, 'environment') if 'inside' in part else prefix
-        run(['/usr/bin/python3', '-I', '-m', 'venv', environment], temporary)
-        run([environment / 'bin/python', *PIP_INSTALL, HERE / part['pypi']], temporary)
+        # ensurepip takes longer than everything else
+        wheels = first_packages.pip_wheels()[:1]
+        without = ['--without-pip'] if wheels else []
+        run(['/usr/bin/python3', '-I', '-m', 'venv', *without, environment], temporary)
+        pip = [wheels[0] + '/pip'] if wheels else ['-m', 'pip']
+        run([environment / 'bin/python', '-I', *pip, *PIP_INSTALL, HERE / part['pypi']], temporary)
         if 'inside' in part:
             inside, = environment.glob('lib/python3*/site-packages/' + part['inside'])
             inside.rename(prefix)
@@ -189,7 +180,7 @@ def remove(path):
 def module_text(name, module, part, prefix, opened):
     """Write a module file; `opened` is the directory of modules that it makes visible, if it does."""
     base, _, version = name.partition('/')
-    text = MODULE.format(about=module.get('about') or part['about'], base=base)
+    text = MODULE.format(about=module.get('about') or part.get('about', base), base=base)
     if 'family' in module:
         text += 'family %s\n' % module['family']
     if 'sticky' in module:
@@ -221,7 +212,11 @@ def module_files(target, parts, modules):
     for name, module in modules.items():
         part = module.get('part', '')
         opens = target / 'opened' / name if name in opened else None
-        text = module_text(name, module, parts.get(part, {}), target / 'parts' / part, opens)
+        try:
+            text = module_text(name, module, parts.get(part, {}), target / 'parts' / part, opens)
+        except (KeyError, ValueError) as error:
+            raise UsersProblem("[module %s]: expected lines `VARIABLE VALUE` in set and prepend, with {prefix}, "
+                               "{version} or {python} in the value; found: %s" % (name, error))
         places = ['opened/' + opener for opener in module.get('opened_by', '').split()] or ['modules']
         for place in places:
             texts[target / place / name] = text
@@ -243,14 +238,19 @@ def metadata_text(system, modules, parts):
 # -- the whole
 
 def make(name, target=None):
-    """Make or complete a stand-in; returns its directory."""
-    target = target or COLLECTION / '.local/stand_ins' / name
+    """Make or complete a stand-in; returns its directory. Those of a checkout share their parts."""
     parts, modules, login = read_description(name)
-    for directory in ('parts', 'modules', 'opened'):
-        (target / directory).mkdir(parents=True, exist_ok=True)
-    with (target / '.lock').open('w') as lock:
+    top = target or STAND_INS
+    target = target or STAND_INS / name
+    for directory in (top / '.parts', target / 'modules', target / 'opened'):
+        directory.mkdir(parents=True, exist_ok=True)
+    with (top / '.lock').open('w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        make_parts(target / 'parts', parts)
+        if not (target / 'parts').is_symlink():
+            # earlier versions kept parts here
+            remove(target / 'parts')
+            (target / 'parts').symlink_to(os.path.relpath(top / '.parts', target))
+        make_parts(top / '.parts', parts)
         texts = module_files(target, parts, modules)
         for old in [*target.glob('modules/**/*'), *target.glob('opened/**/*')]:
             if old.is_file() and old not in texts:
@@ -264,7 +264,7 @@ def make(name, target=None):
 
 
 def make_parts(directory, parts):
-    """Make the parts that are missing or have changed; remove those that no module uses any more."""
+    """Make the parts that are missing or have changed."""
     missing = [name for name, part in parts.items() if not is_complete(directory / name, part)]
     packages = sorted(set(' '.join(parts[name].get('debian', '') for name in missing).split()))
     if packages and not shutil.which('apt-get'):
@@ -273,9 +273,6 @@ def make_parts(directory, parts):
     distribution_packages.install(packages)
     for name in missing:
         make_part(directory / name, parts[name])
-    for path in directory.iterdir():
-        if path.name not in parts:
-            remove(path)
 
 
 def main(arguments):
@@ -283,8 +280,9 @@ def main(arguments):
     parser.add_argument('name', help="a system, or its state in a year: frontier-2024")
     parser.add_argument('--into', metavar='DIR', type=Path, help="default: .local/stand_ins/NAME of this checkout")
     options = parser.parse_args(arguments)
+    target = options.into.absolute() if options.into else None
     try:
-        print(make(options.name, options.into and options.into.absolute()) / 'modules')
+        print(make(options.name, target) / 'modules')
     except (UsersProblem, OSError) as problem:
         sys.exit("ERROR: test environment of %s: %s" % (options.name, problem))
 

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from common import CACHE, CHECKOUT, clean_environment, needs_root, stand_in
+from hpc_pytorch.stand_ins import make
 from torch_mpi.tests.mpi_installation import kept_venv
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
@@ -81,9 +82,12 @@ def bring_parts(root, state):
     where it has them; a dry run starts none of them but Python, which is that Debian's own.
     """
     stand_in(state)
-    for part in (CHECKOUT / STAND_INS / state / 'parts').iterdir():
-        place = root / 'collection' / STAND_INS / state / 'parts' / part.name
-        if part.name == 'python':
+    for name in make.read_description(state)[0]:
+        part = CHECKOUT / STAND_INS / '.parts' / name
+        place = root / 'collection' / STAND_INS / '.parts' / name
+        if place.exists():
+            continue
+        if name == 'python':
             run(root, 'python3', '-m', 'venv', '--without-pip', '/%s' % place.relative_to(root))
         else:
             shutil.copytree(part, place, symlinks=True, copy_function=os.link,

@@ -427,10 +427,8 @@ def small(tmp_path):
     for name in ('module.txt', 'sticky.txt', 'login.txt'):
         shutil.copy(str(MAKE.parent / name), str(stand_ins))
     shutil.copytree(str(CHECKOUT / 'ramgate' / 'ramgate'), str(tmp_path / 'check out' / 'ramgate' / 'ramgate'))
-    (tmp_path / 'check out' / 'hpc_pytorch' / 'machine').mkdir(parents=True)
-    for name in ('__init__.py', 'machine/__init__.py', 'machine/commands.py', 'machine/distribution_packages.py',
-                 'machine/package_managers.cfg'):
-        shutil.copy(str(CHECKOUT / 'hpc_pytorch' / name), str(tmp_path / 'check out' / 'hpc_pytorch' / name))
+    shutil.copy(str(CHECKOUT / 'hpc_pytorch/__init__.py'), str(stand_ins.parent))
+    shutil.copytree(str(CHECKOUT / 'hpc_pytorch' / 'machine'), str(stand_ins.parent / 'machine'))
     (tmp_path / 'tool').write_text('tool\n')
     (stand_ins / 'scripts' / 'hello').write_text('#!/bin/sh\necho hello\n')
     (stand_ins / 'scripts' / 'hello').chmod(0o755)
@@ -455,7 +453,7 @@ def test_script_makes_what_is_described(small, tmp_path, lmod):
 
 
 def test_script_follows_its_description(small, tmp_path):
-    """A changed part, a changed script and a vanished link are made again; a part and a module without use go."""
+    """A changed part, a changed script and a vanished link are made again; a module that is not described goes."""
     into = tmp_path / 'into'
     assert make('here', '--into', into, script=small).returncode == 0
     parts = small.parent / 'parts.cfg'
@@ -476,14 +474,28 @@ def test_script_follows_its_description(small, tmp_path):
     assert 'setenv TOOLS' in (into / 'modules' / 'tool' / '1').read_text()
     (small.parents[2] / 'systems' / 'here' / 'stand_in.cfg').write_text('[module other/2]\npart = other\n')
     assert make('here', '--into', into, script=small).returncode == 0
-    assert [path.name for path in (into / 'parts').iterdir()] == ['other']
     assert [path.name for path in (into / 'modules').rglob('*') if path.is_file()] == ['2']
 
 
+def test_systems_share_their_parts(small):
+    """What two stand-ins of a checkout have in common is made once; parts of an earlier version give way."""
+    systems, made = small.parents[2] / 'systems', small.parents[2] / '.local' / 'stand_ins'
+    shutil.copytree(str(systems / 'here'), str(systems / 'there'))
+    (made / 'there' / 'parts' / 'tool').mkdir(parents=True)
+    assert make('here', script=small).stderr.count('making') == 1
+    done = make('there', script=small)
+    assert done.returncode == 0 and done.stderr == ''
+    tool = made / 'there' / 'parts' / 'tool'
+    assert (tool / 'bin' / 'hello').exists() and 'setenv TOOL {%s}' % tool in (
+        made / 'there' / 'modules' / 'tool' / '1').read_text()
+
+
 @pytest.mark.parametrize('name, text, words', [
-    ('parts.cfg', '[part tool]\nlink = a b\n', ["'link'", '[part tool]']),
+    ('parts.cfg', '[part tool]\nlink = a b\n', ["'link'", '[part tool]', 'known keys: debian, pypi, inside, links']),
     ('parts.cfg', '[prat tool]\nlinks = a b\n', ['[prat tool]']),
     ('../../systems/here/stand_in.cfg', '[module a/1]\npart = misspelt\n', ['module a/1', "'misspelt'"]),
+    ('../../systems/here/stand_in.cfg', '[module a/1]\nset =\n    HOME_OF_A\n', ['module a/1', '`VARIABLE VALUE`']),
+    ('../../systems/here/stand_in.cfg', '[module a/1]\nset =\n    A {root}\n', ['module a/1', "found: 'root'"]),
     ('parts.cfg', '[part tool]\nabout = a\nlinks =\n    a /no/such/file\n', ['/no/such/file']),
 ])
 def test_mistakes_in_descriptions(small, tmp_path, name, text, words):
@@ -526,20 +538,31 @@ def test_missing_package_without_being_root(small, tmp_path):
     assert 'Traceback' not in done.stdout
 
 
+@pytest.fixture
+def links(small):
+    """The script with a system whose parts are links to this machine's files, and scripts: wheels would take long."""
+    shutil.copy(str(STAND_INS / 'parts.cfg'), str(small.parent))
+    shutil.copytree(str(STAND_INS / 'scripts'), str(small.parent / 'scripts'), dirs_exist_ok=True)
+    parts = ('gcc', 'craype', 'cray-mpich', 'cray-libsci', 'cray-fftw', 'libfabric', 'openmpi', 'openblas', 'nothing')
+    text = ''.join('[module %s/1]\npart = %s\n' % (part, part) for part in parts)
+    (small.parents[2] / 'systems' / 'here' / 'stand_in.cfg').write_text(text)
+    return small
+
+
 @pytest.mark.parametrize('seed', [0, *map(nightly, range(1, 10))])
-def test_killed_at_any_moment(stand_ins, tmp_path, seed):
+def test_killed_at_any_moment(links, tmp_path, seed):
     """kill -9, then again: the same as undisturbed."""
-    expected = tree(stand_ins['bede'].parent)
+    assert make('here', '--into', tmp_path / 'undisturbed', script=links).returncode == 0
     into = tmp_path / 'into'
-    process = subprocess.Popen([sys.executable, '-I', str(MAKE), 'bede', '--into', str(into)],
+    process = subprocess.Popen([sys.executable, '-I', str(links), 'here', '--into', str(into)],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     # when, not whether, is random: the longest wait is about what an undisturbed run takes
     time.sleep(random.Random(seed).uniform(0.02, 0.4))
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    done = make('bede', '--into', into)
+    done = make('here', '--into', into, script=links)
     assert done.returncode == 0, done.stderr
-    assert tree(into) == expected
+    assert tree(into) == tree(tmp_path / 'undisturbed')
 
 
 @pytest.mark.nightly
@@ -575,28 +598,31 @@ def test_killed_while_python_is_made(tmp_path):
     assert list(home.iterdir()) == [] and not (into / 'tmp').exists()
 
 
-def test_two_at_once(stand_ins, tmp_path):
+def test_two_at_once(links, tmp_path):
     into = tmp_path / 'into'
-    both = [subprocess.Popen([sys.executable, '-I', str(MAKE), 'bede', '--into', str(into)], stdout=subprocess.PIPE,
+    both = [subprocess.Popen([sys.executable, '-I', str(links), 'here', '--into', str(into)], stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [process.communicate(timeout=300) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     assert outputs[0][0] == outputs[1][0]
     # one of them made it, the other waited
     assert sum(errors.count('making gcc') for _, errors in outputs) == 1
-    assert tree(into) == tree(stand_ins['bede'].parent)
+    assert make('here', '--into', tmp_path / 'undisturbed', script=links).returncode == 0
+    assert tree(into) == tree(tmp_path / 'undisturbed')
 
 
 def test_nothing_to_do_does_nothing(stand_ins):
     """The second run changes no file and starts no other program."""
-    def times(path):
-        return {str(one): one.lstat().st_mtime_ns for one in path.rglob('*') if one.name != '.lock'}
-
     target = stand_ins['archer2-2023'].parent
-    before = times(target)
+
+    def times():
+        paths = [*target.rglob('*'), *(target / 'parts' / 'python').rglob('*')]
+        return {str(one): one.lstat().st_mtime_ns for one in paths}
+
+    before = times()
     done = make('archer2-2023', env={'PATH': ''})
     assert done.returncode == 0 and done.stderr == ''
-    assert times(target) == before
+    assert times() == before
 
 
 def test_locks_have_only_hashes():
