@@ -1,8 +1,12 @@
 """Commands of the machine that are asked something."""
+import re
 import signal
 import subprocess
 
 from ramgate import processes
+
+# colours, titles and the like, which terminals take for commands
+TERMINAL_CODES = re.compile(r'\x1b\[[0-?]*[ -/]*[@-~]|\x1b\].*?(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]')
 
 
 def run(command, **options):

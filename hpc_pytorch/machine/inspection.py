@@ -12,12 +12,16 @@ from pathlib import Path
 
 from hpc_pytorch import collection_path
 from hpc_pytorch.machine.batch_systems import PATIENCE, own_job
-from hpc_pytorch.machine.commands import run
+from hpc_pytorch.machine.collection_files import external_modules
+from hpc_pytorch.machine.commands import TERMINAL_CODES, run
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_tool
 from hpc_pytorch.machine.systems import core_list, host_matches, is_for, is_retired
 from hpc_pytorch.machine.versions import release
 
-PARTITIONS = {'slurm': ('sinfo', '--noheader', '--format=%R|%z|%m|%G|%h|%a'), 'pbs': ('qstat', '-Q', '-f')}
+PARTITIONS = {
+    'slurm': ('sinfo', '--noheader', '--format=%R|%z|%m|%G|%h|%a'),
+    'pbs': ('qstat', '-Q', '-f'),
+}
 LOGIN, JOB, BOTH = 'login', 'job', 'both'
 # a question; a function of the system for what is expected (None and [] are not compared); how that is compared with
 # what was found
@@ -70,18 +74,13 @@ def commands_of(system):
     return sorted(filter(None, {system.launcher['command'], *system.compilers.values()}))
 
 
+def partitions_of(system):
+    return sorted(filter(None, {system.scheduler['partition'], system.scheduler['build_partition']}))
+
+
 def easyconfigs_of(system):
     paths = glob.glob(glob.escape(collection_path('easyconfigs')) + '/*/*/*.eb')
     return sorted(filter(lambda path: is_for(path, system), paths), key=lambda path: (is_retired(path, system), path))
-
-
-def external_modules(path):
-    """List the system's modules that an easyconfig loads, in EasyBuild's order: builddependencies first."""
-    text = Path(path).read_text(encoding='utf-8', errors='replace')
-    build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
-    if build:
-        text = build.group() + text.replace(build.group(), '')
-    return re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", text)
 
 
 # -- the questions
@@ -113,9 +112,10 @@ class Machine(object):
             except subprocess.TimeoutExpired:
                 self.outputs[command] = subprocess.CompletedProcess(command, 1, "no answer for %d seconds" % PATIENCE)
         done = self.outputs[command]
+        answer = TERMINAL_CODES.sub('', done.stdout)
         if done.returncode:
-            raise NotAsked("%s: %s" % (command[0], done.stdout.strip().split('\n')[-1]))
-        return done.stdout
+            raise NotAsked("%s: %s" % (command[0], answer.strip().split('\n')[-1]))
+        return answer
 
     def path(self, path):
         return os.path.join(self.root, os.path.expandvars(path).lstrip('/'))
@@ -178,8 +178,7 @@ class Machine(object):
                 return kind
         return next(iter(there), 'none')
 
-    @probe(LOGIN, lambda system: sorted({system.scheduler['partition'], system.scheduler['build_partition']} - {None}),
-           all_there)
+    @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
         """Return Slurm's partitions, with cores, memory, gpus (no MIG slices) of each, or PBS's queues; `up`: open."""
         if self.system.scheduler['kind'] == 'pbs':
@@ -205,8 +204,9 @@ class Machine(object):
         """Return the partition of this job, else of those that are up the one with most GPUs."""
         found = self.partitions()
         own = self.environ.get('SLURM_JOB_PARTITION') or self.environ.get('PBS_QUEUE')
-        most = max(found, key=lambda name: (found[name]['up'], found[name].get('gpus')), default=None)
-        return own if own in found else most
+        if own in found:
+            return own
+        return max(found, key=lambda name: (found[name]['up'], found[name].get('gpus')), default=None)
 
     @probe(LOGIN, 'scheduler nodes_exclusive')
     def whole_nodes(self):

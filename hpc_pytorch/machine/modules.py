@@ -5,7 +5,7 @@ import subprocess
 from collections import namedtuple
 
 from hpc_pytorch import say
-from hpc_pytorch.machine.commands import run
+from hpc_pytorch.machine.commands import TERMINAL_CODES, run
 
 COLLECTION = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 # where ./eb unpacks a newer Lmod than the distribution's
@@ -75,8 +75,9 @@ class ModulesShell(object):
             return False, HANGS
         except Exception as problem:
             return False, "a module file prints commands of a shell, which EasyBuild cannot use either: %s" % problem
-        failed = done.returncode or re.search(r'\bERROR:|Lmod has detected the following error', done.stderr)
-        return not failed, done.stderr.strip()
+        said = TERMINAL_CODES.sub('', done.stderr).strip()
+        failed = done.returncode or re.search(r'\bERROR:|Lmod has detected the following error', said)
+        return not failed, said
 
     def load(self, names):
         """Load modules in this order; returns what went wrong, None if nothing did."""

@@ -15,6 +15,8 @@ from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
 EASYCONFIG = 'PyTorch-2.13.0-ARCHER2-whl.eb'
+# {EasyBuild's name of the software: what it is}; of each kind, one module is loaded
+KINDS = dict(words.split()[::2] for words in DATA['software'].values())
 
 
 def comment(name):
@@ -100,7 +102,8 @@ def core_word(cores):
 def python_module(machine):
     """Find the newest module with a Python that ./eb can use, where python3 is too old for it."""
     try:
-        if machine.output('python3', '-I', '-c', PROBE).strip():
+        # not that of a module, with which ./eb itself may run
+        if machine.output(machine.path('/usr/bin/python3'), '-I', '-c', PROBE).strip():
             return None, 'python3 is new enough'
         shell = machine.modules_shell()
     except NotAsked as problem:
@@ -130,7 +133,8 @@ def system_text(name, values):
 
 def newest_first(shell, pattern):
     """List the modules that can be loaded now and whose names fit a pattern."""
-    fits = re.compile(r'(?:%s)?(?:%s)/' % (DATA['categories']['pattern'], pattern), re.I)
+    # Red Hat's are called mpi/openmpi-x86_64
+    fits = re.compile(r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64)' % (DATA['categories']['pattern'], pattern), re.I)
     names = filter(fits.match, shell.available())
     return sorted(names, key=lambda name: release(software_version(name)), reverse=True)
 
@@ -138,7 +142,7 @@ def newest_first(shell, pattern):
 def why_no_mpi(shell, name):
     """Say why no MPI can be loaded after this module; None if one can be."""
     before = shell.environ
-    patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('mpi') or 'mpich' in words]
+    patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
     said = shell.add(name)
     if not said and all(map(shell.add, newest_first(shell, '|'.join(patterns)))):
         said = "no MPI can be loaded with it"
@@ -156,14 +160,14 @@ def modules_of(machine):
     before = shell.loaded
     amd = bool(machine.which('rocm-smi')) and not machine.has_nvidia()
     for pattern, words in sorted(DATA['software'].items(), key=lambda one: amd and one[1].startswith('CUDA')):
-        software, part = words.split()
+        software, part, kind = words.split()
         names = newest_first(shell, pattern)
-        if software in ('PrgEnv-gnu', 'GCC'):
+        if kind in ('environment', 'compiler'):
             without = {name: why_no_mpi(shell, name) for name in names}
             if not all(without.values()):
                 left_out += [(name, said) for name, said in without.items() if said]
                 names = [name for name in names if not without[name]]
-        others = [other for _, other, _ in chosen if DATA['instead'].get(software) == other]
+        others = [other for _, other, _ in chosen if KINDS[other] == kind]
         if others:
             left_out += [(name, others[0] + " is there") for name in names]
             continue
@@ -173,12 +177,20 @@ def modules_of(machine):
                 chosen.append((name, software, part))
                 break
             left_out.append((name, said))
+    for pattern, why in DATA['left out'].items():
+        names = newest_first(shell, pattern)
+        if names:
+            left_out.append((' '.join(names), why))
     more = [name for name in shell.loaded if name in before and name not in [one[0] for one in chosen]]
     if more:
         left_out.append((' '.join(more), "loaded here; add those without which others are not found"))
-    if not {'OpenMPI', 'cray-mpich'} & {software for _, software, _ in chosen}:
+    if not has_mpi(chosen):
         left_out.append(("an MPI", "no module that is called like one can be loaded"))
     return chosen, ["%s: %s" % (name, ' '.join(said.split())[:200]) for name, said in left_out]
+
+
+def has_mpi(modules):
+    return 'MPI' in [KINDS[software] for _, software, _ in modules]
 
 
 def software_version(module):
@@ -212,7 +224,7 @@ def easyconfig_text(name, modules, kind, values):
         text = text.replace('official CPU wheels', 'official wheels with CUDA 13')
     elif wheels:
         text = comment('wheels') + '# %s\n' % DATA['wheels'][wheels] + text
-    if not {'OpenMPI', 'cray-mpich'} & {software for _, software, _ in modules}:
+    if not has_mpi(modules):
         text = comment('no MPI') + text
     text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)

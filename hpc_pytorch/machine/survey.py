@@ -12,10 +12,12 @@ import tempfile
 from collections import namedtuple
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, VERSION, parse
+from hpc_pytorch import UsersProblem, VERSION, parse, say
 from hpc_pytorch.machine import batch_systems, new_system, systems
+from hpc_pytorch.machine.collection_files import external_modules
+from hpc_pytorch.machine.inspection import JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of
 from hpc_pytorch.machine.modules import first_that_fails
-from hpc_pytorch.machine.inspection import JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of, external_modules
+from ramgate.limits import human
 
 # result is one of the words below; NOTED: systems/ has nothing to compare with
 Finding = namedtuple('Finding', 'name result found expected')
@@ -40,6 +42,9 @@ def ask(probe, machine):
 
 
 def in_a_line(answer):
+    if isinstance(answer, int) and answer > 1 << 30:
+        # only memory has so many
+        return human(answer)
     return ' '.join(map(str, answer)) if isinstance(answer, (list, dict)) else str(answer)
 
 
@@ -116,7 +121,11 @@ def table(findings):
 
 
 def job_script(path):
-    return "#!/bin/bash\nexec %s --survey > %s 2>&1" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
+    """Write the survey's job, which finds the modules that are found here, as those of --job do."""
+    carried = filter(os.environ.get, batch_systems.WORDS['carried'])
+    lines = ['export %s=%s' % (variable, shlex.quote(os.environ[variable])) for variable in carried]
+    lines.append("exec %s --survey > %s 2>&1" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path)))
+    return '\n'.join(['#!/bin/bash'] + lines)
 
 
 def submit(system, path):
@@ -136,6 +145,12 @@ def submit(system, path):
         return scheduler.submit(command, script.name)
 
 
+def stop(*_):
+    """As Ctrl-C: a command that hangs ends, too."""
+    say("the survey was stopped by SIGTERM")
+    raise KeyboardInterrupt
+
+
 def main(arguments):
     """Ask, compare, print; returns 1 if something differs."""
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, allow_abbrev=False)
@@ -144,8 +159,7 @@ def main(arguments):
     either.add_argument('--job', action='store_true')
     either.add_argument('--new-system', metavar='NAME')
     given = parser.parse_args(arguments)
-    # as Ctrl-C: a command that hangs ends, too
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, stop)
     machine = Machine(systems.load(os.environ['HPC_SYSTEM']))
     path = os.path.abspath(given.survey or 'survey-%s.txt' % machine.system.name)
     if (given.survey or given.job) and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):
@@ -160,7 +174,7 @@ def main(arguments):
     text = without_names(report(machine, findings), machine.environ)
     print(text)
     if given.survey:
-        Path(path).write_text(text + '\n')
+        Path(path).write_text(text + '\n', encoding='utf-8')
     return 1 if DIFFERS in [finding.result for finding in findings] else 0
 
 

@@ -308,6 +308,12 @@ def test_partition_with_nodes_of_two_kinds(place):
                                                'exclusive': False, 'up': True}
 
 
+def test_sizes_are_for_people(place, monkeypatch):
+    place.replace('root/proc/meminfo', '527942792', '263942792')
+    memory, = [one for one in place.survey(True, monkeypatch, only='memory')[1] if one.name == 'memory']
+    assert (memory.found, memory.expected) == ('251.7 GB', '512.0 GB')
+
+
 def test_no_names_are_given_away(place, monkeypatch):
     findings = place.survey(False, monkeypatch, only='architecture')[1]
     findings.append(survey.Finding('x', survey.NOTED, '/home/me/a somebody', ''))
@@ -353,11 +359,13 @@ def test_file_that_cannot_be_written(monkeypatch, tmp_path, more):
 
 
 def test_script_of_the_job(tmp_path, monkeypatch):
-    """A file may be called as it likes."""
-    monkeypatch.setenv('HPC_PYTORCH_COMMAND', 'echo')
+    """A file may be called as it likes; the job sees the modules that `module use` has added here."""
+    monkeypatch.setenv('HPC_PYTORCH_COMMAND', 'bash -c \'echo "$MODULEPATH" $0\'')
+    monkeypatch.setenv('MODULEPATH', '/opt/modules:/my own/modules')
     path = str(tmp_path / 'my $HOME; survey')
-    subprocess.run(['bash', '-c', survey.job_script(path)], check=True)
-    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [('my $HOME; survey', '--survey\n')]
+    subprocess.run(['bash', '-c', survey.job_script(path)], check=True, env={'MODULEPATH': '/opt/modules'})
+    assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
+        ('my $HOME; survey', '/opt/modules:/my own/modules --survey\n')]
 
 
 @pytest.fixture
@@ -409,7 +417,7 @@ def test_draft_replaces_the_programming_environment_of_login(cray, tmp_path):
     machine.environ = shell.environ
     chosen, left_out = new_system.modules_of(machine)
     assert [one[0] for one in chosen] == ['PrgEnv-gnu/8.6.0', 'gcc-native/13.3', 'cray-mpich/8.1.30']
-    assert left_out == []
+    assert [line.partition(':')[0] for line in left_out] == ['PrgEnv-cray/8.6.0']
 
 
 @pytest.mark.slow
@@ -440,23 +448,43 @@ def test_draft_says_why_a_compiler_is_left_out(cray):
     assert new_system.software_version('gcc/default') == 'default'
 
 
-@pytest.mark.parametrize('modules', [
-    ['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.4'],  # OpenHPC
-    ['compiler/gnu/14.2', 'mpi/openmpi/5.0-gnu-14.2', 'devel/cuda/12.8'],  # bwHPC
-    ['gcc/13.1.0', 'openmpi4/gcc/4.1.5', 'cuda12.2/toolkit/12.2.2'],  # Bright Cluster Manager
-    ['GCC/13.2.0', 'OpenMPI/4.1.6-GCC-13.2.0', 'CUDA/12.4.0'],  # EasyBuild
+@pytest.mark.parametrize('modules, mpi', [
+    (['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.4'], 'OpenMPI'),  # OpenHPC
+    (['compiler/gnu/14.2', 'mpi/openmpi/5.0-gnu-14.2', 'devel/cuda/12.8'], 'OpenMPI'),  # bwHPC
+    (['gcc/13.1.0', 'openmpi4/gcc/4.1.5', 'cuda12.2/toolkit/12.2.2'], 'OpenMPI'),  # Bright Cluster Manager
+    (['GCC/13.2.0', 'OpenMPI/4.1.6-GCC-13.2.0', 'CUDA/12.4.0'], 'OpenMPI'),  # EasyBuild
+    (['gcc/13.2.0-gcc-11.4.0-abc1234', 'openmpi/5.0.3-gcc-13.2.0-4bc1234', 'cuda/12.4.1-gcc-13.2.0-5de6789'],
+     'OpenMPI'),  # Spack
+    (['gcc/13.2.0', 'hpcx-mpi/2.20', 'cuda/12.4.0'], 'HPCX'),
+    slow(['gcc/13.2.0', 'mpich/4.2', 'cuda/12.4.0'], 'MPICH'),
+    slow(['gcc/13.2.0', 'mpi/mpich-x86_64', 'cuda/12.4.0'], 'MPICH'),  # Red Hat
+    slow(['gcc/13.2.0', 'impi/2021.11.0', 'cuda/12.4.0'], 'impi'),
+    (['gcc/13.2.0', 'mpi/2021.12', 'cuda/12.4.0'], 'impi'),  # as Intel calls it
 ])
-def test_draft_knows_names_of_other_sites(cray, modules):
+def test_draft_knows_names_of_other_sites(cray, modules, mpi):
     needs_program('tclsh')
     chosen, left_out = new_system.modules_of(cray(top=dict.fromkeys([*modules, 'cuda12.2/blas/12.2.2'], '')))
-    assert [(name, software) for name, software, _ in chosen] == list(zip(modules, ('GCC', 'OpenMPI', 'CUDA')))
-    assert not left_out
+    assert [(name, software) for name, software, _ in chosen] == list(zip(modules, ('GCC', mpi, 'CUDA')))
+    assert not left_out and '# No module' not in new_system.easyconfig_text('x', chosen, 'slurm', {})
+    for name, version in zip(modules, ('13.2.0', '5.0.3', '12.4.1')):
+        assert new_system.software_version(name) == version or '-gcc-' not in name
+
+
+def test_draft_names_what_it_does_not_know(cray):
+    """Programming environments, compilers and MPIs that were not tried are left out, and why."""
+    needs_program('tclsh')
+    others = ['PrgEnv-aocc/8.5.0', 'PrgEnv-intel/8.5.0', 'PrgEnv-nvidia/8.5.0', 'nvhpc/24.5']
+    chosen, left_out = new_system.modules_of(cray(top=dict.fromkeys(['gcc/13.2.0', 'mvapich2/2.3.7', *others], '')))
+    assert [one[0] for one in chosen] == ['gcc/13.2.0']
+    (compilers, why), = [line.split(': ') for line in left_out if 'PrgEnv' in line]
+    assert sorted(compilers.split()) == others and why.startswith("PyTorch's wheels are built with GCC")
+    assert [line for line in left_out if line.startswith('mvapich2/2.3.7: this MPI was not tried')]
 
 
 def test_draft_without_mpi(cray):
     """Said, as the easyconfig is for one."""
     needs_program('tclsh')
-    assert new_system.modules_of(cray(top={'gcc/13': '', 'impi/2021': ''}))[1] == [
+    assert new_system.modules_of(cray(top={'gcc/13': '', 'mpifileutils/0.11': ''}))[1] == [
         'an MPI: no module that is called like one can be loaded']
 
 
@@ -481,16 +509,17 @@ def test_draft_that_was_interrupted(monkeypatch, tmp_path):
 def test_draft_names_a_python(cray, tmp_path, monkeypatch):
     """A module that brings one, where python3 is that of SLES 15."""
     needs_program('tclsh')
-    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'usr/bin').mkdir(parents=True)
     (tmp_path / 'new').mkdir()
-    (tmp_path / 'bin/python3').write_text('#!/bin/sh\necho\n')
-    (tmp_path / 'bin/python3').chmod(0o755)
+    (tmp_path / 'usr/bin/python3').write_text('#!/bin/sh\necho\n')
+    (tmp_path / 'usr/bin/python3').chmod(0o755)
     (tmp_path / 'new/python3').symlink_to(sys.executable)
     machine = cray(top={'cray-python/3.11.7': 'prepend-path PATH %s/new' % tmp_path, 'cray-python/3.9.13.1': ''})
     assert new_system.python_module(machine)[0] is None
-    machine.environ['PATH'] = '%s:%s' % (tmp_path / 'bin', os.environ['PATH'])
+    # the user has loaded the module, as ./eb needs it, too
+    machine.environ['PATH'] = '%s:%s' % (tmp_path / 'new', os.environ['PATH'])
     monkeypatch.setenv('MODULEPATH', machine.environ['MODULEPATH'])
-    machine = inspection.Machine(machine.system, environ=machine.environ)
+    machine = inspection.Machine(machine.system, str(tmp_path), machine.environ)
     assert new_system.python_module(machine) == ('cray-python/3.11.7', 'module avail')
 
 
@@ -527,12 +556,14 @@ def test_job_with_part_of_the_node(place, monkeypatch):
 def test_broken_module(place, monkeypatch):
     """One that is there and fails: in its own words. In an easyconfig of an earlier state it is only noted."""
     needs_program('tclsh')
-    place.write('opened/cuda/12.2.1', '#%Module1.0\nerror "the licence server of cuda is gone"\n')
+    text = 'the licence server of cuda is 100% \\033\\[31mgone\\033\\[0m: käputt'
+    place.write('opened/cuda/12.2.1', '#%Module1.0\nerror "' + text + '"\n')
     name = 'modules of Test-1.0-Surveyed.eb'
     differ, findings = place.survey(False, monkeypatch, name)
     said, = [finding.found for finding in findings if finding.name == name]
     assert name in differ and 'cuda/12.2.1: it exists, but loading it fails: ' in said
-    assert 'the licence server of cuda is gone' in said
+    # how others than English letters come out is a matter of the tool
+    assert 'the licence server of cuda is 100% gone: k' in said and said.isprintable()
     place.write('systems/test/easystack.yaml', 'easyconfigs:\n  - Test-2.0-Surveyed.eb\n')
     differ, findings = place.survey(False, monkeypatch, name)
     assert name not in differ and [one for one in findings if one.name == name][0].found == said
@@ -727,16 +758,17 @@ def test_children_of_a_command_that_hangs(tmp_path):
 
 @pytest.mark.slow
 def test_survey_that_is_terminated(tmp_path):
-    """A command that hangs ends with it."""
+    """A command that hangs ends with it, and what it has started; it says so."""
     sinfo = tmp_path / 'sinfo'
-    sinfo.write_text('#!/bin/sh\necho $$ > %s/pid\nexec sleep 600\n' % tmp_path)
+    sinfo.write_text('#!/bin/sh\nsleep 600 &\necho $! > %s/pid\nwait\n' % tmp_path)
     sinfo.chmod(0o755)
     environ = dict(clean_environment(), HOME=str(tmp_path), PATH='%s:%s' % (tmp_path, os.environ['PATH']))
     with subprocess.Popen([str(CHECKOUT / 'eb'), '--survey'], cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not ((tmp_path / 'pid').exists() and (tmp_path / 'pid').read_text()):
             time.sleep(0.05)
         process.terminate()
+        assert process.stderr.read().endswith('eb: the survey was stopped by SIGTERM\n')
         assert process.wait() == 130
     assert not processes.stat(int((tmp_path / 'pid').read_text()))
 
