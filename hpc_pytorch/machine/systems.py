@@ -115,12 +115,13 @@ def read_section(path, section, given, schema):
         values[key] = [] if kind.name in LISTS else None
     for key, value in given.items():
         if key not in schema:
+            owners = ["; it belongs to [%s]" % other for other, keys in SCHEMA.items() if key in keys]
             raise UsersProblem("%s: unknown key %r in [%s]; known keys: %s%s" % (
-                path, key, section, ', '.join(schema), nearest(key, schema)))
+                path, key, section, ', '.join(schema), ' or '.join(owners) or nearest(key, schema)))
         try:
             values[key] = typed(schema[key].kind, value)
         except ValueError as error:
-            raise UsersProblem("%s: %s = %s in [%s]: %s" % (path, key, value, section, error))
+            raise UsersProblem("%s: %s = %s in [%s]: %s" % (path, key, ' '.join(value.split()), section, error))
     return values
 
 

@@ -180,6 +180,10 @@ def test_settings_by_feature_and_version(tmp_path):
     ('kind = slurm', 'kind = slurm\nkind = pbs', ['kind']),
     ('kind = slurm', 'kind', ['cannot be read']),
     ('title = Test', 'title =', ['one line of text']),
+    ('two_processes = srun -n 2', 'two_processes = 2', ['two_processes = 2 in [launcher]', 'expected words']),
+    ('kind = slurm', 'kind = slurm\noptions = --export=NONE\n    qos = long',
+     ['options = --export=NONE qos = long in [scheduler]', 'words separated by blanks']),
+    ('cores = 64', 'cores = 64\nqos = long', ["'qos' in [node]", 'known keys: cores, ', 'belongs to [scheduler]']),
 ])
 def test_errors_name_file_and_key(tmp_path, old, new, words):
     assert old in GOOD
