@@ -16,7 +16,7 @@ from ramgate.command_lines import WRAPPER, gets_symlink
 from ramgate.estimates import SHIPPED, Knowledge
 from ramgate.limits import Limits, Problem, cores, human
 from ramgate.processes import Tree, descendants, end_all, send
-from ramgate.report import Progress, Report, Summary
+from ramgate.report import Progress, Report, Summary, say
 from ramgate.schedule import Schedule
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -138,11 +138,11 @@ class Build:
         """Returns the exit status as a shell gives it."""
         if self.command[0] != WRAPPER and not shutil.which(self.command[0]):
             known = os.path.exists(self.command[0])
-            self.say('%s: %s' % (self.command[0], 'not executable' if known else 'not found'))
+            say('%s: %s' % (self.command[0], 'not executable' if known else 'not found'))
             return NOT_RUNNABLE if known else NOT_FOUND
         if os.path.exists(os.environ.get('RAMGATE_SOCKET', '')):
             # two of them would hold each other's compilers
-            self.say('runs within another ramgate, whose limits and options hold')
+            say('runs within another ramgate, whose limits and options hold')
             return subprocess.call(self.command)
         directory = tempfile.mkdtemp(prefix='ramgate.')
         try:
@@ -150,22 +150,17 @@ class Build:
             for number in STOPPING + (signal.SIGALRM,):
                 signal.signal(number, self.stop)
             for line in self.limits.warnings() + self.knowledge.warnings:
-                self.say(line)
+                say(line)
             make_wrapper(directory)
             with contextlib.closing(listen(directory)) as listener:
                 self.start_broker(listener, directory)
             constraint = self.limits.tightest(0)
-            self.say('%s free of %s (%s), %d compilers at a time'
+            say('%s free of %s (%s), %d compilers at a time'
                      % (human(constraint.free), human(constraint.limit), constraint.name, self.cores))
             return self.run_command(environment(directory, self.cores, os.environ))
         finally:
             self.end()
             shutil.rmtree(directory, ignore_errors=True)
-
-    @staticmethod
-    def say(line):
-        sys.stderr.write('ramgate: %s\n' % line)
-        sys.stderr.flush()
 
     def start_broker(self, listener, directory):
         """In a process of its own: if it dies, the build goes on."""
@@ -205,7 +200,7 @@ class Build:
             # the jobserver of a make above us comes through
             self.process = subprocess.Popen(command, env=environ, preexec_fn=die_with_parent, close_fds=False)
         except OSError as error:
-            self.say('%s: %s' % (command[0], error.strerror))
+            say('%s: %s' % (command[0], error.strerror))
             return NOT_RUNNABLE
         while True:
             pid, status = os.waitpid(-1, 0)

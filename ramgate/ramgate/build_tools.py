@@ -30,7 +30,6 @@ def prepared(directory):
 
 
 def build_directory(command):
-    """Return the directory in which a command builds."""
     tool = os.path.basename(command[0])
     option = '--build' if tool == 'cmake' else '-C'
     if tool == 'cmake' or tool in NINJAS + MAKES:

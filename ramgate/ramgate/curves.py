@@ -24,7 +24,6 @@ def exact_span(age):
 
 
 def span(age):
-    """Return the number of the span in which a compilation of this age (seconds) is."""
     return int(exact_span(age))
 
 

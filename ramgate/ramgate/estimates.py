@@ -21,7 +21,13 @@ from ramgate.limits import Problem
 MB = 2.0 ** 20
 VERSION = 1
 # (MB, seconds) of a compilation if nothing at all is known, by language; measured on PyTorch
-FIRST_GUESS = {'C': (120, 5), 'CXX': (700, 20), 'CUDA': (3000, 240), 'HIP': (3000, 240), 'LINK': (500, 10)}
+FIRST_GUESS = {
+    'C': (120, 5),
+    'CXX': (700, 20),
+    'CUDA': (3000, 240),
+    'HIP': (3000, 240),
+    'LINK': (500, 10),
+}
 OTHER_GUESS = (300, 10)
 # a first guess weighs as much as so many compilations, whose peaks differ by so much of their mean
 GUESS_WEIGHT = 1.5
@@ -262,7 +268,6 @@ class Knowledge:
 
 
 def write_whole(path, text):
-    """Write a file so that nobody sees a part of it."""
     partial = '%s.%d' % (path, os.getpid())
     with open(partial, 'w') as file:
         file.write(text)
@@ -277,8 +282,10 @@ def load(path):
         if data['version'] != VERSION:
             raise ValueError('its version is %s' % data['version'])
         for entry in data['files'].values():
-            # raises TypeError where a value is of another type
-            entry['seconds'] + 0.0, max(entry['curve']) + 0.0, entry['language'] + ''
+            # each raises TypeError where a value is of another type
+            entry['seconds'] + 0.0
+            max(entry['curve']) + 0.0
+            entry['language'] + ''
         return data['files']
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Problem('%s is no profile of ramgate (%s): remove it or name another file' % (path, error))

@@ -182,7 +182,6 @@ class Limits:
         return min(self.constraints(own), key=lambda constraint: constraint.free)
 
     def warnings(self):
-        """Return warnings for the user before the build starts."""
         return ['the kernel kills everything in %s together when its memory runs out (memory.oom.group): ramgate '
                 'leaves %d %% of it free, as it could not restart such compilers'
                 % (cgroup.directory, FATAL_RESERVE * 100)

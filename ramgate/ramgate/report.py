@@ -1,6 +1,5 @@
 """What a build did: a line while it runs; report.json and report.html afterwards."""
 import json
-import math
 import os
 import sys
 import time
@@ -11,8 +10,6 @@ from ramgate.schedule import DONE, FROZEN, RETRY, RUNNING, WAITING, WATCHED
 
 # seconds between two lines
 LOG = 60.0
-# seconds of compilers after which ramgate says why it manages none of them
-NOTICE = 60.0
 # the summary proposes a profile where compilers were held for more than this share of the time
 WORTH = 0.05
 # names the file that has the same line for whoever looks from another host; seconds between two
@@ -29,6 +26,10 @@ def duration(seconds):
     if minutes >= 60:
         return '%d h %02d min' % divmod(minutes, 60)
     return '%d min %02d s' % (minutes, seconds) if minutes else '%d s' % seconds
+
+
+def say(line):
+    print('ramgate:', line, file=sys.stderr, flush=True)
 
 
 def counts(schedule):
@@ -79,24 +80,18 @@ class Summary:
             text += '' if profile else '. Next time --profile auto may be faster'
         yield text
         if schedule.lost or self.peak > schedule.limit and schedule.ways[WATCHED]:
-            yield watched_only(schedule, 'the kernel killed %d' % schedule.lost if schedule.lost else
-                               'they took %s' % human(self.peak))
-
-
-def watched_only(schedule, what):
-    return ('%d compilers were only watched, as the build names them by their paths, and %s: ramgate can hold such, '
-            'not start them again. Configure a new build directory within `ramgate run`, or give --jobs'
-            % (schedule.ways[WATCHED], what))
+            what = 'the kernel killed %d' % schedule.lost if schedule.lost else 'they took %s' % human(self.peak)
+            yield ('%d compilers were only watched, as the build names them by their paths, and %s: ramgate can hold '
+                   'such, not start them again. Configure a new build directory within `ramgate run`, or give --jobs'
+                   % (schedule.ways[WATCHED], what))
 
 
 class Progress:
     """A line a minute that says how far the build is; what the user should know; a summary."""
 
-    def __init__(self, summary, profile=None, stream=sys.stderr):
+    def __init__(self, summary, profile=None):
         self.summary = summary
         self.profile = profile
-        self.notice_at = None
-        self.stream = stream
         self.begin = self.next_note = time.monotonic()
         self.next_line = self.begin + LOG
         self.file = os.environ.get(PROGRESS)
@@ -105,12 +100,12 @@ class Progress:
         now = time.monotonic()
         self.summary(event, compilation, schedule)
         if event == 'finished':
-            self.say(*self.summary.lines(schedule, self.profile))
+            for line in self.summary.lines(schedule, self.profile):
+                say(line)
         elif event == 'looked':
-            self.notice(schedule, now)
             if now >= self.next_line:
                 self.next_line = now + LOG
-                self.say(self.line(schedule, now))
+                say(self.line(schedule, now))
         if self.file and now >= self.next_note:
             self.next_note = now + NOTE
             try:
@@ -118,19 +113,6 @@ class Progress:
             except OSError:
                 # no reason to stop a build
                 self.file = None
-
-    def say(self, *lines):
-        for line in lines:
-            print('ramgate:', line, file=self.stream, flush=True)
-
-    def notice(self, schedule, now):
-        """Say once that compilers run which cannot be managed."""
-        if self.notice_at is None and schedule.compilations:
-            self.notice_at = now + NOTICE
-        if self.notice_at and now >= self.notice_at:
-            self.notice_at = math.inf
-            if schedule.ways[WATCHED] == sum(schedule.ways.values()):
-                self.say(watched_only(schedule, 'none asks'))
 
     def line(self, schedule, now):
         running, frozen, waiting = counts(schedule)

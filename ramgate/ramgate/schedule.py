@@ -50,11 +50,6 @@ ALONE = 0.6
 ALONE_KILLED = 0.3
 # of a process's largest resident memory at least this share is its own
 UNSHARED = 0.8
-# a known compilation whose peak is this share (or so many uncertainties) below its curve is behind (a slower machine,
-# a neighbour on the core): its true age is where the curve is below its peak times the last factor
-BEHIND = 0.15
-BEHIND_UNCERTAINTIES = 3
-CAUGHT_UP = 1.1
 # a compilation so much above its curve is larger than expected: the curve is raised, by at most this share of what it
 # has, as a peak that came early is not larger later
 ABOVE = 1.05
@@ -330,26 +325,9 @@ class Schedule:
         age = compilation.age(now)
         seconds = estimate.seconds * slow
         at = min(curves.span(age / slow), len(curve) - 1)
-        if estimate.earlier:
-            true_at = self.true_span(compilation, at)
-            if true_at < at:
-                at = true_at
-                age = curves.age_of(at) * slow
         if age >= seconds * OVERDUE:
             return [compilation.memory / MB * STAY], max(0.1, age * REMAINS), 0.0, 1.0
         return self.raised(curve, at, compilation.memory / MB), seconds * LONGER, age, slow
-
-    @staticmethod
-    def true_span(compilation, at):
-        """Return the span of a compilation that should be in span `at`: an earlier one if it is behind its curve."""
-        estimate = compilation.estimate
-        peak = compilation.recorder.peak / MB
-        short = max(BEHIND, BEHIND_UNCERTAINTIES * estimate.uncertainty / estimate.peak)
-        if peak >= (1 - short) * max(estimate.curve[:at + 1]):
-            return at
-        while at and max(estimate.curve[:at + 1]) > peak * CAUGHT_UP:
-            at -= 1
-        return at
 
     @staticmethod
     def raised(curve, at, memory):

@@ -1,6 +1,5 @@
 """What is left of a build to be looked at."""
 import html
-import io
 import json
 import re
 import subprocess
@@ -112,12 +111,11 @@ def test_the_page_in_a_browser(tmp_path):
     assert 'Estimates of memory were off by ' in text
 
 
-def test_a_line_while_it_runs(tmp_path, monkeypatch):
+def test_a_line_while_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv('RAMGATE_PROGRESS', str(tmp_path / 'progress'))
-    stream = io.StringIO()
-    some_build(Progress(Summary(), stream=stream))
+    some_build(Progress(Summary()))
     summary = r'ramgate: 2 compilers in \d+ s \(2 by launcher\), at most 320.0 MB of 1000.0 MB, 1 run again\n'
-    assert re.fullmatch(summary, stream.getvalue())
+    assert re.fullmatch(summary, capsys.readouterr().err)
     assert (tmp_path / 'progress').read_text().startswith('0/2 done, 2 running, ')
 
 
