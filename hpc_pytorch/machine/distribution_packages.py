@@ -82,7 +82,6 @@ def run_unless_it_removes(manager, command):
 
 
 def run(command, cwd=None):
-    """Run a command of the package manager."""
     return commands.run(command, env=dict(os.environ, **ENVIRONMENT), cwd=cwd)
 
 

@@ -42,7 +42,6 @@ GENERAL = re.compile(r'(CMAKE_\w+|(C|CXX|LD|CPP|F)FLAGS|CC|CXX|FC|MAX_JOBS|VERBO
 
 
 def route(version):
-    """Return how this version is built; None if it is unknown."""
     return next((row for row in ROUTES if satisfies(version, '>=', row.since)), None)
 
 

@@ -218,7 +218,6 @@ def downloads(text):
 
 
 def table(differences):
-    """Return the differences for people."""
     lines = []
     for item in differences:
         places = '; '.join(item.places) or 'CMake does not say'

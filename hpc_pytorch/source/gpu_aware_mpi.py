@@ -58,7 +58,6 @@ def patched(text):
 
 
 def decision_path():
-    """Return the file that decides."""
     return os.path.join(collection_path('torch_mpi'), 'src', DECISION)
 
 

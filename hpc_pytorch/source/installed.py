@@ -14,7 +14,11 @@ from hpc_pytorch.source.contract import Difference, architectures_of_flags, comp
 SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
 # Backends of torch.distributed: the switch of each, and the library without which it is none.
 Backend = namedtuple('Backend', 'name option library')
-BACKENDS = (Backend('mpi', 'USE_MPI', 'libmpi'), Backend('gloo', 'USE_GLOO', None), Backend('nccl', 'USE_NCCL', None))
+BACKENDS = (
+    Backend('mpi', 'USE_MPI', 'libmpi'),
+    Backend('gloo', 'USE_GLOO', None),
+    Backend('nccl', 'USE_NCCL', None),
+)
 # What the installed PyTorch is asked, by its own Python.
 PROBE = """
 import json, os, torch, torch.distributed as dist
@@ -53,7 +57,8 @@ def compare_installed(options, show, backends, ldd):
     if settings['CMAKE_CXX_COMPILER']:
         told.add('CXX')
     known = {name: options[name] for name in told.intersection(options)}
-    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
+    found = compare(known, settings, {})
+    differences = [item._replace(places=['torch.__config__.show()']) for item in found]
     for backend in BACKENDS:
         if plain(options.get(backend.option, '')) == 'ON':
             differences += compare_backend(backend, backends, ldd)

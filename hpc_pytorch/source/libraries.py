@@ -36,7 +36,6 @@ def unpack(wheel, directory):
 
 
 def ldd(paths, directory):
-    """Return what the loader finds for all of these."""
     return run(['ldd'] + paths, directory).stdout
 
 
@@ -81,5 +80,4 @@ def compare_openmp(printed, compiler):
 
 
 def compare(paths, printed, compiler, build_directory):
-    """Return all that is wrong with these libraries, of which ldd printed this."""
     return compare_search_paths(paths, build_directory) + compare_openmp(printed, compiler)

@@ -87,12 +87,7 @@ class WheelBuild(LockedEnvironment):
         return self.start_dir or self.builddir
 
     @property
-    def custom_opts(self):
-        return build_options.as_dict(self.cfg['custom_opts'])
-
-    @property
     def route(self):
-        """Return how this version is built."""
         found = build_options.route(self.version)
         if found is None:
             raise EasyBuildError("PyTorch %s is too old for this easyblock; the oldest that it builds: %s",
@@ -117,7 +112,6 @@ class WheelBuild(LockedEnvironment):
 
     @staticmethod
     def first_line(compiler):
-        """Return the first line of a compiler's version."""
         return ask(compiler, '--version').output.split('\n')[0]
 
     def nvcc(self):
@@ -155,7 +149,8 @@ class WheelBuild(LockedEnvironment):
                 local = 'git' + commit_of(source)[:7]
         asked['PYTORCH_BUILD_VERSION'] = '%s+%s' % (self.version, local)
         asked['PYTORCH_BUILD_NUMBER'] = '1'
-        if contract.plain(self.custom_opts.get('USE_DISTRIBUTED', '1')) == 'OFF':
+        given = build_options.as_dict(self.cfg['custom_opts'])
+        if contract.plain(given.get('USE_DISTRIBUTED', '1')) == 'OFF':
             # only the table asks for it then
             asked['USE_GLOO'] = '0'
         for option in self.cfg['custom_opts']:
@@ -189,13 +184,10 @@ class WheelBuild(LockedEnvironment):
                                  "dependencies", ', '.join(cloned))
         self.install_build_tools()
         if self.asked.get('USE_CUDA') == '1' and not self.dry_run:
-            self.keep_stubs_out_of_runpath()
+            # the compiler searches CUDA's stubs by itself: CMake does not write them into RUNPATH
+            paths = stubs_of(self.nvcc()) + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
+            env.setvar('LIBRARY_PATH', os.pathsep.join(filter(None, paths)))
         self.run_cmake()
-
-    def keep_stubs_out_of_runpath(self):
-        """Let the compiler search CUDA's stubs by itself: what it does, CMake does not write into RUNPATH."""
-        paths = stubs_of(self.nvcc()) + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
-        env.setvar('LIBRARY_PATH', os.pathsep.join(filter(None, paths)))
 
     def make_gpu_aware(self):
         """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
@@ -264,7 +256,6 @@ class WheelBuild(LockedEnvironment):
         self.check_contract()
 
     def check_contract(self):
-        """Stop unless CMake decided what was asked for."""
         if self.dry_run:
             return
         with as_easybuild_error():
