@@ -20,7 +20,7 @@ from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs.reframe_settings import settings
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
-from hpc_pytorch.machine.module_files import CHECKED, installed
+from hpc_pytorch.machine.module_files import CHECKED, installed, removed_by_hand
 from hpc_pytorch.packages.easybuild_errors import with_prefix
 from ramgate import processes
 
@@ -177,8 +177,11 @@ def act(given, reframes):
     given.references = os.path.abspath(given.references or own)
     if not given.update and not os.path.exists(given.references):
         print("There are no references yet (%s): speeds are not compared. To keep today's: --update" % given.references)
+    removed = list(removed_by_hand(install_path('modules') + '/all', install_path('software')))
+    for line in removed:
+        print(line)
     report = check(system, given, reframes)
-    status = show_results(report)
+    status = show_results(report) or int(bool(removed))
     if system.scheduler['kind'] != 'none' and not system.network['interfaces']:
         print("Which network the ranks use was not compared: `interfaces` is missing in [network] of %s/system.cfg"
               % system.directory)

@@ -3,7 +3,7 @@ import glob
 import os
 import re
 
-from hpc_pytorch import parse
+from hpc_pytorch import parse, read_json
 from hpc_pytorch.machine.systems import HERE
 
 SYNTAX = parse(os.path.join(HERE, 'module_syntax.cfg'))
@@ -59,17 +59,38 @@ ROOT = re.compile(r'^(?:local root =|set root) "?(/[^"\n]+)', re.M)
 CHECKED = ('PyTorch', 'torch_mpi', 'vLLM')
 
 
+def removed_by_hand(modules, software):
+    """Describe installations in this directory that have no module file, and modules that have no installation."""
+    for name in CHECKED:
+        for note in glob.glob(os.path.join(glob.escape(software), name, '*/easybuild/provenance/module.json')):
+            easyconfigs = glob.glob(os.path.join(glob.escape(os.path.dirname(note)), '*.eb'))
+            for path in read_json(note, {}) or ():
+                if easyconfigs and not os.path.exists(path):
+                    yield "%s is gone. To write it again: ./eb %s --module-only --force --installpath=%s" % (
+                        path, easyconfigs[0], os.path.dirname(software))
+        for path in glob.glob(os.path.join(glob.escape(modules), name, '*')):
+            root = root_of(path)
+            if root and not os.path.isdir(root) and '.bak_' not in path:
+                yield "%s is gone, but not its module, %s: remove that, or install it again" % (root, path)
+
+
+def root_of(path):
+    """Return the installation that a module file of EasyBuild's names; None if it names none."""
+    with open(path, encoding='utf-8', errors='replace') as handle:
+        found = ROOT.search(handle.read())
+    return found and found.group(1)
+
+
 def installed(modulepath):
     """Find what this collection has installed of PyTorch, its MPI backend and vLLM: {module: its installation}."""
     found = {}
     for directory in filter(None, modulepath.split(':')):
         top = glob.escape(directory)
         for path in [path for software in CHECKED for path in sorted(glob.glob(os.path.join(top, software, '*')))]:
-            with open(path, encoding='utf-8', errors='replace') as handle:
-                root = ROOT.search(handle.read())
+            root = root_of(path)
             # EasyBuild keeps the one before as NAME.bak_TIME
-            ours = root and os.path.exists(os.path.join(root.group(1), 'easybuild/provenance/provenance.json'))
+            ours = root and os.path.exists(os.path.join(root, 'easybuild/provenance/provenance.json'))
             if ours and '.bak_' not in path:
                 name = re.sub(r'\.lua$', '', os.path.relpath(path, directory))
-                found.setdefault(name, root.group(1))
+                found.setdefault(name, root)
     return found

@@ -188,13 +188,15 @@ class WorksCheck(ModuleCheck):
                 '\n'.join(changed), easyconfig))
 
     def other_packages(self):
-        """Packages that are gone or have another version than was installed, where that was noted."""
-        provenance = Path(INSTALLED[self.module], 'easybuild/provenance/provenance.json')
+        """Packages that are gone, were added or have another version than was installed, where that was noted."""
+        root = INSTALLED[self.module]
+        noted = json.loads(Path(root, 'easybuild/provenance/provenance.json').read_text()).get('packages', {})
+        printed = self.printed(r'^package: (\S+) (\S+) (.*)')
         # of what the module below has, too, its own comes first
-        found = dict(reversed(self.printed(r'^package: (\S+) (\S+)')))
-        noted = json.loads(provenance.read_text()).get('packages', {})
-        return sorted('%s: %s was installed, found %s' % (name, version, found.get(name, 'none'))
-                      for name, version in noted.items() if found.get(name) != version)
+        found = {name: version for name, version, _ in reversed(printed)}
+        added = {name for name, _, place in printed if noted and place.startswith(root + '/')} - set(noted)
+        return sorted('%s: %s was installed, found %s' % (name, noted.get(name, 'none'), found.get(name, 'none'))
+                      for name in added.union(noted) if found.get(name) != noted.get(name))
 
     def lost_files(self):
         """Packages with files that are gone or changed."""
@@ -205,7 +207,6 @@ class WorksCheck(ModuleCheck):
                 for package, paths in sorted(lost.items())]
 
     def changed_module(self):
-        """Return the module file, if it is not what was written."""
         note = Path(INSTALLED[self.module], 'easybuild/provenance/module.json')
         noted = json.loads(note.read_text()) if note.exists() else {}
         for path, digest in noted.items():
@@ -258,7 +259,6 @@ class SpeedCheck(ModuleCheck):
         self.place(self.nodes, ranks)
 
     def measured(self):
-        """Return the figures that the first rank's measure.py printed."""
         return json.loads(self.must_print('^measured: (.*)')[0])
 
     @sanity_function
@@ -316,7 +316,6 @@ class SpeedCheck(ModuleCheck):
             taken[host] |= cores
 
     def values(self):
-        """Return what was measured, as ModuleCheck does."""
         if 'bandwidth' in self.what:
             lines = self.printed(r'^\w+ +(all_reduce|broadcast) +\d+ +\w+ +(\d+) +\S+ +\S+ +(\S+)')
             return {'%s_%dM' % (operation, int(size) >> 20): (float(speed), 'GB/s') for operation, size, speed in lines}

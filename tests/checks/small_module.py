@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from importlib.metadata import distributions
 from pathlib import Path
 
 from common import CACHE, CHECKOUT, EB, SCRIPTS, run
@@ -41,7 +42,8 @@ class Module:
         (self.eb.modules / 'PyTorch').mkdir(parents=True)
         (self.eb.modules / (NAME + '.lua')).write_text(MODULE_FILE % self.root)
         (self.root / 'easybuild/provenance').mkdir(parents=True)
-        self.note('provenance.json', {'packages': {'torch': '2.13.0+cpu'}})
+        packages = {one.metadata['Name']: one.version for one in distributions(path=[str(self.packages)])}
+        self.note('provenance.json', {'packages': packages})
         file = self.eb.modules / (NAME + '.lua')
         self.note('module.json', {str(file): sha256(file)})
         self.promise('')

@@ -98,8 +98,13 @@ def test_broken_installation(module):
     text = (info / 'METADATA').read_text()
     (info / 'METADATA').unlink()
     (info / 'METADATA').write_text(text.replace('\nVersion: 2.13.0+cpu\n', '\nVersion: 2.14.0+cpu\n'))
+    # as `pip install` leaves it in the module's own environment
+    added = module.packages / 'rich-13.7.1.dist-info'
+    added.mkdir()
+    (added / 'METADATA').write_text('Metadata-Version: 2.1\nName: rich\nVersion: 13.7.1\n')
     said = module.reasons('contract')
-    assert 'not what was installed:\ntorch: 2.13.0+cpu was installed, found 2.14.0+cpu' in said
+    assert 'not what was installed:\nrich: none was installed, found 13.7.1\n' in said
+    assert '\ntorch: 2.13.0+cpu was installed, found 2.14.0+cpu' in said
     assert './eb PyTorch-2.13.0-small.eb --rebuild' in said
     shutil.rmtree(module.packages / 'expecttest')
     (module.packages / 'expecttest.py').write_text('raise OSError("stale file handle")')
@@ -116,7 +121,6 @@ def test_lost_files(module):
     (next(module.packages.glob('mpmath-*.dist-info')) / 'METADATA').unlink()
     library = next(module.packages.glob('torch/lib/libgomp*'))
     library.unlink()
-    module.note('provenance.json', {'packages': {'torch': '2.13.0+cpu', 'mpmath': '1.3.0'}})
     said = module.reasons('contract')
     for words in ('mpmath: 1.3.0 was installed, found none', ' files are gone or changed, such as networkx/__init__.py',
                   'torch: 1 files are gone or changed, such as torch/lib/%s' % library.name):

@@ -1,8 +1,11 @@
 """Pieces of modules, evaluated by the modules tools themselves."""
+import json
+import shutil
+
 import pytest
 from common import ModulesTool, slow
 
-from hpc_pytorch.machine.module_files import SYNTAX, installed, override
+from hpc_pytorch.machine.module_files import SYNTAX, installed, override, removed_by_hand
 
 ROUNDS = '''
 round() { module load "$1"; echo "loaded $VALUE"; module unload "$1"; echo "back ${VALUE-unset}"; }
@@ -81,3 +84,24 @@ def test_backups_are_no_modules(tmp_path):
     for name in ('2.0.lua', '2.0.bak_20261124154327_20514'):
         (tmp_path / 'PyTorch' / name).write_text('local root = "%s"\n' % (tmp_path / 'root'))
     assert installed(str(tmp_path)) == {'PyTorch/2.0': str(tmp_path / 'root')}
+
+
+def test_what_was_removed_by_hand(tmp_path):
+    """A module file and an installation, in a line each; what is whole, and a backup, are not named."""
+    modules, software = tmp_path / 'modules/all', tmp_path / 'software'
+    (modules / 'PyTorch').mkdir(parents=True)
+    for version in ('1.0', '2.0', '3.0'):
+        note = software / 'PyTorch' / version / 'easybuild/provenance'
+        note.mkdir(parents=True)
+        (note / ('PyTorch-%s-here.eb' % version)).write_text('')
+        file = modules / 'PyTorch' / (version + '.lua')
+        file.write_text('local root = "%s"\n' % (software / 'PyTorch' / version))
+        (note / 'module.json').write_text(json.dumps({str(file): 'its checksum'}))
+    assert list(removed_by_hand(str(modules), str(software))) == []
+    (modules / 'PyTorch/1.0.lua').unlink()
+    shutil.rmtree(software / 'PyTorch/2.0')
+    shutil.copy(modules / 'PyTorch/2.0.lua', modules / 'PyTorch/2.0.bak_20261124154327_20514')
+    first, second = removed_by_hand(str(modules), str(software))
+    assert first.startswith('%s is gone. To write it again: ./eb ' % (modules / 'PyTorch/1.0.lua'))
+    assert first.endswith('/PyTorch-1.0-here.eb --module-only --force --installpath=%s' % tmp_path)
+    assert second.startswith('%s is gone, but not its module, ' % (software / 'PyTorch/2.0'))

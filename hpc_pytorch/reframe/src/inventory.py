@@ -24,7 +24,7 @@ def contents(path):
 
 noted, places = collections.defaultdict(set), {}
 for package in importlib.metadata.distributions():
-    print('package:', package.metadata['Name'], package.version)
+    print('package:', package.metadata['Name'], package.version, package.locate_file(''))
     for file in package.files or []:
         # two packages may have the same file; programs in bin/ may have been replaced by the module's own
         if '..' not in file.parts and '__pycache__' not in file.parts:
