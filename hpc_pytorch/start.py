@@ -6,6 +6,7 @@ import argparse
 import atexit
 import contextlib
 import errno
+import functools
 import importlib
 import os
 import re
@@ -226,6 +227,7 @@ def main():
         sys.argv = [EB] + arguments
         if program:
             return importlib.import_module(PROGRAMS[program]).main(arguments)
+        from easybuild.framework.easyconfig import tweak
         from easybuild.main import main_with_hooks
     except UsersProblem as problem:
         print("ERROR: %s" % problem, file=sys.stderr)
@@ -244,6 +246,8 @@ def main():
         name = re.sub(r'\.%d$' % os.getpid(), '', str(problem.filename or "A file"))
         print("ERROR: %s cannot be written: %s. %s" % (name, problem.strerror, advice), file=sys.stderr)
         return 1
+    # a dry run reads what --try-software-version writes, and would only pretend to write it
+    tweak.write_file = functools.partial(tweak.write_file, forced=True)
     # EasyBuild leaves it where it ends early
     atexit.register(lambda: [shutil.rmtree(path, ignore_errors=True) for path in sys.path if '/fake_vsc_' in path])
     # EasyBuild itself sees Ctrl-C from a later moment on

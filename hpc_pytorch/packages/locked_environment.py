@@ -19,7 +19,7 @@ from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_f
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
 
-from hpc_pytorch import collection_path
+from hpc_pytorch import VERSION, collection_path
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
@@ -196,6 +196,9 @@ class LockedEnvironment(EasyBlock):
         """Stop unless all files are there, and locks are of this version; of a copied easyconfig they may not be."""
         for name in self.cfg['scripts'] + self.cfg['example_files']:
             self.named_file(name)
+        if self.name in self.cfg['collection_packages'] and self.version != VERSION:
+            stop(self, "This collection has %s %s, the easyconfig says %s: correct `version`, and the name of its file"
+                 % (self.name, VERSION, self.version))
         for parameter in LOCK_PARAMETERS:
             versions = {}
             for lock in self.cfg[parameter]:

@@ -126,6 +126,17 @@ def test_easyconfigs_elsewhere(eb, tmp_path):
         assert 'PyTorch/2.13.0-workstation' in output and 'own/1.0' in output
 
 
+@pytest.mark.parametrize('easyconfig, version, words', [
+    ('torch_mpi-2.0.0-PyTorch-2.15.0-workstation.eb', '2.1.0', ['This collection has torch_mpi 2.0.0', 'says 2.1.0']),
+    (WORKSTATION, '2.13.1', ['The lock file has torch 2.13.0', 'the easyconfig says 2.13.1']),
+])
+def test_other_version_in_a_dry_run(eb, easyconfig, version, words):
+    """What would stop it is named; once it was "Easyconfig file is empty", or nothing."""
+    output = eb(easyconfig, '--try-software-version=%s' % version, '-x').stdout
+    for word in words:
+        assert word in output.partition('Installing would stop:')[2], output
+
+
 def test_missing_external_modules(eb, tmp_path):
     """The first that is missing, where it was looked for, and --rehearse."""
     easyconfig = tmp_path / 'toy-1.0.eb'
