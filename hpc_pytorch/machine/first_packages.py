@@ -30,9 +30,6 @@ def needed(lock, arguments):
     names = []
     if not importlib.util.find_spec('ensurepip'):
         names.append('python3-venv')
-        if sys.version_info < (3, 10) and not importlib.util.find_spec('distutils.cmd'):
-            # without it that Python's pip does not even start
-            names.append('python3-distutils')
     if lacks_modules_tool(lock, arguments) and own_lmod.codename() not in own_lmod.NEXT_RELEASES:
         names.append('lmod')
     for name in arguments if lock == 'eb.txt' else ():

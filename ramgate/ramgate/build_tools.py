@@ -12,8 +12,6 @@ import sys
 NINJAS = ('ninja', 'ninja-build', 'samu')
 MAKES = ('make', 'gmake')
 BUILD_TOOLS = NINJAS + ('cmake',)
-# where CMake's launcher is named
-TREE_FILES = ('build.ninja', 'CMakeCache.txt')
 # slots for each core
 MORE = 4
 # slots that somebody gave; without a number: as many as there are files
@@ -22,10 +20,8 @@ GIVEN = re.compile(r' (?:-j|--jobs|--parallel)[ =]?(\d*)')
 
 def prepared(directory):
     """True if the compilers of a build directory ask through a launcher."""
-    for name in TREE_FILES:
-        with contextlib.suppress(OSError), open(os.path.join(directory, name), 'rb') as file:
-            if b'ramgate-cc' in file.read():
-                return True
+    with contextlib.suppress(OSError), open(os.path.join(directory, 'CMakeCache.txt'), 'rb') as file:
+        return b'ramgate-cc' in file.read()
     return False
 
 

@@ -28,7 +28,7 @@ def bare(monkeypatch):
     return only
 
 
-def test_all_at_once(bare, monkeypatch):
+def test_all_at_once(bare):
     """One command has the pip for environments, the modules tool and the compiler that the easyconfig needs."""
     bare('dnf')
     names = first_packages.needed('eb.txt', ['torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', '--robot'])
@@ -39,10 +39,6 @@ def test_all_at_once(bare, monkeypatch):
     assert first_packages.needed('eb.txt', ['PyTorch-2.13.0-workstation.eb']) == ['python3-venv', 'lmod']
     assert first_packages.needed('eb.txt', ['PyTorch-2.9.1-Derecho.eb', '--modules-tool=Lmod']) == ['python3-venv']
     assert first_packages.needed('test.txt', []) == ['python3-venv']
-    with monkeypatch.context() as debian_11:
-        debian_11.setattr(sys, 'version_info', (3, 9))
-        names = first_packages.needed('test.txt', [])
-    assert names == ['python3-venv', 'python3-distutils'] and 'python3-distutils' not in first_packages.UNPACKED
 
 
 def test_only_what_needs_root(bare):

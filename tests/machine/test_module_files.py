@@ -86,9 +86,9 @@ def test_backups_are_no_modules(tmp_path):
     assert installed(str(tmp_path)) == {'PyTorch/2.0': str(tmp_path / 'root')}
 
 
-def test_what_was_removed_by_hand(tmp_path):
+def test_what_was_removed_by_hand(eb):
     """A module file and an installation, in a line each; what is whole, and a backup, are not named."""
-    modules, software = tmp_path / 'modules/all', tmp_path / 'software'
+    modules, software = eb.modules, eb.prefix / 'software'
     (modules / 'PyTorch').mkdir(parents=True)
     for version in ('1.0', '2.0', '3.0'):
         note = software / 'PyTorch' / version / 'easybuild/provenance'
@@ -103,5 +103,7 @@ def test_what_was_removed_by_hand(tmp_path):
     shutil.copy(modules / 'PyTorch/2.0.lua', modules / 'PyTorch/2.0.bak_20261124154327_20514')
     first, second = removed_by_hand(str(modules), str(software))
     assert first.startswith('%s is gone. To write it again: ./eb ' % (modules / 'PyTorch/1.0.lua'))
-    assert first.endswith('/PyTorch-1.0-here.eb --module-only --force --installpath=%s' % tmp_path)
+    assert first.endswith('/PyTorch-1.0-here.eb --module-only --force --installpath=%s' % eb.prefix)
     assert second.startswith('%s is gone, but not its module, ' % (software / 'PyTorch/2.0'))
+    said = eb('--check', 'PyTorch/1.0', status=1).stdout.splitlines()
+    assert first in said and second in said
