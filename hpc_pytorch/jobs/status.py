@@ -142,7 +142,7 @@ def describe(record, look, states):
         lines += describe_failure(record, look)
     elif look.state == CANCELLED:
         lines += describe_cancelled(record, states)
-    if look.state not in (WAITING, DONE) and os.path.exists(record['log']):
+    if look.state == RUNNING or (look.state not in (WAITING, DONE) and os.path.exists(record['log'])):
         lines.append("log: %s" % record['log'])
     return '\n    '.join(lines)
 

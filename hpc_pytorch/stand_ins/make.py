@@ -82,10 +82,24 @@ def pairs(text):
     return [line.split(None, 1) for line in (text or '').splitlines() if line.strip()]
 
 
+def modules_of(easyconfigs):
+    """Return the system's modules that easyconfigs, and those that they depend on, load."""
+    found = set()
+    queue = [Path(name) for name in easyconfigs]
+    for path in queue:
+        place = easyconfig_path(str(path))
+        if place:
+            found.update(external_modules(place))
+            text = Path(place).read_text(encoding='utf-8', errors='replace')
+            dependencies = re.findall(r"\('([^']+)', '([^']+)'(?:, '([^']+)')?\)", text)
+            others = [path.with_name('%s-%s%s.eb' % words) for words in dependencies]
+            queue += [other for other in others if other not in queue]
+    return found
+
+
 def choose(system, easyconfigs):
     """Choose the state of a system that has most of the modules that easyconfigs load, today's if several do."""
-    paths = filter(None, map(easyconfig_path, easyconfigs))
-    wanted = {module for path in paths for module in external_modules(path)}
+    wanted = modules_of(easyconfigs)
 
     def matches(name):
         there = ' '.join(read_description(name)[1]) + ' '

@@ -3,6 +3,8 @@ import pytest
 from batch_systems.compute_node import other_home
 from common import CHECKOUT, EB, needs_root
 
+from hpc_pytorch.stand_ins import make
+
 pytestmark = pytest.mark.slow
 
 # what ARCHER2's page loads
@@ -111,6 +113,13 @@ def test_users_modules_do_not_get_in(eb, easyconfig, tmp_path):
     (other / '99.lua').write_text('setenv("CRAY_PYTHON_LEVEL", "99")\n')
     output = eb('--rehearse', easyconfig, '-x', env={'MODULEPATH': str(other.parent)}).stdout
     assert str(other.parent) not in output
+
+
+def test_state_by_what_it_depends_on(tmp_path):
+    """An easyconfig that loads no module itself, on top of another one beside it."""
+    (tmp_path / 'top-1.0.eb').write_text("dependencies = [('base', '1.0', '-x')]\n")
+    (tmp_path / 'base-1.0-x.eb').write_text("dependencies = [('PyTorch', '1.13.1', '-ARCHER2')]\n")
+    assert make.choose('archer2', [str(tmp_path / 'top-1.0.eb')]) == 'archer2-2023'
 
 
 # systems that are imitated as they were and as they are
