@@ -56,6 +56,8 @@ for probe, promised in TABLE['pytorch-check'].items():
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
 # outputs of ranks are kept in files next to the job's, as Slurm loses last lines of a step that it ends
 KEEP_OUTPUTS = 'export HPC_RANK_OUTPUTS="$PWD/%s"; mkdir "$HPC_RANK_OUTPUTS"'
+# the words of Lmod, and of Environment Modules
+NOT_LOADED = re.compile(r'(?<=Lmod has detected the following error: ).+(\n.+)*|Unable to locate a modulefile for .*')
 # kinds of fast networks, by device or as NCCL's log names them
 FAST = ('cxi', 'uverbs', 'OFI', 'InfiniBand')
 
@@ -102,11 +104,15 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
     def must_print(self, pattern):
         """Return all matches in the output; without any the check has failed."""
         found = self.printed(pattern)
-        missing = re.search(r'(\S+): (command )?not found', self.output(self.stderr))
+        errors = self.output(self.stderr)
+        refused = NOT_LOADED.search(errors)
+        if not found and refused:
+            raise SanityError("the module cannot be loaded: %s" % ' '.join(refused.group().split()))
+        missing = re.search(r'(\S+): (command )?not found', errors)
         if not found and missing:
             raise SanityError("%s was not found: does the module still set PATH?" % missing.group(1))
         if not found:
-            text = '%s\n%s' % (self.output(self.stdout), self.output(self.stderr))
+            text = '%s\n%s' % (self.output(self.stdout), errors)
             ends = '\n'.join(why(os.path.join(self.stagedir, str(self.stdout)), [text]))
             raise SanityError("nothing like %r in: %s\n%s" % (pattern, text[-2000:], ends))
         return found

@@ -144,6 +144,10 @@ def test_same_size(module):
     # one without PATH: the reason, and not what is missing for it
     file.write_text(text.replace('prepend_path("PATH"', 'prepend_path("XPATH"'))
     assert 'pytorch-check was not found: does the module still set PATH?' in module.reasons('import')
+    # one that loads a module of the system that is gone
+    file.write_text(text + 'load("cray-python/3.11")\n')
+    assert module.reasons('import').endswith(
+        'the module cannot be loaded: The following module(s) are unknown: "cray-python/3.11"')
 
 
 @pytest.mark.nightly
