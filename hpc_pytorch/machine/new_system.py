@@ -10,7 +10,6 @@ from pathlib import Path
 from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import NotAsked
-from hpc_pytorch.machine.python_module import PROBE, python_of
 from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
@@ -74,7 +73,6 @@ def describe(name, machine, modules):
         if facts['gpus'] or not values['node gpus'][0]:
             values['node gpus'] = facts['gpus'], 'sinfo'
     values['node gpu_cores'] = gpu_cores(machine, values['node gpus'][0], values['node cores'][0])
-    values['system python_module'] = python_module(machine)
     return values
 
 
@@ -97,22 +95,6 @@ def core_word(cores):
     starts = [core for core in cores if core - 1 not in cores]
     ends = [core for core in cores if core + 1 not in cores]
     return ','.join(map('{}-{}'.format, starts, ends))
-
-
-def python_module(machine):
-    """Find the newest module with a Python that ./eb can use, where python3 is too old for it."""
-    try:
-        # not that of a module, with which ./eb itself may run
-        if machine.output(machine.path('/usr/bin/python3'), '-I', '-c', PROBE).strip():
-            return None, 'python3 is new enough'
-        shell = machine.modules_shell()
-    except NotAsked as problem:
-        return None, str(problem)
-    for name in newest_first(shell, DATA['python']['pattern']):
-        with contextlib.suppress(UsersProblem):
-            python_of([name])
-            return name, 'module avail'
-    return None, 'no module brings a Python that works without it'
 
 
 def system_text(name, values):

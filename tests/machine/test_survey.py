@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -504,23 +503,6 @@ def test_draft_that_was_interrupted(monkeypatch, tmp_path):
     (tmp_path / 'systems/x/b.cfg').write_text('corrected\n')
     with pytest.raises(UsersProblem, match='systems/x/b.cfg already exists; not overwritten'):
         new_system.write_drafts('x', None)
-
-
-def test_draft_names_a_python(cray, tmp_path, monkeypatch):
-    """A module that brings one, where python3 is that of SLES 15."""
-    needs_program('tclsh')
-    (tmp_path / 'usr/bin').mkdir(parents=True)
-    (tmp_path / 'new').mkdir()
-    (tmp_path / 'usr/bin/python3').write_text('#!/bin/sh\necho\n')
-    (tmp_path / 'usr/bin/python3').chmod(0o755)
-    (tmp_path / 'new/python3').symlink_to(sys.executable)
-    machine = cray(top={'cray-python/3.11.7': 'prepend-path PATH %s/new' % tmp_path, 'cray-python/3.9.13.1': ''})
-    assert new_system.python_module(machine)[0] is None
-    # the user has loaded the module, as ./eb needs it, too
-    machine.environ['PATH'] = '%s:%s' % (tmp_path / 'new', os.environ['PATH'])
-    monkeypatch.setenv('MODULEPATH', machine.environ['MODULEPATH'])
-    machine = inspection.Machine(machine.system, str(tmp_path), machine.environ)
-    assert new_system.python_module(machine) == ('cray-python/3.11.7', 'module avail')
 
 
 def test_draft_has_the_cores_of_gpus(place):
