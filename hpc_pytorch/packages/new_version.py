@@ -23,7 +23,6 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
-from hpc_pytorch.packages import upstream_patches
 from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import read_table
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, parse_lock
@@ -406,21 +405,17 @@ class Change:
         """Return the easyconfig of the new version."""
         text = COMMENTS.sub(lambda found: '' if re.search(r'\d\.\d', found.group()) else found.group(), self.text)
         text = self.changed(text)
-        values = {'python_versions': self.pythons, 'patches': self.new_patches(), 'checksums': self.new_checksums()}
+        # their names have versions of their own
+        patches = ''.join('    %r,\n' % patch for patch in self.values.get('patches', []))
+        values = {
+            'python_versions': self.pythons,
+            'patches': '[\n%s]' % patches,
+            'checksums': self.new_checksums(),
+        }
         for parameter, value in values.items():
             new = '%s = %s' % (parameter, value)
             text = re.sub(r'^%s = \[.*?\](?= *(#|$))' % parameter, lambda _: new, text, flags=re.M | re.S)  # noqa: B023
         return re.sub('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + UNKNOWN, text)
-
-    def new_patches(self):
-        """Return the patches that are proposed for the new version; prints the table of the others."""
-        taken = self.values.get('patches')
-        if not taken:
-            return []
-        take, others = upstream_patches.propose(self.easyconfig, taken, self.version, self.work)
-        print("Its patches are a proposal. For docs/patches.cfg, once you have decided and tried them:\n\n[%s]\n%s\n"
-              % (os.path.basename(self.target), others))
-        return '[\n%s]' % ''.join('    %r,\n' % patch for patch in take)
 
     def new_checksums(self):
         """Return the checksum that the index has, where there is one file only; none yet for other sources."""
