@@ -74,7 +74,7 @@ def positive(text):
 
 def minutes(text):
     """Parse minutes, or hours:minutes:seconds, of which a begun minute counts."""
-    if ':' not in text:
+    if text.isdigit():
         return positive(text)
     found = re.match(r'(\d+):([0-5]\d):([0-5]\d)$', text)
     if not found:

@@ -12,6 +12,8 @@ ERRORS.read(os.path.join(os.path.dirname(os.path.realpath(__file__)), 'rank_erro
 RANK = re.compile(r'^\S+: rank (\d+) on (\S+) ended with status (\d+) at (\S*)$', re.M)
 # what pytorch-srun says, while the job runs, of a rank that does not move
 STANDS = re.compile(r'^\S+: (rank \d+ on \S+ makes no progress: .*)', re.M)
+# what srun says of a rank that is killed with its pytorch-srun, which can say nothing then
+KILLED = re.compile(r'^srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed$', re.M)
 # statuses of ranks that have not failed
 WELL = ('0', '85')
 EXCEPTION = r'^(?:\[rank%s\]: ?)?([\w.]+(?:Error|Exception|Interrupt)\b.*)$'
@@ -103,6 +105,10 @@ def why(output, texts):
     last_lines = '\n'.join(read_tail(path, LINE) for path in files)
     ended = sorted(RANK.findall(last_lines or ''.join(texts)), key=lambda found: found[-1])
     failed = [found for found in ended if found[2] not in WELL]
+    if not failed or failed[0][2] == '143':
+        # the others were only told to end, unless all were
+        before = ''.join(texts).partition(' CANCELLED AT ')[0]
+        failed = [(rank, host, '137', '') for host, rank in KILLED.findall(before)] + failed
     rank = r'\d+'
     if failed:
         rank, host, code, time = failed[0]

@@ -120,7 +120,7 @@ def test_refused(toys, pbs):
     easyconfig = toys.write('toy', after=['base'])
     assert 'With -x nothing is submitted' in toys.refused(easyconfig, '-x')
     output = toys.refused(easyconfig, env={'PBS_ACCOUNT': 'NCAR0002'})
-    assert 'Invalid account' in output and 'export PBS_ACCOUNT=PROJECT' in output
+    assert 'Invalid account' in output and 'set a project that may use this system' in output
     # the second of two is refused: the first, which was taken, is given back
     pbs.reject('toy', 'ncpus is required. Please see https://example.org/jobs')
     output = toys.refused(easyconfig)

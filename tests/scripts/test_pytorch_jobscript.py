@@ -220,20 +220,25 @@ def test_status_in_a_job(jobscript, tmp_path, system, job):
     assert 'exit "$status"' not in jobscript(system, 'train.py')
 
 
-@pytest.mark.parametrize('ended, status, again', [(0, 0, False), (85, 85, True)])
+@pytest.mark.parametrize('ended, status, again', [(0, 0, False), (85, 85, True), ('', 143, True)])
 def test_ranks_that_are_left(jobscript, tmp_path, ended, status, again):
-    """One that has ended well leaves the others their time; one that has left to be queued again, two minutes."""
+    """One that has ended well leaves the others their time; one that has left or failed, as srun says, two minutes."""
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
     start = lines.index('mkdir -p "$HPC_RANK_OUTPUTS"')
     launch, = [number for number, line in enumerate(lines) if line.startswith('srun ')]
     assert '--wait' not in lines[launch] and '--kill' not in lines[launch]
-    (tmp_path / 'rank-1.out').write_text('pytorch-srun: rank 1 on n1 ended with status %d at 05:00:00\n' % ended)
+    (tmp_path / 'rank-1.out').write_text('pytorch-srun: rank 1 on n1 ended with status %s at 05:00:00\n' % ended)
+    killed = 'echo "srun: error: n1: task 1: Killed" >&2\n' * (ended == '')
     for name, does in (('sleep', 'exec /bin/sleep 0.1'), ('scontrol', 'echo "$@"'),
-                       ('srun', 'for turn in 1 2 3 4 5 6 7 8 9 10; do /bin/sleep 0.2; done')):
+                       ('srun', killed + 'for turn in 1 2 3 4 5 6 7 8 9 10; do /bin/sleep 0.2; done')):
         (tmp_path / 'bin' / name).write_text('#!/bin/sh\n%s\n' % does)
         (tmp_path / 'bin' / name).chmod(0o755)
-    done = subprocess.run(['bash', '-c', '\n'.join(lines[start:])], text=True, stdout=subprocess.PIPE, env={
-        'HPC_RANK_OUTPUTS': str(tmp_path), 'SLURM_JOB_ID': '7', 'PATH': '%s/bin:/usr/bin:/bin' % tmp_path})
+    with open(tmp_path / 'job.out', 'w') as errors:
+        # of a run before this one
+        print('srun: error: n1: task 0: Exited with exit code 85', file=errors, flush=True)
+        done = subprocess.run(['bash', '-c', '\n'.join(lines[start:])], text=True, stderr=errors,
+                              stdout=subprocess.PIPE, env={'HPC_RANK_OUTPUTS': str(tmp_path), 'SLURM_JOB_ID': '7',
+                                                           'PATH': '%s/bin:/usr/bin:/bin' % tmp_path})
     assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
 

@@ -290,6 +290,35 @@ def test_why_it_failed(slurm, end, status, says):
     assert re.fullmatch(r'pytorch-run: output of each rank: fail-\d+/rank-\*\.out', last[2])
 
 
+@pytest.mark.parametrize('lines, says', [
+    (['srun: error: nid2: task 1: Killed', '*** STEP 1.0 ON nid1 CANCELLED AT T ***'],
+     'rank 1 on nid2 ended first, with status 137'),
+    # as by scancel, and not at once
+    (['*** STEP 1.0 ON nid1 CANCELLED AT T ***', 'srun: error: nid2: task 1: Killed'],
+     'rank 0 on nid1 ended first, with status 143'),
+])
+def test_killed_with_pytorch_srun(tmp_path, lines, says):
+    """A rank of which only srun can say anything: nobody else is blamed, who was told to end for it."""
+    (tmp_path / 'train-7').mkdir()
+    (tmp_path / 'train-7/rank-0.out').write_text('pytorch-srun: rank 0 on nid1 ended with status 143 at 05:06:51\n')
+    (tmp_path / 'train-7/rank-1.out').touch()
+    why = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['why']
+    assert next(why(str(tmp_path / 'train-7.out'), ['\n'.join(lines)])) == says
+
+
+@pytest.mark.parametrize('words, says', [
+    ('    Exit_status = 265\n', 'it was killed: for the memory'),
+    ('    Exit_status = 271\n', 'it was deleted, or reached its time limit'),
+    ('qstat: PBS is not configured to maintain job history 7\n\nqsub: 9', 'it was killed: for the memory'),
+    ('qstat: PBS is not configured to maintain job history 7\n\nqsub: 1', 'the batch system keeps no history'),
+])
+def test_ends_of_pbs_jobs(words, says):
+    """What was killed by signal 9 need not have reached its time limit; without history there is a place to look."""
+    scripts = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/batch_scripts.py'))
+    row = scripts['first_that_fits'](scripts['read_share']('batch_scripts.cfg'), 'pbs ended: ', words)
+    assert row['cause'].startswith(says)
+
+
 @pytest.mark.slow
 def test_left_early(slurm):
     """A rank that leaves with status 0 is named beside the one that fails for it."""
