@@ -60,13 +60,6 @@ class SystemJobs:
 
     scheduler = None
 
-    def _check_version(self):
-        """Stop where the batch system cannot be asked: a host may have its commands without a cluster."""
-        try:
-            self.scheduler.find('any', 'any')
-        except NoAnswer as problem:
-            raise EasyBuildError("%s: is this a host of the cluster?", problem)
-
     def init(self):
         """Refuse what cannot be submitted, or is wrong on the command line, before hours of fetching."""
         self.jobs = []
@@ -83,6 +76,10 @@ class SystemJobs:
         if build_option('extended_dry_run'):
             raise EasyBuildError("With -x nothing is submitted. -D lists the modules; -x without --job shows the steps")
         request_for(self.system, OTHERS)
+        try:
+            self.scheduler.find('any', 'any')
+        except NoAnswer as problem:
+            raise EasyBuildError("%s: is this a host of the cluster?", problem)
         self.check_directories()
         self.take_lock()
 
