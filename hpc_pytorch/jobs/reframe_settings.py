@@ -3,6 +3,7 @@ import fnmatch
 import os
 import pprint
 
+from hpc_pytorch import HERE
 from hpc_pytorch.machine.systems import LAUNCHERS, parse
 
 # ReFrame's name of a batch system (squeue: Slurm without a record of jobs that have ended), and its options
@@ -12,8 +13,9 @@ SCHEDULERS = {
     'none': ('local', {}),
 }
 MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}
-# what each job begins with, where the user's shell at login does not do it
-PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash', 'unset SLURM_EXPORT_ENV']
+# what each job begins with, where the user's shell at login does not do it, and as those of pytorch-run
+PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash']
+PREPARE += parse(os.path.join(HERE, 'share/batch_scripts.cfg'))['slurm']['begin'].splitlines()
 
 
 def access(scheduler, options):

@@ -18,7 +18,7 @@ HEADERS = {
                 '#PBS -l place=scatter:excl',
                 'mpiexec -n 8 --ppn 4 --cpu-bind numa'],
     'frontier': ['#SBATCH --ntasks=16', '#SBATCH --gpus-per-node=8', '#SBATCH --cpus-per-task=7',
-                 '--cpus-per-task=7 --gpus-per-node=8 --gpu-bind=none', 'unset SLURM_EXPORT_ENV'],
+                 '--cpus-per-task=7 --gpus-per-node=8 --gpu-bind=none', 'unset SLURM_EXPORT_ENV', 'SLURM_{CONSTRAINT,'],
     'isambard-ai': ['#SBATCH --ntasks=8', '#SBATCH --gpus-per-node=4', '#SBATCH --network=disable_rdzv_get',
                     '--cpus-per-task=72 --gpus-per-node=4 --gpu-bind=none'],
     'lumi': ['#SBATCH --partition=standard-g', '#SBATCH --mem-per-gpu=60G', '--gpus-per-node=8 --gpu-bind=none'],
