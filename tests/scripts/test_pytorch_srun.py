@@ -91,14 +91,16 @@ def test_output_is_kept(script, tmp_path):
     assert run(script, '-c', 'print(1)', **dict(told, HPC_RANK_OUTPUTS=str(tmp_path / 'none')))[0] == '1\n'
 
 
-def test_killed_itself(script, tmp_path):
+@pytest.mark.parametrize('shell', ['the first', 'the one that runs Python'])
+def test_killed_itself(script, tmp_path, shell):
     """It says which rank that was, for others would be blamed, and Python ends, which nobody waits for any more."""
-    program = 'import os, time; print(os.getpid(), flush=True); time.sleep(30)'
+    program = 'import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(30)'
     environment = dict(OPEN_MPI, HPC_RANK_OUTPUTS=str(tmp_path), MASTER_ADDR='here', PATH='%s:/usr/bin:/bin' % tmp_path)
     with subprocess.Popen([script, '-c', program], env=environment, stdout=subprocess.PIPE, text=True) as rank:
-        python = Path('/proc', rank.stdout.readline().strip())
+        process, parent = rank.stdout.readline().split()
+        python = Path('/proc', process)
         assert python.exists()
-        rank.kill()
+        os.kill(rank.pid if shell == 'the first' else int(parent), signal.SIGKILL)
         said = rank.stdout.read()
     assert re.fullmatch(r'pytorch-srun: rank 5 on \S+ ended with status 137 at \S+\n', said), said
     assert (tmp_path / 'rank-5.out').read_text().endswith(said) and not (python / 'cwd').exists()
