@@ -92,8 +92,8 @@ def test_server(module):
     assert done.returncode == 1 and 'the server does not refuse a wrong key' in done.stdout
 
 
-def test_broken_installation(module):
-    """A package that another command has replaced, one that does not import any more, one that was promised."""
+def test_changed_packages(module):
+    """One that another command has replaced, and one that it has added."""
     info, = module.packages.glob('torch-*.dist-info')
     text = (info / 'METADATA').read_text()
     (info / 'METADATA').unlink()
@@ -106,6 +106,11 @@ def test_broken_installation(module):
     assert 'not what was installed:\nrich: none was installed, found 13.7.1\n' in said
     assert '\ntorch: 2.13.0+cpu was installed, found 2.14.0+cpu' in said
     assert './eb PyTorch-2.13.0-small.eb --rebuild' in said
+
+
+@pytest.mark.nightly
+def test_broken_packages(module):
+    """A package that does not import any more, and those that were promised."""
     shutil.rmtree(module.packages / 'expecttest')
     (module.packages / 'expecttest.py').write_text('raise OSError("stale file handle")')
     module.promise("collection_packages = ['torch_mpi']\nbuild_from_source = ['mpi4py', 'horovod']\n"

@@ -114,30 +114,32 @@ add_custom_target(hold ALL DEPENDS _C COMMAND touch $ENV{HOLD}.reached
 """
 
 
-def test_killed_and_resumed(small, tmp_path):
-    """A build that is killed goes on where it was; one that is to be another starts from the beginning and says why."""
-    hold, reached = tmp_path / 'hold', tmp_path / 'hold.reached'
+def kill_in_the_middle(small, hold):
+    """Start to build it, as it is now, and kill that when some of it is compiled."""
     cmake = small.tree / 'CMakeLists.txt'
     cmake.write_text(cmake.read_text() + HOLD)
     small.write()
+    hold.touch()
+    with small.eb.started('--rehearse', small.easyconfig, env={'HOLD': str(hold)}) as process:
+        wait_for(hold.with_name('hold.reached').exists, process)
+        os.killpg(process.pid, signal.SIGKILL)
+    hold.unlink()
 
-    def kill_in_the_middle(*arguments):
-        reached.unlink(missing_ok=True)
-        hold.touch()
-        with small.eb.started('--rehearse', small.easyconfig, *arguments, env={'HOLD': str(hold)}) as process:
-            wait_for(reached.exists, process)
-            os.killpg(process.pid, signal.SIGKILL)
-        hold.unlink()
 
-    kill_in_the_middle()
-    output = small(env={'HOLD': str(hold)})
+def test_killed_and_resumed(small, tmp_path):
+    """A build that is killed goes on where it was."""
+    kill_in_the_middle(small, tmp_path / 'hold')
+    output = small(env={'HOLD': str(tmp_path / 'hold')})
     assert 'continuing the build that was interrupted' in output
     assert not small.compiled() and '--cmake-only' not in output
 
-    small.write(options=OPTIONS + ['USE_GLOO=0'])
-    kill_in_the_middle('--rebuild')
+
+@pytest.mark.nightly
+def test_killed_and_not_resumed(small, tmp_path):
+    """One that is to be another starts from the beginning and says why."""
+    kill_in_the_middle(small, tmp_path / 'hold')
     small.write(options=OPTIONS + ['USE_GLOO=1'])
-    output = small('--rebuild', env={'HOLD': str(hold)})
+    output = small(env={'HOLD': str(tmp_path / 'hold')})
     assert 'not continued, as it differs in: checksums, options' in output and small.compiled()
 
 

@@ -620,7 +620,8 @@ def from_module(directory):
                              'EB_PYTHON': shutil.which('python3', path='/usr/bin')}, CHECKOUT
 
 
-@pytest.mark.parametrize('place', [from_pip, nightly(from_module)])
+@pytest.mark.nightly
+@pytest.mark.parametrize('place', [from_pip, from_module])
 def test_eb_from_elsewhere(place, toys, pbs):
     """Plain eb, from pip or from the site's module: backend and hooks work, and jobs find the same eb."""
     command, environment, top = place(toys.directory)

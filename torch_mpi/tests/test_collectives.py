@@ -30,6 +30,7 @@ def test_random_collectives_agree_with_gloo(installed, tmp_path):
     assert output.count("collectives agree with gloo") == 3
 
 
+@pytest.mark.nightly
 def test_training_gives_what_it_gives_on_gloo(installed, tmp_path):
     found = {}
     for backend in ("mpi", "gloo"):
