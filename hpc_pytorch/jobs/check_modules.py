@@ -4,6 +4,9 @@
 Each call leaves a report, which later calls can be compared with. Words that are not known here are ReFrame's.
 """
 import argparse
+import contextlib
+import difflib
+import io
 import json
 import os
 import re
@@ -14,7 +17,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
+from easybuild.tools.environment import restore_env
 
 from hpc_pytorch import UsersProblem, VERSION, collection_path
 from hpc_pytorch.jobs.reframe_settings import settings
@@ -45,7 +50,14 @@ def read_report(path):
 
 def write(path, content):
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    Path(path).write_text(json.dumps(content, indent=1, sort_keys=True) + '\n')
+    text = json.dumps(content, indent=1, sort_keys=True) + '\n'
+    try:
+        Path(path).write_text(text)
+    except OSError as error:
+        print("%s cannot be written. It would be:\n%s" % (path, text))
+        # a full disk names no file
+        error.filename = path
+        raise
 
 
 def need_modules(wanted):
@@ -146,6 +158,49 @@ def show_results(report):
     return int(failed)
 
 
+class Written(Exception):
+    """The text of a module file, at the moment when EasyBuild would write it."""
+
+
+def written_today(easyconfig):
+    """Return the path and the text of the module file that --module-only would write; all hooks run."""
+    from easybuild.framework.easyblock import get_easyblock_instance
+    from easybuild.framework.easyconfig.easyconfig import process_easyconfig
+    easyblock = get_easyblock_instance(process_easyconfig(easyconfig)[0])
+    sites = easyblock.hooks.get('module_write_hook', lambda *_: None)
+
+    def keep(*args):
+        raise Written(sites(*args) or args[2])
+
+    easyblock.hooks = dict(easyblock.hooks, module_write_hook=keep)
+    try:
+        # the build directory is gone since the installation
+        easyblock.run_step('prepare', [lambda one: lambda: one.prepare_step(start_dir=False)])
+        easyblock.run_step('module', [lambda one: one.make_module_step])
+    except Written as written:
+        return easyblock.mod_filepath, str(written)
+
+
+def compare_module(name, root):
+    """Print how a module file differs from what today's settings, hooks and EasyBuild would make of its easyconfig."""
+    easyconfig, = map(str, Path(root, 'easybuild/provenance').glob('*.eb'))
+    before = os.environ.copy()
+    try:
+        # it prints which Python and MPI it finds
+        with contextlib.redirect_stdout(io.StringIO()):
+            path, text = written_today(easyconfig)
+        lines = difflib.unified_diff(Path(path).read_text().splitlines(), text.splitlines(), lineterm='', n=0)
+        changed = [line for line in list(lines)[2:] if not line.startswith('@@')]
+        if changed:
+            print("%s would not be written like this today:" % path, *changed, sep='\n  ')
+            top = os.path.dirname(install_path('software'))
+            print("To write it again: ./eb %s --module-only --force --installpath=%s" % (easyconfig, top))
+    except (EasyBuildError, UsersProblem, OSError) as problem:
+        print("%s was not compared with what would be written today: %s" % (name, problem))
+    finally:
+        restore_env(before)
+
+
 def parse(words):
     """(our options, EasyBuild's, ReFrame's)."""
     parser = argparse.ArgumentParser(prog='eb', description=__doc__, allow_abbrev=False)
@@ -185,6 +240,9 @@ def act(given, reframes):
     if system.scheduler['kind'] != 'none' and not system.network['interfaces']:
         print("Which network the ranks use was not compared: `interfaces` is missing in [network] of %s/system.cfg"
               % system.directory)
+    for name, root in installed(install_path('modules') + '/all').items():
+        if name in report['modules']:
+            compare_module(name, root)
     path = given.report or 'check-%s-%s.json' % (system.name, report['date'])
     write(path, report)
     print("The report is %s" % path)

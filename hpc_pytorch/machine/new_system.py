@@ -10,6 +10,7 @@ from pathlib import Path
 from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import NotAsked
+from hpc_pytorch.machine.python_module import PROBE
 from hpc_pytorch.machine.versions import release
 
 DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
@@ -73,6 +74,7 @@ def describe(name, machine, modules):
         if facts['gpus'] or not values['node gpus'][0]:
             values['node gpus'] = facts['gpus'], 'sinfo'
     values['node gpu_cores'] = gpu_cores(machine, values['node gpus'][0], values['node cores'][0])
+    values['system python_module'] = python_module(machine)
     return values
 
 
@@ -95,6 +97,17 @@ def core_word(cores):
     starts = [core for core in cores if core - 1 not in cores]
     ends = [core for core in cores if core + 1 not in cores]
     return ','.join(map('{}-{}'.format, starts, ends))
+
+
+def python_module(machine):
+    """Name the loaded module whose Python runs ./eb, where python3 is too old for that."""
+    try:
+        if machine.output(machine.path('/usr/bin/python3'), '-I', '-c', PROBE).strip():
+            return None, 'python3 is new enough'
+    except NotAsked as problem:
+        return None, str(problem)
+    loaded = machine.environ.get('LOADEDMODULES', '').split(':')
+    return next(filter(re.compile(DATA['python']['pattern']).match, loaded), None), 'loaded here'
 
 
 def system_text(name, values):

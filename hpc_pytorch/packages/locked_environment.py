@@ -314,6 +314,11 @@ class LockedEnvironment(EasyBlock):
             print_msg("Cannot reach %s; falling back to your own index, whose wheels may bring CUDA: about 3 GB. To "
                       "avoid that, set https_proxy, or PIP_EXTRA_INDEX_URL to a mirror of it",
                       ' '.join(self.cfg['extra_index_urls']), log=self.log)
+            lacking = {entry.name for entry in self.locked('lock_files') if not PLATFORM_MARKER.search(entry.text)}
+            lacking -= {entry.name for entry in self.locked(self.locks)}
+            if lacking:
+                raise EasyBuildError("lock_files_instead lacks %s, which lock_files has: add it to an .in file of "
+                                     "these locks, and run the command in that file", ', '.join(sorted(lacking)))
             self.gather_files()
 
     def gather_files(self):

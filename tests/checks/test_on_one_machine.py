@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from batch_systems.real_slurm import wait_for
 from common import CHECKOUT, SCRIPTS, clean_environment, needs_root
 
 from checks.small_module import NAME, small_module
+from small_software import sha256
 
 from hpc_pytorch.machine.systems import FOR_JOBS
 
@@ -153,6 +155,38 @@ def test_same_size(module):
     file.write_text(text + 'load("cray-python/3.11")\n')
     assert module.reasons('import').endswith(
         'the module cannot be loaded: The following module(s) are unknown: "cray-python/3.11"')
+
+
+def test_written_today(module):
+    """A setting that came or went since the installation, and the site's hook of today, are a note, not a failure."""
+    module.promise(EASYCONFIG % sys.version_info[:2])
+    easyconfig, = module.root.glob('easybuild/provenance/*.eb')
+    module.eb(easyconfig, '--module-only', '--force')
+    # an installation removes it in the end
+    shutil.rmtree(module.eb.prefix / 'build')
+    assert 'written' not in module.check('--name=probe=import')[0]
+    file = module.eb.modules / (NAME + '.lua')
+    file.write_text(file.read_text() + 'setenv("NCCL_OF_THEN", "1")\n')
+    module.note('module.json', {str(file): sha256(file)})
+    hooks = module.directory / 'hooks.py'
+    hooks.write_text("def module_write_hook(easyblock, path, text):\n    return text + '-- of the site\\n'\n")
+
+    def files():
+        return {path: path.lstat().st_mtime for path in module.eb.prefix.rglob('easybuild/**/*')} | {
+            path: path.read_text() for path in module.eb.modules.rglob('*.*')}
+
+    before = files()
+    output = module.check('--name=probe=import', '--hooks=%s' % hooks)[0]
+    assert '1 of 1 checks passed' in output and '''%s would not be written like this today:
+  -setenv("NCCL_OF_THEN", "1")
+  +-- of the site
+To write it again: ./eb %s --module-only --force --installpath=%s
+''' % (file, easyconfig, module.eb.prefix) in output, output
+    assert files() == before and easyconfig in before
+    # what cannot be asked costs nothing else
+    module.promise(EASYCONFIG % (3, 1))
+    output = module.check('--name=probe=import')[0]
+    assert '%s was not compared with what would be written today: PyTorch 2.13.0 needs Python 3.1' % NAME in output
 
 
 @pytest.mark.nightly

@@ -505,6 +505,20 @@ def test_draft_that_was_interrupted(monkeypatch, tmp_path):
         new_system.write_drafts('x', None)
 
 
+def test_draft_names_a_python(tmp_path):
+    """The module that is loaded, where python3 is that of SLES 15."""
+    (tmp_path / 'usr/bin').mkdir(parents=True)
+    python = tmp_path / 'usr/bin/python3'
+    python.write_text('#!/bin/sh\necho\n')
+    python.chmod(0o755)
+    environ = dict(os.environ, LOADEDMODULES='PrgEnv-gnu/8.5.0:cray-python/3.11.7')
+    found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), environ))
+    assert found == ('cray-python/3.11.7', 'loaded here')
+    python.write_text('#!/bin/sh\necho %s\n' % python)
+    found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), environ))
+    assert found == (None, 'python3 is new enough')
+
+
 def test_draft_has_the_cores_of_gpus(place):
     """As the driver says, without hardware threads; none where two GPUs share cores."""
     machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)

@@ -58,6 +58,12 @@ def test_locks_instead(eb, toy):
         assert 'PIP_EXTRA_INDEX_URL' in output
     kept = {path.name for path in (eb.prefix / 'software/toy/1.0/easybuild/provenance').glob('*.lock')}
     assert kept == {'gone.lock', 'toy.lock'}
+    # what only the first ones have would be missing; what is for another platform is in none
+    (toy.folder / 'gone.lock').write_text(''.join(
+        'mine==1.0%s --hash=sha256:%s\n'.replace('mine', name) % (marker, 'f' * 64)
+        for name, marker in (('toy', '+cpu'), ('mine', ''), ('colorama', " ; sys_platform == 'win32'"))))
+    output = eb(toy.easyconfig, '--fetch', '--rebuild', env=env, status=1).stdout
+    assert 'lock_files_instead lacks mine, which lock_files has: add it to an .in file' in output
 
 
 def test_two_locks_that_differ(eb, toy):
