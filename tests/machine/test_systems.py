@@ -277,6 +277,12 @@ def test_masks_of_lumi():
                      '0xfe00000000', '0xfe0000000000']
 
 
+def test_proxies_are_off_until_asked_for():
+    frontier = system.load('frontier')
+    assert not [one for one in frontier.settings_for(['gpu', 'nccl', 'mpi']) if 'proxy' in one.name]
+    assert len([one for one in frontier.settings_for(['proxy']) if 'proxy' in one.name]) == 5
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_easybuild_reads_the_configuration(eb, name):
     done = eb('--system=%s' % name, '--show-full-config')

@@ -558,7 +558,8 @@ def test_wheels_that_are_named(made):
         made('latest', 'PyTorch-2.2.2-Frontier.eb', text.replace('PyTorch-2.2.2-Frontier.lock', 'none.lock'))
 
 
-@pytest.mark.parametrize('name', ['torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', 'proxy-1.0-Frontier.eb'])
+@pytest.mark.parametrize('name', ['torch_mpi-2.0.0-PyTorch-2.13.0-workstation.eb', 'caches-1.0-Frontier.eb',
+                                  'proxy-1.0-Frontier.eb'])
 def test_of_the_collection(made, name):
     """What is nowhere but in the collection has its versions where the collection is."""
     text = Path(new_version.find(name)).read_text()

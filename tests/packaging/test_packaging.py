@@ -301,8 +301,8 @@ def test_singularity_container(plain, small_image, tmp_path):
     assert 'get-master' in output and output.index('a') < output.index('b')
 
 
-def test_easyconfig_of_the_collection(plain):
-    """By its name."""
+def test_system_settings(plain):
+    """An easyconfig of the collection, by its name."""
     plain('frontier', 'proxy-1.0-Frontier.eb')
     assert 'proxy.ccs.ornl.gov' in loaded(plain, 'proxy', 'echo $https_proxy')
 
