@@ -164,28 +164,18 @@ class Script:
             raise Problem("--stage: this module has no pytorch-stage; a container's packages: make-squashfs")
 
     def slurm_head(self):
-        lines = [
-            '--job-name=' + self.name,
-            '--nodes=%d' % self.options.nodes,
-            '--time=' + self.clock,
-        ]
-        if self.partition:
-            lines.append('--partition=' + self.partition)
+        lines = ['--job-name=' + self.name, '--nodes=%d' % self.options.nodes, '--time=' + self.clock]
         qos = self.options.qos or self.scheduler.get('qos')
-        if qos:
-            lines.append('--qos=' + qos)
-        if self.account:
-            lines.append('--account=' + self.account)
+        optional = (('--partition=', self.partition), ('--qos=', qos), ('--account=', self.account))
+        lines += [option + value for option, value in optional if value]
         gpus_option = self.scheduler.get('gpus_option') if self.gpus else None
         if gpus_option:
             lines.append(gpus_option + str(self.gpus))
         # where others may have a part of the node, a job has only the cores that it asks for, whatever its GPUs
         if self.shared:
-            lines.append('--ntasks-per-node=%d' % self.ranks)
-            lines.append('--cpus-per-task=%d' % self.cores)
+            lines += ['--ntasks-per-node=%d' % self.ranks, '--cpus-per-task=%d' % self.cores]
         if self.options.requeue:
-            lines.append('--requeue')
-            lines.append('--open-mode=append')
+            lines += ['--requeue', '--open-mode=append']
             # mpirun's ranks are no step of Slurm's
             if self.launcher['command'] == 'srun':
                 lines.append('--signal=USR1@%d' % self.lead)
@@ -203,15 +193,9 @@ class Script:
         if self.options.nodes > 1:
             # PBS's default, free, gives one node to all chunks that fit on it
             lines.append('-l place=scatter' + ('' if self.shared else ':excl'))
-        lines.append('-l walltime=' + self.clock)
-        lines.append('-j oe')
-        if self.partition:
-            lines.append('-q ' + self.partition)
-        if self.account:
-            lines.append('-A ' + self.account)
-        if self.batch_options:
-            lines.append(self.batch_options)
-        return lines
+        lines += ['-l walltime=' + self.clock, '-j oe']
+        optional = (('-q ', self.partition), ('-A ', self.account), ('', self.batch_options))
+        return lines + [option + value for option, value in optional if value]
 
     def head(self, followed=False):
         """Return the options of the job; one that is `followed` says where its output goes."""
