@@ -41,11 +41,6 @@ def mpi_include_dirs(compiler):
 class BuildExtension(build_ext):
     """Takes the extension's flags from the PyTorch it is for, its compiler and linker from MPI."""
 
-    def finalize_options(self):
-        """Compile anew each time: what an earlier build left may be for another PyTorch or another MPI."""
-        super().finalize_options()
-        self.force = True
-
     def build_extension(self, ext):
         """Fill in what is only known when the extension is compiled."""
         torch = pytorch()
@@ -77,7 +72,6 @@ class BuildPackage(build_py):
     """Adds the .pth file, which belongs beside the package, and a note of what the extension is for."""
 
     def run(self):
-        """Build the package, then add to it."""
         torch = pytorch()
         super().run()
         self.copy_file("torch_mpi.pth", os.path.join(self.build_lib, "torch_mpi.pth"))
@@ -87,6 +81,8 @@ class BuildPackage(build_py):
 
 setup(
     cmdclass={"build_ext": BuildExtension, "build_py": BuildPackage},
+    # What an earlier build left may be for another PyTorch or another MPI.
+    options={"build_ext": {"force": True}},
     ext_modules=[Extension(
         "torch_mpi._c",
         ["src/all.cpp"],

@@ -19,14 +19,13 @@ class _Hook:
         sys.meta_path.remove(self)
         from importlib.util import find_spec
         spec = find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
+        execute = spec.loader.exec_module
 
-            def exec_module(module):
-                execute(module)
-                sys.modules["torch"].__dict__.setdefault("distributed", module)
-                import torch_mpi  # noqa: F401
-            spec.loader.exec_module = exec_module
+        def exec_module(module):
+            execute(module)
+            sys.modules["torch"].__dict__.setdefault("distributed", module)
+            import torch_mpi  # noqa: F401
+        spec.loader.exec_module = exec_module
         return spec
 
 

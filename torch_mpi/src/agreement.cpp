@@ -9,10 +9,6 @@ namespace torch_mpi {
 
 static_assert(sizeof(Call) == 32, "a Call is sent and compared as it lies in memory");
 
-bool Call::operator==(const Call& other) const {
-  return std::memcmp(this, &other, sizeof(Call)) == 0;
-}
-
 std::string Call::text() const {
   if (what == kGoodbye)
     return "has ended or destroyed the group";
@@ -44,6 +40,10 @@ bool Comparison::done() {
   if (send_ != MPI_REQUEST_NULL)
     check_mpi(MPI_Test(&send_, &complete, MPI_STATUS_IGNORE), "MPI_Test");
   return heard() && send_ == MPI_REQUEST_NULL;
+}
+
+bool Comparison::agrees() const {
+  return std::memcmp(&theirs_, &expected_, sizeof(Call)) == 0;
 }
 
 std::string Comparison::disagreement() const {

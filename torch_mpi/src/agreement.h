@@ -26,7 +26,6 @@ struct Call {
   int64_t elements = 0;
   int64_t lengths = 0;  // of the tensors, as a number that differs where they do
 
-  bool operator==(const Call& other) const;
   std::string text() const;
 };
 
@@ -43,9 +42,7 @@ class Comparison {
   bool heard();
   bool done();
   // Once heard.
-  bool agrees() const {
-    return theirs_ == expected_;
-  }
+  bool agrees() const;
   std::string disagreement() const;
   // At the end, when nothing can come any more.
   void cancel();

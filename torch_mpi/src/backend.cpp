@@ -211,11 +211,8 @@ WorkPointer MPIBackend::make(
   communicator_->throw_if_failed();
   Runtime::get().check_usable();
   sequence_.fetch_add(1, std::memory_order_relaxed);
-  OptionalTensors profiled;
-  if (C10_UNLIKELY(at::hasCallbacks()))
-    profiled = inputs.vec();
   return c10::make_intrusive<MPIWork>(
-      communicator_, type, title, profiled, std::move(outputs), timeout > kNoTimeout ? timeout : timeout_);
+      communicator_, type, title, inputs, std::move(outputs), timeout > kNoTimeout ? timeout : timeout_);
 }
 
 // ------------------------------------------------------------------------------- what is posted under the lock
@@ -578,11 +575,10 @@ WorkHandle MPIBackend::send(Tensors& tensors, int rank, int tag) {
 
 WorkHandle MPIBackend::recv(Tensors& tensors, int rank, int tag) {
   const auto& tensor = only(tensors, "recv");
-  TORCH_CHECK(
-      rank == MPI_ANY_SOURCE || (rank >= 0 && rank < size_), "torch_mpi: recv: there is no rank ", rank,
-      " in this group of ", size_);
-  check_tag(tag);
   const bool any = rank == MPI_ANY_SOURCE;
+  if (!any)
+    check_rank(rank, "recv");
+  check_tag(tag);
   auto work = make(
       any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors, timeout_);
   work->set_peer(rank);

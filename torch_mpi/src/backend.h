@@ -57,7 +57,6 @@ class MPIBackend : public c10d::Backend {
   void abort() {
     communicator_->fail("the process group was aborted");
   }
-  void shutdown() {}
 
  private:
   WorkPointer make(

@@ -15,24 +15,19 @@ namespace {
 
 constexpr int64_t kBlock = int64_t(1) << 30;
 
-// Why MPI cannot be handed a pointer to GPU memory in this operation; null where it can.
-const char* why_not_gpu_memory(const MPIWork& work) {
-  static const bool aware = gpu_aware(Runtime::get().platform) != 0;
-  if (!aware)
-    return "the MPI library says it cannot take GPU memory; if it can, set TORCH_MPI_GPU_AWARE=1";
-#if defined(OPEN_MPI)
-  // Its documentation says so of all non-blocking collectives; reductions crash (its issues 9845 and 12045).
-  if (!work.is_message())
-    return "Open MPI takes GPU memory in send and receive only, not in non-blocking collectives";
-#endif
-  return nullptr;
-}
-
 // May MPI be handed a pointer to the memory of this device?
 bool reachable(const MPIWork& work, const at::Device& device) {
   if (device.is_cpu())
     return true;
-  const char* reason = why_not_gpu_memory(work);
+  static const bool aware = gpu_aware(Runtime::get().platform) != 0;
+  const char* reason = nullptr;
+#if defined(OPEN_MPI)
+  // Its documentation says so of all non-blocking collectives; reductions crash (its issues 9845 and 12045).
+  if (!work.is_message())
+    reason = "Open MPI takes GPU memory in send and receive only, not in non-blocking collectives";
+#endif
+  if (!aware)
+    reason = "the MPI library says it cannot take GPU memory; if it can, set TORCH_MPI_GPU_AWARE=1";
   if (reason && Runtime::get().world_rank == 0) {
     TORCH_WARN_ONCE("torch_mpi: tensors on ", device.type(), " are copied through pinned host memory: ", reason);
   }

@@ -112,8 +112,6 @@ MPI_User_function* custom_function(at::ScalarType type, Op op) {
   return found == table.end() ? nullptr : found->second(op);
 }
 
-std::map<std::pair<at::ScalarType, Op>, Reduction> custom_reductions;
-
 }  // namespace
 
 const char* name_of(Op op) {
@@ -136,6 +134,7 @@ Reduction reduction_for(at::ScalarType type, Op asked) {
   }
   MPI_User_function* function = custom_function(type, op);
   check_meaning(function != nullptr);
+  static std::map<std::pair<at::ScalarType, Op>, Reduction> custom_reductions;
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
   auto& made = custom_reductions[std::make_pair(type, op)];
   if (made.op != MPI_OP_NULL)
@@ -178,13 +177,5 @@ void choose_all_reduce(int64_t bytes, int ranks) {
 #else
 void choose_all_reduce(int64_t, int) {}
 #endif
-
-void free_reductions() {
-  for (auto& entry : custom_reductions) {
-    MPI_Op_free(&entry.second.op);
-    MPI_Type_free(&entry.second.type);
-  }
-  custom_reductions.clear();
-}
 
 }  // namespace torch_mpi

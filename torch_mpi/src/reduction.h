@@ -21,7 +21,4 @@ Reduction reduction_for(at::ScalarType type, c10d::ReduceOp::RedOpType op);
 // faster way, where MPI lets that be chosen.
 void choose_all_reduce(int64_t bytes, int ranks);
 
-// Frees the types and operations of our own; MPI must still be running.
-void free_reductions();
-
 }  // namespace torch_mpi

@@ -78,8 +78,7 @@ void Runtime::start(Milliseconds timeout) {
   int* highest_tag = nullptr;
   int found = 0;
   MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &highest_tag, &found);
-  if (found)
-    highest_tag_ = *highest_tag;
+  highest_tag_ = *highest_tag;
   const char* compare = std::getenv("TORCH_MPI_COMPARE");
   compares = !compare || std::string(compare) != "0";
   started_ = true;
@@ -198,7 +197,8 @@ void Runtime::nudge_mpi() {
 
 // ---------------------------------------------------------------------------------------------- communicators
 
-Communicator::Communicator(MPI_Comm comm) : handle(comm) {
+Communicator::Communicator(MPI_Comm comm, const std::vector<int>& world_ranks)
+    : handle(comm), world_ranks_(world_ranks) {
   std::lock_guard<std::mutex> lock(Runtime::get().mutex);
   check_mpi(MPI_Comm_set_errhandler(handle, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_rank(handle, &rank), "MPI_Comm_rank");
@@ -223,18 +223,6 @@ std::string Communicator::compare_earlier() {
   if (!comparisons.empty())  // a root needs to wait for nobody, so it would not look
     look_for_notice();
   return reason();
-}
-
-int Communicator::world_rank(int of) const {
-  MPI_Group all, some;
-  int found = -1;
-  std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-  MPI_Comm_group(MPI_COMM_WORLD, &all);
-  MPI_Comm_group(handle, &some);
-  MPI_Group_translate_ranks(some, 1, &of, all, &found);
-  MPI_Group_free(&some);
-  MPI_Group_free(&all);
-  return found;
 }
 
 static void free_unless_left_over(Communicator* oldest) {
@@ -276,7 +264,7 @@ void Runtime::retire(Communicator* communicator) {
 std::shared_ptr<Communicator> Runtime::create(const std::vector<int>& world_ranks, Milliseconds timeout) {
   const MPI_Comm made = world_ranks.empty() ? duplicate_world(timeout) : create_group(world_ranks, timeout);
   const auto retired = [](Communicator* communicator) { Runtime::get().retire(communicator); };
-  const std::shared_ptr<Communicator> communicator(new Communicator(made), retired);
+  const std::shared_ptr<Communicator> communicator(new Communicator(made, world_ranks), retired);
   std::lock_guard<std::mutex> lock(mutex);
   communicators_.insert(communicator.get());
   return communicator;

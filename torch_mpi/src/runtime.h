@@ -57,7 +57,8 @@ using WorkPointer = c10::intrusive_ptr<MPIWork>;
 // ranks can no longer agree on what comes next, so every later call on it fails with that reason.
 class Communicator {
  public:
-  explicit Communicator(MPI_Comm comm);
+  // Of these processes of MPI_COMM_WORLD; of all when there are none.
+  Communicator(MPI_Comm comm, const std::vector<int>& world_ranks);
 
   const MPI_Comm handle;
   int rank = 0;
@@ -81,11 +82,14 @@ class Communicator {
   // Under the lock. This rank makes no more calls here.
   void say_goodbye();
   // The process of MPI_COMM_WORLD that is this rank of the group.
-  int world_rank(int of) const;
+  int world_rank(int of) const {
+    return world_ranks_.empty() ? of : world_ranks_[of];
+  }
 
  private:
   void mark_failed(const std::string& reason);
 
+  const std::vector<int> world_ranks_;
   std::atomic<bool> failed_{false};
   std::mutex reason_mutex_;
   std::string reason_;
@@ -98,7 +102,7 @@ class MPIWork : public c10d::Work {
       std::shared_ptr<Communicator> communicator,
       c10d::OpType type,
       const char* title,
-      const OptionalTensors& inputs,
+      at::ArrayRef<at::Tensor> inputs,
       Tensors outputs,
       Milliseconds timeout);
 

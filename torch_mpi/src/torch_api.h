@@ -28,11 +28,4 @@ bool asked_async(const Options&, long) {
   return true;
 }
 
-// Work's constructor takes c10::optional in older versions, std::optional in newer ones.
-#if TORCH_MPI_TORCH_IS_AT_LEAST(2, 5)
-using OptionalTensors = std::optional<std::vector<at::Tensor>>;
-#else
-using OptionalTensors = c10::optional<std::vector<at::Tensor>>;
-#endif
-
 }  // namespace torch_mpi

@@ -63,11 +63,15 @@ MPIWork::MPIWork(
     std::shared_ptr<Communicator> communicator,
     c10d::OpType type,
     const char* title,
-    const OptionalTensors& inputs,
+    at::ArrayRef<at::Tensor> inputs,
     std::vector<at::Tensor> outputs,
     Milliseconds timeout)
     // Without a profiler there are no inputs and no title: preparing a record costs time even when nobody reads it.
-    : c10d::Work(communicator->rank, type, inputs ? title : nullptr, inputs),
+    : c10d::Work(
+          communicator->rank,
+          type,
+          at::hasCallbacks() ? title : nullptr,
+          at::hasCallbacks() ? inputs.vec() : Tensors()),
       communicator_(std::move(communicator)),
       title_(title),
       outputs_(std::move(outputs)),
