@@ -35,20 +35,6 @@ MOST = 65536
 WAYS = {b'c': LAUNCHER, b's': SYMLINK}
 
 
-def tell(connection, kind, text):
-    # receive() notices a wrapper that has gone
-    with contextlib.suppress(OSError):
-        connection.send(kind + os.fsencode(text))
-
-
-def receive(connection):
-    """Return the next message of a compiler wrapper, (kind, data); empty if it has gone."""
-    message = b''
-    with contextlib.suppress(OSError):
-        message = connection.recv(MOST)
-    return message[:1], message[1:]
-
-
 class Broker:
     """
     `control`: a pipe from `ramgate run`, which writes k to kill the build and f when it has ended; `top`: the directory
@@ -191,7 +177,9 @@ class Broker:
             elif compilation.pid:
                 self.signal(compilation, signal.SIGCONT)
             else:
-                tell(compilation.connection, MESSAGES[what], text)
+                # heard() notices a wrapper that has gone
+                with contextlib.suppress(OSError):
+                    compilation.connection.send(MESSAGES[what] + os.fsencode(text))
             self.notify(DONE if what == REFUSE else what, compilation)
 
     def notify(self, event, compilation):
@@ -222,7 +210,10 @@ class Broker:
             end_all(self.tree.members)
 
     def heard(self, connection):
-        kind, data = receive(connection)
+        message = b''
+        with contextlib.suppress(OSError):
+            message = connection.recv(MOST)
+        kind, data = message[:1], message[1:]
         if kind in WAYS:
             self.asked(connection, data, WAYS[kind])
         elif kind == b'p':

@@ -165,8 +165,6 @@ class Build:
     def start_broker(self, listener, directory):
         """In a process of its own: if it dies, the build goes on."""
         reader, self.control = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
         top = os.getpid()
         self.broker = os.fork()
         if self.broker:

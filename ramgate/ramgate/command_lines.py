@@ -93,10 +93,8 @@ class Command:
     def __init__(self, directory, arguments, top):
         arguments = list(expanded(directory, arguments))
         sources = [word for word in arguments[1:] if not word.startswith('-') and extension_of(word) in LANGUAGES]
-        output = ''
-        for option, value in zip(arguments, arguments[1:]):
-            if option in ('-o', '--output-file') and not output:
-                output = value
+        options = zip(arguments, arguments[1:])
+        output = next((value for option, value in options if option in ('-o', '--output-file')), '')
         self.language = 'LINK'
         language = LANGUAGES[extension_of(sources[-1])] if sources else None
         if language == 'Rust' or language and not set(COMPILE_ONLY).isdisjoint(arguments):

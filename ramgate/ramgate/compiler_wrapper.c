@@ -220,18 +220,6 @@ static void leave_path(const char *socket)
         memmove(at, at + length, strlen(at + length) + 1);
 }
 
-/* the next program of this name on $PATH */
-static char *find(const char *name)
-{
-    static char path[4096];
-    for (const char *at = getenv("PATH"); at; at = strchr(at, ':') ? strchr(at, ':') + 1 : NULL) {
-        snprintf(path, sizeof path, "%.*s/%s", (int)strcspn(at, ":"), at, name);
-        if (access(path, X_OK) == 0)
-            return path;
-    }
-    return (char *)name;
-}
-
 /* no compilation: only a question (--version), input that is piped in, a client whose server compiles */
 static int needs_no_turn(char **command, int stands_in)
 {
@@ -251,7 +239,7 @@ int main(int argc, char **argv)
 
     leave_path(path);
     if (stands_in) {
-        argv[0] = find(base_name(argv[0]));
+        argv[0] = (char *)base_name(argv[0]);
     } else if (argc < 2) {
         fprintf(stderr, "usage: ramgate-cc COMMAND ...: run a compiler within the memory that `ramgate run` watches\n");
         return 2;

@@ -124,7 +124,6 @@ class Tree:
         # this very process watches
         self.owners = {root: FREE, os.getpid(): None}
         self.names = {}
-        self.born = []
 
     def look(self):
         """Return the compilers that have started since the last look, with their words: [(pid, words)]."""

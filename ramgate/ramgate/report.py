@@ -102,10 +102,9 @@ class Progress:
         if event == 'finished':
             for line in self.summary.lines(schedule, self.profile):
                 say(line)
-        elif event == 'looked':
-            if now >= self.next_line:
-                self.next_line = now + LOG
-                say(self.line(schedule, now))
+        elif event == 'looked' and now >= self.next_line:
+            self.next_line = now + LOG
+            say(self.line(schedule, now))
         if self.file and now >= self.next_note:
             self.next_note = now + NOTE
             try:

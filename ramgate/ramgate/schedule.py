@@ -352,11 +352,10 @@ class Schedule:
 
     def plan(self, now):
         """Thaw frozen compilations and start waiting ones, as they fit."""
-        waiting = self.in_state(WAITING)
         if self.refused:
-            for compilation in filter(lambda waiting: waiting.repeatable, waiting):
+            for compilation in filter(lambda waiting: waiting.repeatable, self.in_state(WAITING)):
                 self.refuse(compilation, 1, self.not_started(compilation), now)
-            waiting = self.in_state(WAITING)
+        waiting = self.in_state(WAITING)
         alive = self.alive()
         frozen = self.in_state(FROZEN)
         working = len(alive) - len(frozen)
