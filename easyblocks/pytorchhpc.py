@@ -13,6 +13,7 @@ The build is WheelBuild's (hpc_pytorch/source/wheel_build.py), the installation 
 (hpc_pytorch/packages/locked_environment.py). Here a wheel that was built earlier is found, and a build that was
 interrupted continued; what is installed is compared with what was asked for.
 """
+import json
 import os
 import shutil
 
@@ -24,13 +25,12 @@ from easybuild.tools.filetools import copy_file, create_patch_info, mkdir
 from easybuild.tools.hooks import BUILD_STEP, CONFIGURE_STEP, PATCH_STEP
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, write_atomically
 from hpc_pytorch.packages import built_wheels, upstream_patches
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
-from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source import contract, gpu_aware_mpi, installed, interrupted_builds, libraries
+from hpc_pytorch.source import contract, gpu_aware_mpi, installed, libraries
 from hpc_pytorch.source.wheel_build import WheelBuild, commit_of
 
 
@@ -61,10 +61,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             print_warning("%s states no features, so its module sets nothing of what %s needs. Add those of gpu, nccl "
                           "and mpi that it uses, such as features = ['mpi'], or features = ['cpu'] for none",
                           self.cfg.path, self.system.system['title'])
-
-    @property
-    def memory_profile(self):
-        return profile_to_keep(self.cfg)
 
     def check_before_fetching(self):
         """Look for a wheel that was built from the same; without one, look whether it can be built."""
@@ -125,7 +121,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             # unpacking it takes the packages to build with
             with self.loaded_dependencies(), as_easybuild_error():
                 self.fetch_packages()
-                upstream_patches.extract(self.wheels, self.missing_patches, self.source_directories(self.name)[0])
+                place = os.path.dirname(built_wheels.stores(self.cfg, source_paths())[0])
+                upstream_patches.extract(self.wheels, self.missing_patches, place)
         super().fetch_patches(*args, **kwargs)
 
     def other_sources_to_fetch(self):
@@ -140,10 +137,10 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def find_interrupted(self):
         """Return the note of an interrupted build that can be continued; print why it cannot."""
-        note = interrupted_builds.find(self.builddir)
+        note = built_wheels.read_interrupted(self.builddir)
         if self.wheel or not self.facts or not note:
             return None
-        different = interrupted_builds.differences(self.facts, note['facts'])
+        different = built_wheels.differences(self.facts, note['facts'])
         if not os.path.isdir(note['source']):
             different = different or 'its source tree'
         if different:
@@ -174,7 +171,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         super().configure_step()
         if self.facts and not self.interrupted:
             note = {'facts': self.facts, 'source': os.path.realpath(self.start_dir), 'cmake_output': self.cmake_output}
-            interrupted_builds.leave(self.builddir, note)
+            write_atomically(os.path.join(self.builddir, built_wheels.INTERRUPTED), json.dumps(note))
 
     def test_step(self):
         """Run PyTorch's own tests where that is asked for (runtest), unless the wheel was built earlier."""
@@ -225,16 +222,13 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         return loaded
 
     def check_installed_contract(self):
-        """Compare what is installed with what was asked for."""
-        differences, ldd = installed.ask_installed(self.path('bin', 'python'), self.asked_of_wheel(), build_path())
+        """Compare what is installed with what its wheel was built with."""
+        note = built_wheels.read_note(self.path('wheels'))
+        asked = note['asked'] if note else self.asked or self.own_options()
+        differences, ldd = installed.ask_installed(self.path('bin', 'python'), asked, build_path())
         if differences:
             options = ', '.join(nub(item.option for item in differences))
             raise UsersProblem("the installed PyTorch differs from what was requested (%s):\n%s" % (
                 options, contract.table(differences)))
         mpi = [path for path in nub(libraries.resolved(ldd, 'libmpi')) if path != 'not found']
         print_msg("PyTorch has the requested options; MPI: %s", ', '.join(mpi) or 'none', log=self.log)
-
-    def asked_of_wheel(self):
-        """Return the options that the installed wheel was built with, from its note."""
-        note = built_wheels.read_note(self.path('wheels'))
-        return note['asked'] if note else self.asked or self.own_options()

@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 
+from easybuild.easyblocks.generic.binary import Binary
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_warning
@@ -44,7 +45,7 @@ if found and expected and re.match("[0-9.]*", found).group() != expected:
                      %% (found, expected))"""
 
 
-class SingularityContainer(EasyBlock):
+class SingularityContainer(Binary):
     """Support for installing the image that is its source as a module."""
 
     @staticmethod
@@ -108,7 +109,6 @@ class SingularityContainer(EasyBlock):
 
     @property
     def image_name(self):
-        """Return the name of the image's file."""
         if self.image_source.startswith('docker://'):
             with as_easybuild_error(easyblock=self):
                 return images.file_of(self.image_source)
@@ -181,25 +181,13 @@ class SingularityContainer(EasyBlock):
     def extract_step(self):
         """Check what the installation needs before it touches the prefix; an image is used as it is."""
         if self.dry_run:
-            self.dry_run_image()
-            return
-        if self.venv and not self.runtime:
+            fetched = self.image_source.startswith('docker://') or self.cfg['source_urls']
+            below = [os.path.join(path, self.name[0].lower()) for path in source_paths()]
+            if not fetched and self.image_name not in images.images_in(source_paths() + below + self.image_stores):
+                stop(self, self.nowhere())
+        elif self.venv and not self.runtime:
             raise EasyBuildError("making the virtual environment needs Singularity or Apptainer; neither was found. "
                                  "Install on a node that has one")
-
-    def dry_run_image(self):
-        """Report in a dry run that the image is missing; the installation would stop."""
-        if self.image_source.startswith('docker://') or self.cfg['source_urls']:
-            return
-        below = [os.path.join(path, self.name[0].lower()) for path in source_paths()]
-        if self.image_name not in images.images_in(source_paths() + below + self.image_stores):
-            stop(self, self.nowhere())
-
-    def configure_step(self):
-        """Nothing to configure."""
-
-    def build_step(self):
-        """Nothing to build."""
 
     def make_installdir(self, *args, **kwargs):
         """Remove the module file of an earlier installation first: what is half-made cannot be loaded."""

@@ -1,4 +1,7 @@
-"""Wheels that were built here: each in a directory named after what it was built from, beside a note with the same."""
+"""
+Wheels that were built here: each in a directory named after what it was built from, beside a note with the same.
+Another note, in the build directory, says what is being built there: the next call continues a build of the same.
+"""
 import hashlib
 import json
 import os
@@ -9,11 +12,12 @@ from hpc_pytorch import fsync, part_directory, read_json, write_atomically
 from hpc_pytorch.packages.lock_files import sha256_of
 
 NOTE = 'provenance.json'
+INTERRUPTED = 'unfinished.json'
 
 
-def stores(ec, source_paths):
+def stores(ec, source_paths, kind='built'):
     """Return the directories in which the wheels of an easyconfig are kept, one in each source path."""
-    name = '%s-%s%s-built' % (ec['name'], ec['version'], ec['versionsuffix'])
+    name = '%s-%s%s-%s' % (ec['name'], ec['version'], ec['versionsuffix'], kind)
     return [os.path.join(path, ec['name'][0].lower(), ec['name'], name) for path in source_paths]
 
 
@@ -21,6 +25,13 @@ def identity(facts):
     """Return a short name for everything that makes a wheel what it is."""
     text = json.dumps(facts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(facts, others):
+    """Return the differences of two builds, in words."""
+    every = set(facts).union(others)
+    names = [name for name in every if facts.get(name) != others.get(name)]
+    return ', '.join(sorted(names)).replace('_', ' ')
 
 
 def find(stores, facts):
@@ -39,6 +50,11 @@ def find(stores, facts):
 def read_note(directory):
     """Return the note of the wheel in a directory; None if it cannot be read."""
     return read_json(os.path.join(directory, NOTE), {'asked': dict})
+
+
+def read_interrupted(builddir):
+    """Return the note of an interrupted build; None if none can be read."""
+    return read_json(os.path.join(builddir, INTERRUPTED), {'source': str, 'cmake_output': str, 'facts': dict})
 
 
 def keep(wheel, store, facts, more):

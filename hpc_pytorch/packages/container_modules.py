@@ -62,7 +62,6 @@ def binds(generator, installdir, paths):
 
 
 def binds_of(generator, variable, installdir, paths):
-    """Add the mounts to one runtime's variable."""
     def bind(mount):
         return generator.update_paths(variable, [mount], prepend=False, allow_abs=True, delim=',').rstrip()
 

@@ -17,7 +17,6 @@ from easybuild.tools.config import build_option, source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_file, write_file
 from easybuild.tools.modules import get_software_root
-from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch import VERSION, collection_path
 from hpc_pytorch.machine import distribution_packages
@@ -25,11 +24,11 @@ from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.machine.versions import of_dependencies
-from hpc_pytorch.packages import gpu_code, usage
+from hpc_pytorch.packages import built_wheels, gpu_code, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
-from hpc_pytorch.packages.pip import IndexNotReached, Pip
+from hpc_pytorch.packages.pip import IndexNotReached, Pip, ask
 from hpc_pytorch.packages.pip_errors import last_words
 from hpc_pytorch.packages.progress import progress
 from hpc_pytorch.packages.wheel_tags import ask_python, find_python, pythons
@@ -66,13 +65,11 @@ def site_packages_of(prefix):
     return glob.glob(glob.escape(prefix) + '/lib/python3.*/site-packages')
 
 
-def ask(*command, **options):
-    """Run a program without a trace on the terminal; callers look at its exit code and output."""
-    return run_shell_cmd(list(command), use_bash=False, fail_on_error=False, hidden=True, output_file=False, **options)
-
-
 class LockedEnvironment(EasyBlock):
-    """Support for locked packages in a virtual environment; subclasses add wheels of their own."""
+    """
+    Support for locked packages in a virtual environment. Subclasses add own_files, which are wheels and sources of
+    packages, and check_before_fetching, which refuses what cannot be installed before gigabytes are fetched.
+    """
 
     @staticmethod
     def extra_options(extra_vars=None):
@@ -102,10 +99,6 @@ class LockedEnvironment(EasyBlock):
 
     def path(self, *parts):
         return os.path.join(self.installdir, *parts)
-
-    def source_directories(self, name):
-        """Return the directory of a software in every source path."""
-        return [os.path.join(path, name[0].lower(), name) for path in source_paths()]
 
     @contextmanager
     def loaded_dependencies(self):
@@ -291,9 +284,6 @@ class LockedEnvironment(EasyBlock):
             with self.loaded_dependencies():
                 self.fetch_packages()
 
-    def check_before_fetching(self):
-        """Refuse what cannot be installed, before gigabytes are fetched."""
-
     def show_packages(self):
         if self.other_processor:
             self.dry_run_msg("  * not looked at: whether these have wheels for the nodes: %s", self.other_processor)
@@ -323,8 +313,7 @@ class LockedEnvironment(EasyBlock):
 
     def gather_files(self):
         """Make a directory with links to all files, of which those that are not here are fetched."""
-        name = '%s-%s%s-wheels' % (self.name, self.version, self.cfg['versionsuffix'])
-        stores = [os.path.join(directory, name) for directory in self.source_directories(self.name)]
+        stores = built_wheels.stores(self.cfg, source_paths(), 'wheels')
         files = PackageFiles(self.python, stores, self.log)
         wheels, sources = self.divide_packages()
         tools = self.locked('build_lock_files')
@@ -353,10 +342,6 @@ class LockedEnvironment(EasyBlock):
         super().prepare_step(*args, **kwargs)
         if not self.dry_run:
             self.find_python_and_mpi()
-
-    def own_files(self):
-        """Wheels, and sources of packages, to install besides the locked packages."""
-        return []
 
     def pip(self):
         return Pip(self.python, self.path('bin', 'python'))

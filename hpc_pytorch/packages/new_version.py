@@ -402,7 +402,6 @@ class Change:
         return made
 
     def new_easyconfig(self):
-        """Return the easyconfig of the new version."""
         text = COMMENTS.sub(lambda found: '' if re.search(r'\d\.\d', found.group()) else found.group(), self.text)
         text = self.changed(text)
         # their names have versions of their own

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import download_file, mkdir
+from easybuild.tools.filetools import download_file, mkdir, read_file
 
 from hpc_pytorch import fsync, part_directory
 from hpc_pytorch.packages.lock_files import Locked, sha256_of
-from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.pip import LOG, IndexNotReached, Pip
+from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words, other_files, unreached
 from hpc_pytorch.packages.progress import progress
 from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
@@ -137,6 +138,18 @@ class PackageFiles:
                 raise EasyBuildError("%s: %s. Do not use it until you know which of the two is wrong.", url, problem)
 
     def check(self, result, part, store):
-        """Stop if pip has not downloaded all."""
-        if result.exit_code:
-            raise self.pip.downloading_error(result.output, part, self.directory, store)
+        """Stop if pip has not downloaded all; which index it could not reach is only in its log."""
+        if not result.exit_code:
+            return
+        reason = other_files(result.output) or last_words(result.output)
+        path = os.path.join(part, LOG)
+        log = read_file(path) if os.path.exists(path) else ''
+        if FULL.search(result.output):
+            places = store, tempfile.gettempdir()
+            reason += "\nMake room in %s and %s, or choose others: --sourcepath, --tmpdir" % places
+        else:
+            reason += explain(result.output + log, self.directory, self.python)
+        problem = EasyBuildError
+        if NO_MATCH.search(result.output) and unreached(log):
+            problem = IndexNotReached
+        raise problem("Fetching failed: %s", reason)

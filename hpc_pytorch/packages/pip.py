@@ -9,12 +9,12 @@ import tempfile
 from contextlib import contextmanager
 
 from easybuild.tools.build_log import EasyBuildError
-from easybuild.tools.filetools import read_file, remove_dir
+from easybuild.tools.filetools import remove_dir
 from easybuild.tools.run import run_shell_cmd
 
 from hpc_pytorch.machine.collection_files import own_uv
 from hpc_pytorch.packages import known_errors
-from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words, other_files, unreached
+from hpc_pytorch.packages.pip_errors import explain, last_words
 
 # what pip did, where it downloads to; a name without a dot is not kept as a package's file
 LOG = 'log'
@@ -29,6 +29,11 @@ COMMANDS = {}
 def without(*prefixes):
     """Return the environment without the variables that begin with these."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+
+
+def ask(*command, **options):
+    """Run a program without a trace on the terminal; callers look at its exit code and output."""
+    return run_shell_cmd(list(command), use_bash=False, fail_on_error=False, hidden=True, output_file=False, **options)
 
 
 class IndexNotReached(EasyBuildError):
@@ -54,9 +59,8 @@ class Pip:
 
     def __call__(self, *arguments, environment=None, **options):
         """Run pip; callers look at the exit code."""
-        fetching = arguments[0] == 'download'
         variables = without('PYTHON')
-        if not fetching:
+        if arguments[0] != 'download':
             variables = dict(without('PYTHON', 'PIP_'), PIP_CONFIG_FILE=os.devnull)
         # pip folds its messages at the terminal's width, and prints nothing where that is 0 (under `script`)
         variables.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', COLUMNS='1000')
@@ -70,8 +74,7 @@ class Pip:
             ours = importlib.util.find_spec('pip')
             # what pip's option --python starts, once pip has started for EasyBuild's Python
             own = [self.path, os.path.join(os.path.dirname(ours.origin), '__pip-runner__.py')] if ours else ['false']
-            tried = run_shell_cmd(own + ['--version'], fail_on_error=False, hidden=True, env=variables,
-                                  output_file=False, in_dry_run=True, use_bash=False)
+            tried = ask(*own, '--version', env=variables, in_dry_run=True)
             COMMANDS[self.path] = [self.path, '-m', 'pip'] if tried.exit_code else own
         return COMMANDS[self.path]
 
@@ -101,8 +104,7 @@ class Pip:
             with lock_file(entries) as lock:
                 command = [uv, 'pip', 'install', *UV_LOCKED, '--python', self.path, '--cache-dir', cache,
                            '--find-links', directory, '--only-binary', ':all:', '-r', lock]
-                done = run_shell_cmd(command, env=without('PYTHON', 'PIP_', 'UV_'), fail_on_error=False, hidden=True,
-                                     use_bash=False)
+                done = ask(*command, env=without('PYTHON', 'PIP_', 'UV_'))
             remove_dir(cache)
         if not uv or done.exit_code:
             self.install(entries, directory, '--only-binary', ':all:', '--no-compile')
@@ -112,17 +114,3 @@ class Pip:
         with lock_file(entries) as lock:
             return self('download', '--quiet', '--no-deps', '--require-hashes', '--dest', directory,
                         '--log', os.path.join(directory, LOG), *arguments, '-r', lock, **options)
-
-    def downloading_error(self, output, part, files, store):
-        """Make an error of what pip printed; which index it could not reach is only in its log."""
-        reason = other_files(output) or last_words(output)
-        path = os.path.join(part, LOG)
-        log = read_file(path) if os.path.exists(path) else ''
-        if FULL.search(output):
-            places = store, tempfile.gettempdir()
-            reason += "\nMake room in %s and %s, or choose others: --sourcepath, --tmpdir" % places
-        else:
-            reason += explain(output + log, files, self.python)
-        if NO_MATCH.search(output) and unreached(log):
-            return IndexNotReached("Fetching failed: %s", reason)
-        return EasyBuildError("Fetching failed: %s", reason)

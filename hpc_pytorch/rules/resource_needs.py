@@ -1,10 +1,7 @@
 """What installing something needs: cores, memory, time, room on disks. For jobs, and to refuse what cannot succeed."""
 import json
 import math
-import os
 from collections import namedtuple
-
-from easybuild.tools.config import source_paths
 
 from hpc_pytorch import HERE
 from hpc_pytorch.machine.systems import parse
@@ -47,14 +44,6 @@ def needs_of(ec):
     if most:
         needs = needs._replace(cores=min(most, needs.cores or most))
     return needs
-
-
-def profile_to_keep(ec):
-    """Return where ramgate's profile of this software outlives build directories and prefixes; None if not writable."""
-    name = '%s-%s%s-ramgate.json' % (ec['name'], ec['version'], ec['versionsuffix'])
-    path = os.path.join(source_paths()[0], ec['name'][0].lower(), ec['name'], name)
-    place = path if os.path.exists(path) else os.path.dirname(path)
-    return path if os.access(place, os.W_OK) else None
 
 
 def fitted(needs, node):

@@ -8,8 +8,7 @@ import subprocess
 from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.filetools import read_file
 
-from hpc_pytorch.rules.resource_needs import profile_to_keep
-from hpc_pytorch.source.wheel_build import print_summary, ramgate_command
+from hpc_pytorch.source.wheel_build import print_summary, profile_to_keep, ramgate_command
 
 # prints what ramgate sets for a build, and lasts until its input ends, as it does with EasyBuild's process
 BUILD = ['sh', '-c', 'env | grep -E "^(RAMGATE_SOCKET|CMAKE_[A-Z_]+_LAUNCHER|(CUDA|ROCM)_HOME)="; echo; exec cat']

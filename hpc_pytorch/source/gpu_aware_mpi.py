@@ -80,5 +80,4 @@ def apply(tree):
     new = text if done else patched(text)
     # the file that is included comes first: a tree whose backend was changed compiles
     shutil.copyfile(decision_path(), os.path.join(os.path.dirname(path), DECISION))
-    if not done:
-        write_atomically(path, new)
+    write_atomically(path, new)

@@ -2,16 +2,18 @@
 import json
 import os
 import re
+import subprocess
 from collections import namedtuple
 
 from hpc_pytorch import UsersProblem
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.packages.known_errors import excerpt
 from hpc_pytorch.source import libraries
 from hpc_pytorch.source.build_options import compiler_family
 from hpc_pytorch.source.contract import Difference, architectures_of_flags, compare, plain
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
-SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE'}
+SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE', 'CXX_COMPILER': 'CMAKE_CXX_COMPILER'}
 # Backends of torch.distributed: the switch of each, and the library without which it is none.
 Backend = namedtuple('Backend', 'name option library')
 BACKENDS = (
@@ -34,7 +36,8 @@ ANOTHER_WHEEL = "it was built without, or this is another wheel than the one bui
 
 def ask(python):
     """Ask this Python's torch about itself: show, directory, backends."""
-    probe = libraries.run([python, '-c', PROBE], os.path.dirname(python))
+    # where Python finds nothing besides what is installed
+    probe = run([python, '-c', PROBE], cwd=os.path.dirname(python), stderr=subprocess.PIPE)
     if probe.returncode:
         raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
     return json.loads(probe.stdout.splitlines()[-1])
@@ -54,7 +57,7 @@ def compare_installed(options, show, backends, ldd):
     """Return all differences between what was asked for and what is installed, as far as it tells."""
     settings = read_settings(show)
     told = set(settings) | {'WITH_BLAS'}
-    if settings['CMAKE_CXX_COMPILER']:
+    if settings.get('CMAKE_CXX_COMPILER'):
         told.add('CXX')
     known = {name: options[name] for name in told.intersection(options)}
     found = compare(known, settings, {})
@@ -82,5 +85,4 @@ def read_settings(text):
     found = {SETTINGS.get(name, name): value for name, value in printed}
     if found.get('CUDA_FLAGS'):
         found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(found['CUDA_FLAGS'])
-    found['CMAKE_CXX_COMPILER'] = found.get('CXX_COMPILER', '')
     return found

@@ -2,9 +2,9 @@
 import glob
 import os
 import re
-import subprocess
 import zipfile
 
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.source.contract import Difference, inside
 
 # OpenMP's runtimes by the beginnings of their names, and the compilers (build_options.compiler_family) they belong to.
@@ -13,12 +13,6 @@ RUNTIMES = (('libgomp', 'gcc'), ('libomp', 'clang'), ('libiomp5', 'clang'))
 STUBS = "CUDA's stubs, which are no driver: put their directory into LIBRARY_PATH before CMake runs for the first time"
 BUILD_DIRECTORY = "the build directory, which others may fill once it is removed"
 ANOTHER_OPENMP = "another one was found before the compiler's, in the system or in a dependency"
-
-
-def run(command, directory):
-    """Run a command in a directory, where Python finds nothing besides what is installed."""
-    return subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, universal_newlines=True)
 
 
 def find(directory):
@@ -36,7 +30,7 @@ def unpack(wheel, directory):
 
 
 def ldd(paths, directory):
-    return run(['ldd'] + paths, directory).stdout
+    return run(['ldd'] + paths, cwd=directory).stdout
 
 
 def resolved(printed, name):
@@ -49,7 +43,7 @@ def compare_search_paths(paths, build_directory):
     """Return the directories that no installed library may search, and these do by RUNPATH or RPATH."""
     differences = []
     for library in paths:
-        printed = run(['readelf', '-d', library], os.path.dirname(library)).stdout
+        printed = run(['readelf', '-d', library]).stdout
         values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', printed)
         for path in filter(None, ':'.join(values).split(':')):
             reason = STUBS if 'stubs' in path.split(os.sep) else BUILD_DIRECTORY

@@ -10,7 +10,7 @@ from contextlib import redirect_stderr
 
 import easybuild.tools.environment as env
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import build_path
+from easybuild.tools.config import build_path, source_paths
 from easybuild.tools.filetools import read_file, write_file
 from easybuild.tools.modules import get_software_root
 from easybuild.tools.run import run_shell_cmd
@@ -19,8 +19,8 @@ from easybuild.tools.utilities import nub
 from hpc_pytorch import collection_path
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
-from hpc_pytorch.packages.locked_environment import LockedEnvironment, ask
-from hpc_pytorch.packages.pip import Pip
+from hpc_pytorch.packages.locked_environment import LockedEnvironment
+from hpc_pytorch.packages.pip import Pip, ask
 from hpc_pytorch.source import build_options, contract, gpu_aware_mpi, libraries
 
 # Runs ramgate without putting the collection on the $PYTHONPATH of what it starts.
@@ -31,6 +31,14 @@ RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
 def report_directory(easyblock):
     """Return the directory of ramgate's report, where provenance looks for it."""
     return os.path.join(easyblock.builddir, 'ramgate')
+
+
+def profile_to_keep(ec):
+    """Return where ramgate's profile of this software outlives build directories and prefixes; None if not writable."""
+    name = '%s-%s%s-ramgate.json' % (ec['name'], ec['version'], ec['versionsuffix'])
+    path = os.path.join(source_paths()[0], ec['name'][0].lower(), ec['name'], name)
+    place = path if os.path.exists(path) else os.path.dirname(path)
+    return path if os.access(place, os.W_OK) else None
 
 
 def ramgate_command(easyblock, profile):
@@ -69,8 +77,6 @@ class WheelBuild(LockedEnvironment):
     """Support for building PyTorch's wheel within the memory; `super()` is upstream's EB_PyTorch in the end."""
     # so nothing else has to watch it
     runs_ramgate = True
-    # where ramgate keeps what the files of this version need, or None
-    memory_profile = None
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -102,7 +108,6 @@ class WheelBuild(LockedEnvironment):
 
     def check_before_fetching(self):
         """Refuse an nvcc that does not know the GPUs: the build would end much later."""
-        super().check_before_fetching()
         wanted = self.cuda_architectures()
         listing = ask(self.nvcc(), '--list-gpu-arch').output if wanted else ''
         unknown = build_options.unknown_architectures(wanted, listing)
@@ -291,7 +296,7 @@ class WheelBuild(LockedEnvironment):
         """Run Python with these words in the tree, within the memory; returns its output, explains its failure."""
         # a dry run has found none
         python = self.python.path if self.python else 'python3'
-        command = ramgate_command(self, self.memory_profile) + ['--', python] + list(words)
+        command = ramgate_command(self, profile_to_keep(self.cfg)) + ['--', python] + list(words)
         result = run_shell_cmd(command, work_dir=self.tree, fail_on_error=False, use_bash=False)
         if result.exit_code:
             raise EasyBuildError("%s failed (exit status %s):\n%s\n%s", doing, result.exit_code,

@@ -20,7 +20,7 @@ from hpc_pytorch import start  # noqa: E402
 from hpc_pytorch.machine import batch_systems, inspection, systems  # noqa: E402
 from hpc_pytorch.packages import built_wheels, images, lock_files, pip_errors, wheel_tags  # noqa: E402
 from hpc_pytorch.rules import installation_locks, policy, provenance  # noqa: E402
-from hpc_pytorch.source import contract, interrupted_builds  # noqa: E402
+from hpc_pytorch.source import contract  # noqa: E402
 from ramgate import estimates  # noqa: E402
 from ramgate.limits import Problem  # noqa: E402
 
@@ -48,9 +48,9 @@ USE_MPI:BOOL=ON
 
 def find_left(path):
     """As the easyblock does."""
-    shutil.copy(path, path.with_name(interrupted_builds.NOTE))
-    left = interrupted_builds.find(path.parent)
-    return left and (interrupted_builds.differences(FACTS, left['facts']), left['source'], left['cmake_output'])
+    shutil.copy(path, path.with_name(built_wheels.INTERRUPTED))
+    left = built_wheels.read_interrupted(path.parent)
+    return left and (built_wheels.differences(FACTS, left['facts']), left['source'], left['cmake_output'])
 
 
 def find_built(path):
