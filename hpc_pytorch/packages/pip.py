@@ -18,10 +18,8 @@ from hpc_pytorch.packages.pip_errors import explain, last_words
 
 # what pip did, where it downloads to; a name without a dot is not kept as a package's file
 LOG = 'log'
-# options with which pip takes nothing but locked files that are here
+# options with which pip and uv take nothing but locked files that are here
 LOCKED = ('--quiet', '--no-index', '--no-deps', '--require-hashes')
-# the same for uv
-UV_LOCKED = ('--quiet', '--no-config', '--offline', '--no-index', '--no-deps', '--require-hashes')
 # path of a Python -> the command that runs pip for it, which takes a second to find out
 COMMANDS = {}
 
@@ -102,8 +100,8 @@ class Pip:
         cache = os.path.join(os.path.dirname(self.path), '.uv')
         if uv:
             with lock_file(entries) as lock:
-                command = [uv, 'pip', 'install', *UV_LOCKED, '--python', self.path, '--cache-dir', cache,
-                           '--find-links', directory, '--only-binary', ':all:', '-r', lock]
+                command = [uv, 'pip', 'install', *LOCKED, '--no-config', '--offline', '--python', self.path,
+                           '--cache-dir', cache, '--find-links', directory, '--only-binary', ':all:', '-r', lock]
                 done = ask(*command, env=without('PYTHON', 'PIP_', 'UV_'))
             remove_dir(cache)
         if not uv or done.exit_code:

@@ -6,6 +6,7 @@ import os
 import subprocess
 
 from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.environment import restore_env_vars, unset_env_vars
 from easybuild.tools.filetools import read_file
 
 from hpc_pytorch.source.wheel_build import print_summary, profile_to_keep, ramgate_command
@@ -50,10 +51,8 @@ def end(easyblock):
         return
     process, directory, before = _running.pop()
     process.communicate()
-    for name, value in before.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
+    unset_env_vars(before, verbose=False)
+    restore_env_vars(before)
     paths = os.environ['PATH'].split(os.pathsep)
     os.environ['PATH'] = os.pathsep.join(path for path in paths if path != directory)
     print_summary(easyblock)

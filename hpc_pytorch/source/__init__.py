@@ -1,1 +1,1 @@
-"""Building PyTorch from source: options by version, the contract with CMake, interrupted builds."""
+"""Building PyTorch from source: options by version, the contract with CMake, what was built."""
