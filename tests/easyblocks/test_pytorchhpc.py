@@ -138,7 +138,7 @@ def test_killed_and_resumed(small, tmp_path):
 def test_killed_and_not_resumed(small, tmp_path):
     """One that is to be another starts from the beginning and says why."""
     kill_in_the_middle(small, tmp_path / 'hold')
-    small.write(options=OPTIONS + ['USE_GLOO=1'])
+    small.write(options=OPTIONS + ['USE_GLOO=0'])
     output = small(env={'HOLD': str(tmp_path / 'hold')})
     assert 'not continued, as it differs in: checksums, options' in output and small.compiled()
 
