@@ -35,6 +35,7 @@ RULES = {
         ("the site's policies", policy.read),
         ('directories can be written to', early_checks.check_directories),
         ("the user's umask", early_checks.keep_umask),
+        ('no passwords in reports', early_checks.leave_out_secrets),
         ('an end within seconds', interrupts.limit_waiting),
     ],
     # an easyconfig was read

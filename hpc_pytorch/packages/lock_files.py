@@ -18,6 +18,16 @@ def normal_name(name):
     return re.sub(r'[-_.]+', '-', name).lower()
 
 
+def other_version(entries, software, version):
+    """Return what a lock has of a software, such as 'toy 1.5', if not this version: 14 is 14.0.0, and 14.0+cpu."""
+    package = 'torch' if software == 'PyTorch' else normal_name(software)
+    found = [entry.version for entry in entries if entry.name == package]
+    plain = [re.sub(r'(\.0)*(\+.*)?$', '', text) for text in found]
+    if not found or re.sub(r'(\.0)*$', '', version) in plain:
+        return None
+    return '%s %s' % (package, ' and '.join(found))
+
+
 def parse_lock(text):
     """Return the entries of a lock file in pip's format, as uv and pip-tools write it, without options for pip."""
     entries = []

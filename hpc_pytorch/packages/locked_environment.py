@@ -26,7 +26,7 @@ from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.machine.versions import of_dependencies
 from hpc_pytorch.packages import built_wheels, gpu_code, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, read_lock
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, other_version, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
 from hpc_pytorch.packages.pip import IndexNotReached, Pip, ask
 from hpc_pytorch.packages.pip_errors import last_words
@@ -194,22 +194,19 @@ class LockedEnvironment(EasyBlock):
                  % (self.name, VERSION, self.version))
         for parameter in LOCK_PARAMETERS:
             versions = {}
+            other = other_version(self.locked(parameter), self.name, self.version)
+            if other:
+                stop(self, "The lock file has %s, the easyconfig says %s: make a lock file for that (the .in file "
+                     "beside it has the command) and name it in the easyconfig." % (other, self.version))
             for lock in self.cfg[parameter]:
                 for entry in self.entries_of(lock):
-                    self.check_entry(entry)
+                    if UNKNOWN in entry.hashes:
+                        stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
+                             % (entry.name, entry.version))
                     if not PLATFORM_MARKER.search(entry.text):
                         versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
             self.check_versions(versions)
         self.check_gpus_of_locks()
-
-    def check_entry(self, entry):
-        version = entry.version.split('+')[0]
-        if UNKNOWN in entry.hashes:
-            stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
-                 % (entry.name, entry.version))
-        if entry.name == 'torch' and self.name == 'PyTorch' and version != self.version:
-            stop(self, "The lock file has torch %s, the easyconfig says %s: make a lock file for that (the .in file "
-                 "beside it has the command) and name it in the easyconfig." % (entry.version, self.version))
 
     def check_versions(self, versions):
         """Stop unless locks have a package in one version: pip would find out after it has fetched gigabytes."""

@@ -25,7 +25,8 @@ from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import read_table
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, parse_lock
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, other_version, parse_lock
+from hpc_pytorch.packages.lock_files import read_lock
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
@@ -86,7 +87,8 @@ def uv(command, directory):
 
 def command_of(path):
     """Return the words after `uv` with which the lock of an .in file is made, from the file's own comment."""
-    found = re.search(r'^#\s+uv (pip compile .*)$', read(path), re.M)
+    # it may be folded
+    found = re.search(r'^#\s+uv (pip compile .*)$', re.sub(r'\\\n#\s*', '', read(path)), re.M)
     if not found:
         raise UsersProblem("%s has no comment with the command that makes its lock: 'uv pip compile ...'" % path)
     return found.group(1)
@@ -248,6 +250,7 @@ class Change:
         self.text = re.sub(r'^(?:lock_files|extra_index_urls) = [^]]*\].*\n', '', self.text, flags=re.M)
         self.text = re.sub(r'^lock_files_instead', 'lock_files', self.text, flags=re.M)
         self.values = plain_values(self.text)
+        self.to_check.append("description: check it: it is that of the other wheels")
         self.build = ''
         self.find_inputs()
 
@@ -324,6 +327,9 @@ class Change:
                 line = '%s==%s' % package
                 if BROUGHT.match(line):
                     text = BROUGHT.sub(line, text)
+        if self.name == 'torch' and release(self.version) < [2, 3]:
+            # what was compiled with NumPy 1 does not work with NumPy 2
+            text = re.sub('^numpy$', 'numpy<2', text, flags=re.M)
         for name in COMPANIONS:
             if re.search(r'^%s==' % name, text, re.M):
                 version = self.companion(name)
@@ -353,6 +359,7 @@ class Change:
             raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
                                % (self.target, as_typed(self.target)))
         made = {**self.make_sources(), **self.make_locks()}
+        self.check_locks(made)
         made[self.target] = self.new_easyconfig()
         rows = read_table('new_version')
         new = '|'.join(map(re.escape, self.words.values()))
@@ -379,7 +386,8 @@ class Change:
             draft = Path(self.work, os.path.basename(source))
             draft.write_text(made[source], encoding='utf-8')
             try:
-                uv(command_of(draft), self.work)
+                # it may have been called in another directory, whose files are not to be touched
+                uv(re.sub(r'[^\s=]*/(?=%s\.)' % re.escape(draft.stem), '', command_of(draft)), self.work)
                 text = read(draft.with_suffix('.lock'))
                 parse_lock(text)
                 made[lock] = text
@@ -388,6 +396,21 @@ class Change:
         if self.renewed and not any(path.endswith('.lock') for path in made):
             raise UsersProblem('; '.join(self.by_hand))
         return made
+
+    def check_locks(self, made):
+        """Name the locks that are missing, or have another version than the new easyconfig."""
+        for name in {name for parameter in LOCK_PARAMETERS for name in self.names_in(parameter)}:
+            new = self.place(named_file(self.easyconfig, name) or os.path.join(os.path.dirname(self.easyconfig), name))
+            kept = named_file(self.easyconfig, os.path.basename(new))
+            if new not in made and not kept:
+                if os.path.splitext(new)[0] + '.in' not in made:
+                    self.by_hand.append("%s is missing, and no .in file has the command that makes it" % new)
+                continue
+            entries = parse_lock(made[new]) if new in made else read_lock(kept)
+            other = other_version(entries, self.values['name'], self.version)
+            if other:
+                self.by_hand.append("%s has %s: pin %s in its .in file, and run the command in that; if another "
+                                    "easyconfig names the lock, name and change a copy" % (new, other, self.version))
 
     def make_sources(self):
         """Find the companions that are built from the source of an address; their locks are one line each."""
@@ -481,8 +504,10 @@ def write(given, names):
         lines.append("To try it: ./eb -x %s (on another computer: --rehearse -x)" % as_typed(change.target))
     print(*lines, sep='\n')
     if change.by_hand:
-        last = "%s cannot be installed before this is completed by hand:" % as_typed(change.target)
-        raise UsersProblem('\n  '.join([last] + change.by_hand))
+        last = "%s cannot be installed before this is completed by hand:"
+        if change.renewed:
+            last = "Not all locks of %s are new:"
+        raise UsersProblem('\n  '.join([last % as_typed(change.target)] + change.by_hand))
     return 0
 
 

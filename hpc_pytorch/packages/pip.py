@@ -62,6 +62,8 @@ class Pip:
             variables = dict(without('PYTHON', 'PIP_'), PIP_CONFIG_FILE=os.devnull)
         # pip folds its messages at the terminal's width, and prints nothing where that is 0 (under `script`)
         variables.update(PYTHONNOUSERSITE='1', PIP_DISABLE_PIP_VERSION_CHECK='1', COLUMNS='1000')
+        # what is locked needs neither
+        variables.update(PIP_REQUIRE_VIRTUALENV='0', PIP_CONSTRAINT=os.devnull)
         variables.update(environment or {})
         return run_shell_cmd(self.command(variables) + list(arguments), env=variables, fail_on_error=False,
                              hidden=True, use_bash=False, **options)

@@ -24,8 +24,11 @@ from ramgate.limits import Limits, human
 # Options with which EasyBuild only edits or shows files: the system's modules need not be there.
 ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-ec', '--new-pr', '--update-pr',
               '--preview-pr', '--list-software', '--list-installed-software')
-# what MPICH's mpicc and Lua strings do not quote, and what means something in $PATH or to a shell
-UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]')
+# what MPICH's mpicc and Lua strings do not quote, and what means something in $PATH or to a shell; bash leaves the ~
+# of --prefix=~/x as it is
+UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]|/~')
+# variables in which a password can be, also in the address of an index
+SECRET = re.compile('token|secret|passw|credential|_key|index|find_links|proxy', re.I)
 
 
 def check_external_modules(ec):
@@ -73,7 +76,7 @@ def check_directories():
                                ('module', install_path('modules'), '--prefix or --installpath'),
                                ('build', build_path(), '--buildpath')):
         if UNFIT_FOR_PATHS.search(path):
-            raise EasyBuildError("The %s path %s contains a blank, a quote or a similar character, which MPI's "
+            raise EasyBuildError("The %s path %s contains a blank, a quote, a ~ or a similar character, which MPI's "
                                  "compiler wrappers and module files do not support. Choose another with %s", kind,
                                  shlex.quote(path), option)
         place = existing(path)
@@ -102,6 +105,12 @@ def keep_umask():
     os.umask(mask if os.geteuid() else mask & 0o022)
     if build_option('umask') is None and os.geteuid() and mask & 0o055:
         update_build_option('umask', '%03o' % mask)
+
+
+def leave_out_secrets():
+    """Keep passwords out of the report that EasyBuild writes into each installation, where all can read it."""
+    if build_option('test_report_env_filter') is None:
+        update_build_option('test_report_env_filter', SECRET)
 
 
 def check_host(ecs):

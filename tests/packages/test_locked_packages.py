@@ -31,6 +31,15 @@ def test_wrong_lock_loses_nothing(eb, toy):
     eb(toy.easyconfig, '--fetch', env=toy.offline)
 
 
+@pytest.mark.parametrize('name, value', [('REQUIRE_VIRTUALENV', '1'), ('CONSTRAINT', 'versions.txt')])
+def test_what_pip_was_told_for_other_places(eb, toy, tmp_path, name, value):
+    """That pip may only work in an environment, and a site's versions: what is locked is fetched all the same."""
+    (tmp_path / 'versions.txt').write_text('toy<1\n')
+    value = value.replace('versions', str(tmp_path / 'versions'))
+    eb(toy.easyconfig, '--fetch', env=dict(toy.online, **{'PIP_' + name: value}))
+    assert names(eb)
+
+
 def test_variants_count_once(eb, toy):
     """Two lines of a lock file for two Pythons are one package."""
     other = make_wheel(toy.index, 'other', '1.9')
@@ -158,7 +167,7 @@ def test_read_only_source_path(eb, toy, disk):
 
 
 def test_unfit_prefix(toy, tmp_path):
-    """A blank broke the build of an MPI package after minutes, a quote the module: refused at once, quoted."""
-    for name in ('with blank', 'with\'quote'):
+    """A blank broke the build of an MPI package after minutes, a quote the module; bash left a ~: refused, quoted."""
+    for name in ('with blank', 'with\'quote', '~'):
         output = EB(tmp_path / name)(toy.easyconfig, env=toy.online, status=None)
-        assert output.returncode != 0 and 'contains a blank, a quote or a similar character' in output.stdout
+        assert output.returncode != 0 and 'contains a blank, a quote, a ~ or a similar character' in output.stdout

@@ -506,6 +506,14 @@ def test_zeros_for_a_checksum(toy, call):
     assert 'has no SHA256 yet, but zeros' in call('--fetch', status=1)
 
 
+def test_module_of_another_version(toy, call):
+    """The module toy/1.0 had another toy in it, if a lock had; only PyTorch's was compared."""
+    (toy / 'toy-1.0.lock').write_text('Toy==1.5 --hash=sha256:%s\n' % ('a' * 64))
+    assert 'The lock file has toy 1.5, the easyconfig says 1.0: make a lock file for that' in call('-x')
+    (toy / 'toy-1.0.lock').write_text('Toy==1.0.0+cpu --hash=sha256:%s\n' % ('a' * 64))
+    assert 'The lock file has' not in call('-x')
+
+
 def test_own_index_instead(toy, made, capsys, monkeypatch):
     """Where PyTorch's index is not reached: the locks for that case; without them a person makes the lock."""
     # a port that refuses does so again
@@ -516,7 +524,8 @@ def test_own_index_instead(toy, made, capsys, monkeypatch):
     text = EASYCONFIG.replace("s.lock']", "s.lock',\n              'more-toys.lock']")
     text += "extra_index_urls = ['https://localhost:9/cpu']\n"
     text += "lock_files_instead = ['toy-%(version)s-pypi.lock']\n"
-    files = made('latest', text=text)[1]
+    change, files = made('latest', text=text)
+    assert change.to_check == ["description: check it: it is that of the other wheels"]
     said = capsys.readouterr().out
     assert 'Cannot reach https://localhost:9/cpu: the wheels are those of your own' in said
     assert 'look whether it has all of toy-1.0.lock, more-toys.lock.' in said
@@ -539,6 +548,53 @@ def test_own_index_instead(toy, made, capsys, monkeypatch):
     assert 'toy-2.0.eb' in made('latest', text=EASYCONFIG)[1]
     said = 'Cannot reach https://localhost:9/cpu, which may not have the version that your own index has.\n'
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('pin, name', [('>=1.0', 'toy-1.0'), ('==1.*', 'toy-1.0'), ('==1.0', 'mine')])
+def test_lock_of_another_version(toy, made, pin, name):
+    """What the .in file does not pin gets another version, and a lock without a version in its name stays: named."""
+    add(toy / 'index', 'toy', '1.0')
+    add(toy / 'index', 'toy', '1.5')
+    add(toy / 'index', 'toy', '3.0')
+    (toy / (name + '.in')).write_text('#   %s%s.in -o %s.lock\ntoy%s\n' % (COMMAND, name, name, pin))
+    (toy / (name + '.lock')).write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
+    change, files = made('2.0', text=EASYCONFIG.replace('toy-%(version)s.lock', name.replace('1.0', '%(version)s.lock')
+                                                        if '-' in name else name + '.lock'))
+    line, = change.by_hand
+    assert re.search(r'/%s\.lock has toy \S+: pin 2\.0 in its \.in file' % name.replace('1.0', '2.0'), line)
+
+
+def test_lock_that_nobody_can_make(toy, made):
+    """Without the .in file, the lock of the new version is missing: named, with status 1."""
+    (toy / 'toy-1.0.in').rename(toy / 'other.in')
+    (toy / 'toy-1.0.lock').write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
+    line, = made('2.0')[0].by_hand
+    assert line == '%s is missing, and no .in file has the command that makes it' % (toy / 'toy-2.0.lock')
+
+
+@pytest.mark.parametrize('place', ['{0}/', 'locks/'])
+def test_command_with_a_directory(toy, made, place):
+    """A command with a path, folded: nothing but the draft is written. A dry run had overwritten the lock."""
+    (toy / 'toy-1.0.lock').write_text('torch==1.0 --hash=sha256:1\n')
+    place = place.format(toy)
+    (toy / 'toy-1.0.in').write_text('#   %s\\\n#     %stoy-1.0.in -o %stoy-1.0.lock\ntorch==1.0\n'
+                                    % (COMMAND, place, place))
+    change, files = made(None)
+    assert 'numbers-of-toys==5.1 ' in files['toy-1.0.lock'] and not change.by_hand
+    assert (toy / 'toy-1.0.lock').read_text() == 'torch==1.0 --hash=sha256:1\n'
+
+
+@pytest.mark.parametrize('version, numpy', [('2.2', '1.26.4'), ('2.3', '2.1')])
+def test_numpy_of_old_wheels(toy, made, version, numpy):
+    """PyTorch before 2.3 was compiled with NumPy 1: with 2, it says that NumPy is not available."""
+    for name, versions in {'numpy': ('1.26.4', '2.1'), 'torch': ('2.0', '2.2', '2.3')}.items():
+        for found in versions:
+            add(toy / 'index', name, found)
+    (toy / 'toy-2.0.in').write_text((toy / 'toy-1.0.in').read_text().replace('1.0', '2.0').split('torchvision')[0]
+                                    + 'numpy\npip\n')
+    add(toy / 'index', 'pip', '26.0')
+    files = made(version, 'toy-2.0.eb', EASYCONFIG.replace('1.0', '2.0'))[1]
+    assert 'numpy==%s ' % numpy in files['toy-%s.lock' % version]
 
 
 def test_no_index(made):

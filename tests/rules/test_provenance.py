@@ -26,8 +26,10 @@ def test_enough_to_rebuild(eb, tmp_path):
     toy = Toy(tmp_path / 'first')
     with open(toy.easyconfig, 'a') as handle:
         handle.write("postinstallcmds = ['env > %(installdir)s/environment']\n")
-    eb(toy.easyconfig, env=toy.online)
+    eb(toy.easyconfig, env=dict(toy.online, UV_INDEX='https://me:S3cret@localhost:9', HF_TOKEN='S3cret', SEEN='seen'))
     provenance = eb.prefix / 'software/toy/1.0/easybuild/provenance'
+    report, = provenance.parent.glob('*_test_report.md')
+    assert 'seen' in report.read_text() and 'S3cret' not in report.read_text()
     facts = json.loads((provenance / 'provenance.json').read_text())
     assert facts['packages'] == dict(path.name.split('-')[:2] for path in toy.wheels)
     assert (facts['module'], facts['system'], facts['easyconfig']) == ('toy/1.0', 'workstation', 'toy-1.0.eb')
