@@ -350,7 +350,9 @@ class LockedEnvironment(EasyBlock):
             built = ', '.join(self.cfg['build_from_source'])
             self.dry_run_msg("virtual environment with %d packages, %s built here", len(packages), built or 'none')
             return
-        self.make_environment()
+        made = ask(self.python.path, '-I', '-m', 'venv', '--without-pip', self.path())
+        if made.exit_code:
+            raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
         wheels, sources = self.divide_packages()
         self.install_wheels(wheels)
         for path in self.own_files():
@@ -361,11 +363,6 @@ class LockedEnvironment(EasyBlock):
             self.install_from_collection(package)
         self.compile_to_byte_code()
         self.install_scripts()
-
-    def make_environment(self):
-        made = ask(self.python.path, '-I', '-m', 'venv', '--without-pip', self.path())
-        if made.exit_code:
-            raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
 
     def install_wheels(self, entries):
         count = len({entry.name for entry in entries})

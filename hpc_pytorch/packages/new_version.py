@@ -25,8 +25,7 @@ from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import read_table
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, other_version, parse_lock
-from hpc_pytorch.packages.lock_files import read_lock
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, other_version, parse_lock, read_lock
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')

@@ -24,8 +24,7 @@ from ramgate.limits import Limits, human
 # Options with which EasyBuild only edits or shows files: the system's modules need not be there.
 ONLY_FILES = ('--inject-checksums', '--check-contrib', '--check-style', '--copy-ec', '--new-pr', '--update-pr',
               '--preview-pr', '--list-software', '--list-installed-software')
-# what MPICH's mpicc and Lua strings do not quote, and what means something in $PATH or to a shell; bash leaves the ~
-# of --prefix=~/x as it is
+# what MPICH's mpicc and Lua strings do not quote, what means something in $PATH or to a shell, and a ~ that bash left
 UNFIT_FOR_PATHS = re.compile(r'[\s"\'\\$`:;&|<>*?]|/~')
 # variables in which a password can be, also in the address of an index
 SECRET = re.compile('token|secret|passw|credential|_key|index|find_links|proxy', re.I)
