@@ -204,6 +204,21 @@ def test_variables_of_another_srun(jobscript):
     assert {name: value for name, value in found.items() if name.startswith('S') and name != 'SHLVL'} == stays
 
 
+@pytest.mark.parametrize('submitter, stays', [
+    # a rank that torchrun has started, one of pytorch-srun's, one of mpirun's, and a user
+    ({'RANK': '0', 'MASTER_ADDR': 'login1', 'MASTER_PORT': '29500', 'TORCHELASTIC_RUN_ID': 'none'}, set()),
+    ({'RANK': '0', 'MASTER_ADDR': 'n1', 'OMP_NUM_THREADS': '1', 'HPC_RANKS_BY': 'srun'}, set()),
+    ({'OMPI_COMM_WORLD_RANK': '0', 'MASTER_PORT': '29500'}, {'MASTER_PORT'}),
+    ({'MASTER_PORT': '29500', 'OMP_NUM_THREADS': '3'}, {'MASTER_PORT', 'OMP_NUM_THREADS'})])
+def test_submitted_by_a_rank(jobscript, submitter, stays):
+    """A program that submits the next job does not tell its ranks who they are, nor where the first one is."""
+    lines = jobscript('lumi', 'train.py')
+    start, end = lines.index('unset SLURM_EXPORT_ENV'), lines.index('module load PyTorch/1.0-here || exit')
+    done = subprocess.run(['bash', '-c', '\n'.join(lines[start:end] + ['env'])], stdout=subprocess.PIPE, text=True,
+                          check=True, env=submitter)
+    assert {line.split('=')[0] for line in done.stdout.splitlines()} & set(submitter) == stays
+
+
 @pytest.mark.parametrize('system, job', [('frontier', 'SLURM_JOB_ID'), ('derecho', 'PBS_JOBID')])
 def test_status_in_a_job(jobscript, tmp_path, system, job):
     """Who starts it in a job waits for the status of the rank that failed first; an earlier run's do not count."""

@@ -231,6 +231,13 @@ def test_real_launchers(script, program):
     assert len({rank['MASTER_PORT'] for rank in found}) == 1
 
 
+@pytest.mark.parametrize('status', [3, 200, 255])
+def test_status(script, status):
+    """The program's own, also what sys.exit(-1) becomes, which is no signal's."""
+    errors = run(script, '-c', 'raise SystemExit(%d)' % status, status=status, **SRUN)[1]
+    assert errors.count('\n') == 1 and 'rank 5 on ' in errors, errors
+
+
 def test_port(script):
     """The job's and step's own, unless the user has set one."""
     assert 10000 <= int(ranks(script, **SRUN)['MASTER_PORT']) < 32768
