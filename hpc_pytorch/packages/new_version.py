@@ -126,10 +126,12 @@ class Change:
             self.values = dict({'homepage': 'its homepage'}, **plain_values(self.text))
             self.name, self.old = self.values['name'], self.values['version']
         except (ValueError, SyntaxError, KeyError) as problem:
-            raise UsersProblem("it is no easyconfig with name and version that can be read: %r" % problem)
+            raise UsersProblem("it is no easyconfig with name and version that can be read, as '1.0': %r" % problem)
         self.version = self.old
         self.pythons = self.values.get('python_versions', [])
-        self.system = systems.load(systems.choose(None, {}, '', [easyconfig])[0])
+        # that of the easyconfig's name, on whichever machine
+        named = [system for system in map(systems.load, systems.names()) if systems.is_for(easyconfig, system)]
+        self.system = named[0] if named else systems.current()
         # old words and what takes their place; what a person has to add, or only to check
         self.words = {}
         self.by_hand = []

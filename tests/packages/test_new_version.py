@@ -141,6 +141,16 @@ def test_driver_is_too_old(toy, call):
     assert 'these wheels bring CUDA 13, and the driver of bede takes 12' in output
 
 
+def test_system_of_ones_own(toy, made, monkeypatch):
+    """The driver is that of the system which ./eb works for, unless the easyconfig's name says another."""
+    add(toy / 'index', 'torch', '2.5', 'nvidia-cuda-runtime-cu13')
+    add(toy / 'index', 'nvidia_cuda_runtime_cu13', '13.0.48')
+    monkeypatch.setenv('HPC_SYSTEM', 'bede')
+    with pytest.raises(UsersProblem, match='the driver of bede takes 12'):
+        made('2.5')
+    assert made('2.5', 'toy-1.0-workstation.eb', EASYCONFIG.replace("'1.0'", "'1.0'\nversionsuffix = '-workstation'"))
+
+
 def test_companion_that_ended(toy, call):
     """It is left out with a word; the others follow."""
     add(toy / 'index', 'torchaudio', '0.1', 'torch==1.0')
