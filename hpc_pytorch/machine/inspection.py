@@ -46,8 +46,6 @@ def probe(where, expected, same=operator.eq):
     return add
 
 
-# -- comparisons of what is found with what is expected
-
 def all_there(found, expected):
     return set(expected) <= set(found)
 
@@ -61,8 +59,6 @@ def within(found, expected):
     """Compare core lists: each GPU's cores are among those next to it."""
     return len(found) == len(expected) and all(set(ours) <= set(near) for ours, near in zip(expected, found))
 
-
-# -- expectations that are more than one key
 
 def paths_of_jobs(system):
     paths = [system.node['local_storage'], system.node['temporary_directory'], *system.container['bind_paths']]
@@ -82,8 +78,6 @@ def easyconfigs_of(system):
     paths = glob.glob(glob.escape(collection_path('easyconfigs')) + '/*/*/*.eb')
     return sorted(filter(lambda path: is_for(path, system), paths), key=lambda path: (is_retired(path, system), path))
 
-
-# -- the questions
 
 class Machine(object):
     """A machine; tests keep its files below another root."""
@@ -203,10 +197,12 @@ class Machine(object):
     def partition(self):
         """Return the partition of this job, else of those that are up the one with most GPUs."""
         found = self.partitions()
+        if not found:
+            raise NotAsked("the batch system names no partition or queue")
         own = self.environ.get('SLURM_JOB_PARTITION') or self.environ.get('PBS_QUEUE')
         if own in found:
             return own
-        return max(found, key=lambda name: (found[name]['up'], found[name].get('gpus')), default=None)
+        return max(found, key=lambda name: (found[name]['up'], found[name].get('gpus')))
 
     @probe(LOGIN, 'scheduler nodes_exclusive')
     def whole_nodes(self):

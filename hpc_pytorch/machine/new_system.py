@@ -23,8 +23,6 @@ def comment(name):
     return ''.join('# %s\n' % line for line in DATA['comments'][name].strip().splitlines())
 
 
-# -- system.cfg
-
 def pattern_of(host):
     """Match this host and others that differ in digits."""
     host = host.split('.')[0]
@@ -123,8 +121,6 @@ def system_text(name, values):
                 text += '# (%s)\n%s = %s\n' % (how, key, value)
     return text + '\n' + comment('settings')
 
-
-# -- modules, and what names them
 
 def newest_first(shell, pattern):
     """List the modules that can be loaded now and whose names fit a pattern."""

@@ -48,8 +48,6 @@ def in_a_line(answer):
     return ' '.join(map(str, answer)) if isinstance(answer, (list, dict)) else str(answer)
 
 
-# -- modules of each easyconfig
-
 def about_modules(machine, path):
     """Report whether an easyconfig's modules load in their order, and errors in external_modules.cfg about them."""
     names = external_modules(path)
@@ -99,8 +97,6 @@ def about_easyconfigs(machine):
             finding = finding._replace(name='%s %s' % (finding.name, ', '.join(names)))
         yield finding
 
-
-# -- the report
 
 def without_names(text, environ):
     """Replace the user's name and $HOME in what is given away."""

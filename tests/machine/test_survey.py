@@ -663,6 +663,15 @@ def test_draft_of_a_queue_that_is_open(place):
     assert described(place, PBS_JOBID='1.pbs', PBS_QUEUE='old')['partition'] == 'old'
 
 
+def test_draft_of_a_slurm_without_partitions(place):
+    """Those of the others are hidden."""
+    place.command('sinfo', '')
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    values = new_system.describe('x', machine, [])
+    assert values['scheduler partition'] == (
+        None, "could not be asked: the batch system names no partition or queue")
+
+
 def test_grid_engine_is_no_pbs(place):
     """It has a qstat, too, which does not know the question."""
     (place.top / 'bin' / 'sinfo').unlink()
