@@ -12,7 +12,6 @@ from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.rules import policy
 
-# that of NVIDIA's driver on this machine
 DRIVER = '/sys/module/nvidia/version'
 
 

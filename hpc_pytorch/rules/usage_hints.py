@@ -1,6 +1,7 @@
 """Usage hints after installation: how to get the `module` command, and what to load and run."""
 import glob
 import os
+import re
 import shlex
 import sys
 
@@ -84,4 +85,5 @@ def show():
                           " your_script.py\n" % account, prefix=False)
             on_top = mpi_on_top(ec)
             if on_top:
-                print_msg("For MPI:\n\n    ./eb %s --robot\n" % on_top, prefix=False)
+                prefix = ''.join(re.findall(r' --(?:prefix|installpath)[= ]\S+', ' '.join(sys.argv)))
+                print_msg("For MPI:\n\n    ./eb %s --robot%s\n" % (on_top, prefix), prefix=False)

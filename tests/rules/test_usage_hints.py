@@ -14,6 +14,11 @@ def test_usage_hints(toys):
     output = toys.run(toys.write('trains', commands=['mkdir %(installdir)s/bin',
                                                      'touch %(installdir)s/bin/pytorch-run']))
     assert 'login node:\n\n    pytorch-run --nodes 2 --time 10 --account PROJECT your_script.py\n' in output
+    # the easyconfig on top goes into the same prefix
+    path = toys.write('toy').with_name('PyTorch-2.13.0-workstation.eb')
+    text = toys.write('toy').read_text().replace("'toy'", "'PyTorch'").replace("'1.0'", "'2.13.0'")
+    path.write_text(text.replace('-ARCHER2', '-workstation'))
+    assert '.eb --robot --prefix=%s\n' % toys.eb.prefix in toys.run(path).split('For MPI:')[1]
     # a module of vLLM's
     output = toys.run(toys.write('server', commands=['mkdir %(installdir)s/bin',
                                                      'touch %(installdir)s/bin/pytorch-serve']))
