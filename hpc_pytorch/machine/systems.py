@@ -28,8 +28,6 @@ FOR_JOBS += sorted(glob.glob(os.path.join(os.path.dirname(HERE), 'share/*.*')))
 VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
 
 
-# -- types: each turns the text of a value into what Python code needs, or raises ValueError with what was expected
-
 def size(value):
     number, unit = re.match(r'(\d+) ?(\w)', value).groups()
     return int(number) << 10 * 'BKMGT'.index(unit)
@@ -73,8 +71,6 @@ LISTS = ('words', 'core_lists', 'conditions')
 Key = collections.namedtuple('Key', 'kind required meaning')
 Type = collections.namedtuple('Type', 'name pattern expected')
 
-
-# -- loading
 
 def nearest(word, known):
     """Return '; did you mean …?' when a known word is close to this one."""
@@ -148,7 +144,6 @@ class System(object):
         self.directory = directory
         for section, values in sections.items():
             setattr(self, section, values)
-        # lists of Variable, in the order of the file
         self.settings = settings
         self.advice = advice
 
@@ -225,8 +220,6 @@ def check_gpu_cores(path, node):
         raise UsersProblem("%s: gpu_cores in [node] has %d lists of cores for %s GPUs, or names a core twice, or one "
                            "beyond the node's %s cores" % (path, len(lists), node['gpus'], node['cores']))
 
-
-# -- choosing
 
 def choose(option, environ, host_name, easyconfigs):
     """Choose the system to install for: by the user, this machine's name or the easyconfigs'; (name, reason)."""

@@ -76,10 +76,11 @@ def lock_of(easyblock):
 
 def check_owner(directory):
     """Stop before somebody else's installation loses its module: EasyBuild takes the group's right to write away."""
-    if os.path.isdir(directory) and not os.access(directory, os.W_OK) and os.stat(directory).st_uid != os.geteuid():
-        raise EasyBuildError(
-            "%s belongs to somebody else (ls -ld shows to whom), so you can neither replace nor remove it. If its "
-            "owner installs it with --group-writable-installdir, the group can.", directory)
+    for place, _, _ in os.walk(directory):
+        if not os.access(place, os.W_OK) and os.stat(place).st_uid != os.geteuid():
+            raise EasyBuildError(
+                "%s belongs to somebody else (ls -ld shows to whom), so you can neither replace nor remove it. If its "
+                "owner installs it with --group-writable-installdir, the group can.", place)
 
 
 def take(easyblock):

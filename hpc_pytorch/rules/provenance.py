@@ -2,6 +2,7 @@
 Record where an installation comes from, in its own ``easybuild/provenance``: the easyconfig with every file that it
 names, which install the same again, and ``provenance.json``: on what, with what and by whom.
 """
+import contextlib
 import email.parser
 import getpass
 import glob
@@ -122,3 +123,7 @@ def write(easyblock):
         if os.path.exists(path):
             copy_file(path, os.path.join(directory, 'ramgate', name))
     write_json(os.path.join(directory, 'provenance.json'), facts(easyblock, files))
+    # EasyBuild moves it from the temporary directory, whose group may be another than that of the prefix
+    for place in glob.glob(os.path.dirname(easyblock.logfile) + '/reprod*/**/', recursive=True):
+        with contextlib.suppress(PermissionError):
+            os.chown(place, -1, os.stat(directory).st_gid)

@@ -6,8 +6,6 @@ from collections import namedtuple
 from hpc_pytorch import HERE
 from hpc_pytorch.machine.systems import parse
 
-GIB = 2 ** 30
-MB = 2 ** 20
 # explained in needs.cfg; memory and largest in bytes
 Needs = namedtuple('Needs', 'compiles cores memory largest cpu_hours build install temporary')
 
@@ -20,7 +18,7 @@ def read_needs():
         values = {key: json.loads(value) for key, value in given.items()}
         for key in ('memory', 'largest'):
             if values[key]:
-                values[key] *= GIB
+                values[key] *= 2 ** 30
         needs.update((easyblock, Needs(**values)) for easyblock in section.split())
     return needs
 
@@ -29,7 +27,7 @@ def read_needs():
 NEEDS = read_needs()
 OTHERS = NEEDS['others']
 # no installation is so small that it needs less room
-LEAST_ROOM = 100 * MB
+LEAST_ROOM = 100 * 2 ** 20
 # no job asks for less time; a build may take so many times as long on another day
 LEAST_HOURS, CAUTION = 0.5, 2.0
 

@@ -26,7 +26,8 @@ class EBOf(EB):
         self.user, self.sources = user, prefix / 'sources'
 
     def call(self, arguments, env, cwd, **more):
-        more.update(user=self.user.pw_uid, group=self.user.pw_gid, extra_groups=[], umask=0o022)
+        # a group of one's own, as on most systems: only the prefix has that of both
+        more.update(user=self.user.pw_uid, group=self.user.pw_uid, extra_groups=[self.user.pw_gid], umask=0o022)
         environment = dict(env, USER=self.user.pw_name, HOME=str(cwd), PATH=PATH, HPC_SYSTEM='archer2')
         # nobody but its owner makes a checkout's stand-ins, and these toys need none
         return super().call([word for word in arguments if word != '--rehearse'], environment, cwd, **more)
@@ -154,6 +155,22 @@ def test_installation_of_the_other(both):
         assert 'software/toy/1.0-ARCHER2 belongs to somebody else' in ben.run(*more, status=1)
         assert ann.module('toy').exists()
     assert 'belongs to somebody else' in ben.run(*words, '--rebuild', '-x').partition('Installing would stop:')[2]
-    ann.run(words[0], *SHARED, '--rebuild', '--group-writable-installdir', '--buildpath=%s' % ann.directory)
+    again = (words[0], *SHARED, '--rebuild', '--group-writable-installdir')
+    ann.run(*again, '--buildpath=%s' % ann.directory)
+    # a directory that pip made, or Python
+    private = ann.eb.prefix / 'software/toy/1.0-ARCHER2/private'
+    private.mkdir(mode=0o755)
+    os.chown(private, ann.eb.user.pw_uid, -1)
+    for more in ([*words, '--rebuild'], uninstall):
+        assert '1.0-ARCHER2/private belongs to somebody else' in ben.run(*more, status=1)
+        assert ann.module('toy').exists()
+    private.rmdir()
+    # one that the group cannot read
+    hidden = ann.eb.modules / 'toy/hidden.lua'
+    hidden.touch(0o600)
+    assert 'toy/hidden.lua cannot be read: Permission denied. Ask its owner' in ben.run(*uninstall, status=1)
+    hidden.unlink()
     ben.run(*words, '--rebuild')
     assert ann.module('toy').exists()
+    ben.run(*uninstall)
+    assert not ann.module('toy').exists() and not (ann.eb.prefix / 'software/toy').exists()
