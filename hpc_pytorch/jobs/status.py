@@ -17,7 +17,6 @@ from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import with_prefix
 from hpc_pytorch.share.batch_scripts import first_that_fits
 
-# what batch systems say about jobs, and what to do
 STATES = parse(os.path.join(HERE, 'jobs/states.cfg'))
 WAITS = parse(os.path.join(HERE, 'share/waits.cfg'))
 # seconds after which a job that was submitted without an answer does not come any more

@@ -13,7 +13,7 @@ from easybuild.tools.filetools import det_lock_path, remove
 from hpc_pytorch.jobs.records import read_records, remove_record
 from hpc_pytorch.jobs.status import state_of
 from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
-from hpc_pytorch.machine.module_files import ROOT
+from hpc_pytorch.machine.module_files import files_of, root_of
 from hpc_pytorch.packages.easybuild_errors import with_prefix
 from hpc_pytorch.rules.installation_locks import check_owner, remove_stale_lock
 
@@ -23,14 +23,17 @@ LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)
 
 def read(path):
     """Return the text of a file, in which names may have another encoding."""
-    return Path(path).read_text(encoding='utf-8', errors='replace')
+    try:
+        return Path(path).read_text(encoding='utf-8', errors='replace')
+    except OSError as problem:
+        raise EasyBuildError("%s cannot be read: %s. Ask its owner whether it needs this", path, problem.strerror)
 
 
 def module_files():
     """Find the module files of this prefix: {module: path}; those of other directories are links to them."""
     directory = os.path.join(install_path('modules'), 'all')
-    paths = glob.glob(os.path.join(glob.escape(directory), '*', '*'))
-    return {re.sub(r'\.lua$', '', os.path.relpath(path, directory)): path for path in sorted(paths)}
+    paths = [path for path in files_of(directory, '*') if not os.path.islink(path)]
+    return {re.sub(r'\.lua$', '', os.path.relpath(path, directory)): path for path in paths}
 
 
 def used_by(record):
@@ -63,29 +66,36 @@ def uninstall(name, files):
     """Remove a module, also from `files`, its software, and what its installation left; a dry run only prints it."""
     top = install_path('software')
     check_unused(name, files)
-    if name not in files:
+    module = files.get(name, '')
+    software = root_of(module) or '/' if module else os.path.join(top, name)
+    # what is removed has this name first, so that the next call removes what an interrupted one has left
+    remains = os.path.join(os.path.dirname(software), '.removed-' + os.path.basename(software))
+    if not module and not os.path.isdir(remains):
         # the first installation of it has no module yet
         remove_stale_lock(det_lock_path(os.path.join(top, name).replace('/', '_')))
         raise EasyBuildError("%s is not installed in %s; found: %s", name, install_path('modules'),
                              ' '.join(files) or 'no modules')
-    module = files.pop(name)
-    root = ROOT.search(read(module))
-    software = root.group(1) if root else '/'
     # the prefix may be a link, now or when it was installed
     pairs = (software, top), tuple(map(os.path.realpath, (software, top)))
     if not any(os.path.commonpath(pair) == pair[1] for pair in pairs):
         raise EasyBuildError("%s is not a module that EasyBuild wrote for %s: nothing was removed", module, top)
-    check_owner(software)
+    for directory in (software, remains, os.path.dirname(module)):
+        check_owner(directory)
+    files.pop(name, None)
     if build_option('dry_run') or build_option('extended_dry_run'):
         print("Would remove %s: its module, %s, and the remains of its build" % (name, software))
         return
     remove_stale_lock(det_lock_path(software.replace('/', '_')))
-    # those in directories of module classes are links
-    relative = os.path.relpath(module, os.path.join(install_path('modules'), 'all'))
-    places = glob.glob(os.path.join(glob.escape(install_path('modules')), '*', glob.escape(relative)))
-    modules = list(filter(os.path.islink, places)) + [module]
-    directories = [software] + build_directories(name)
-    remove(modules + list(filter(os.path.exists, directories)))
+    place = glob.escape(install_path('modules'))
+    # those in directories of module classes are links; EasyBuild keeps the one before as NAME.bak_TIME
+    relative = name + '.lua' if module.endswith('.lua') else name
+    links = list(filter(os.path.islink, glob.glob(os.path.join(place, '*', glob.escape(relative)))))
+    modules = links + glob.glob(os.path.join(place, 'all', glob.escape(name) + '.bak_*')) + [module]
+    directories = [remains] + build_directories(name)
+    remove(list(filter(os.path.exists, directories)))
+    if module and os.path.exists(software):
+        os.rename(software, remains)
+    remove(list(filter(os.path.lexists, modules + [remains])))
     for path in modules + directories:
         # unless another version is in it
         with contextlib.suppress(OSError):

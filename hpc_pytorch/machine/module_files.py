@@ -68,14 +68,22 @@ def removed_by_hand(modules, software):
                 if easyconfigs and not os.path.exists(path):
                     yield "%s is gone. To write it again: ./eb %s --module-only --force --installpath=%s" % (
                         path, easyconfigs[0], os.path.dirname(software))
-        for path in glob.glob(os.path.join(glob.escape(modules), name, '*')):
+        for path in files_of(modules, name):
             root = root_of(path)
-            if root and not os.path.isdir(root) and '.bak_' not in path:
+            if root and not os.path.isdir(root):
                 yield "%s is gone, but not its module, %s: remove that, or install it again" % (root, path)
 
 
+def files_of(directory, name):
+    """List module files of this software, but no directories, no broken links (Lmod's `default`) and no backups."""
+    paths = glob.glob(os.path.join(glob.escape(directory), name, '*'))
+    return sorted(path for path in paths if os.path.isfile(path) and '.bak_' not in path)
+
+
 def root_of(path):
-    """Return the installation that a module file of EasyBuild's names; None if it names none."""
+    """Return the installation that a module file of EasyBuild's names; None if it names none, or is private."""
+    if not os.access(path, os.R_OK):
+        return None
     with open(path, encoding='utf-8', errors='replace') as handle:
         found = ROOT.search(handle.read())
     return found and found.group(1)
@@ -85,12 +93,9 @@ def installed(modulepath):
     """Find what this collection has installed of PyTorch, its MPI backend and vLLM: {module: its installation}."""
     found = {}
     for directory in filter(None, modulepath.split(':')):
-        top = glob.escape(directory)
-        for path in [path for software in CHECKED for path in sorted(glob.glob(os.path.join(top, software, '*')))]:
+        for path in [path for software in CHECKED for path in files_of(directory, software)]:
             root = root_of(path)
-            # EasyBuild keeps the one before as NAME.bak_TIME
-            ours = root and os.path.exists(os.path.join(root, 'easybuild/provenance/provenance.json'))
-            if ours and '.bak_' not in path:
+            if root and os.path.exists(os.path.join(root, 'easybuild/provenance/provenance.json')):
                 name = re.sub(r'\.lua$', '', os.path.relpath(path, directory))
                 found.setdefault(name, root)
     return found

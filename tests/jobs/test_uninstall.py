@@ -1,8 +1,10 @@
 """./eb --uninstall: what was installed goes, unless somebody needs it."""
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from common import needs_root
 
 pytestmark = pytest.mark.slow
 
@@ -57,6 +59,42 @@ def test_prefix_that_is_a_link(toys):
     said = toys.run('--system=archer2', '--uninstall', 'toy/1.0-ARCHER2')
     assert 'Removed toy/1.0-ARCHER2' in said and not toys.module('toy').exists()
     assert not (toys.eb.prefix / 'software/toy').exists()
+
+
+def test_interrupted(toys):
+    """It is continued by the next call, although the module is gone."""
+    needs_root()
+    toys.run(toys.write('toy'))
+    software = toys.eb.prefix / 'software/toy'
+    busy = software / '1.0-ARCHER2/busy'
+    busy.mkdir()
+    subprocess.run(['mount', '-t', 'tmpfs', 'none', str(busy)], check=True)
+    words = ('--system=archer2', '--uninstall', 'toy/1.0-ARCHER2')
+    try:
+        assert 'Failed to remove' in toys.run(*words, status=1)
+    finally:
+        subprocess.run(['umount', *map(str, software.glob('*/busy'))], check=True)
+    assert not toys.module('toy').exists() and software.exists()
+    assert 'Removed toy/1.0-ARCHER2' in toys.run(*words) and not software.exists()
+    assert 'toy/1.0-ARCHER2 is not installed' in toys.run(*words, status=1)
+
+
+def test_what_is_beside_modules(toys):
+    """Lmod's default, directories and EasyBuild's backups: neither modules nor in the way."""
+    toys.run(toys.write('toy'))
+    toys.run(toys.write('top', after=['toy']))
+    toys.run(toys.write('top', after=['toy']), '--module-only', '--force')
+    default = toys.module('toy').with_name('default')
+    default.symlink_to(toys.module('toy').name)
+    (toys.eb.modules / 'toy/more').mkdir()
+    words = ('--system=archer2', '--uninstall')
+    said = toys.run(*words, 'toy/default', status=1)
+    assert 'toy/default is not installed' in said and 'found: top/1.0-ARCHER2 toy/1.0-ARCHER2\n' in said
+    toys.run(*words, 'top/1.0-ARCHER2')
+    assert not (toys.eb.modules / 'top').exists()
+    default.unlink()
+    default.symlink_to('0.9.lua')
+    assert 'Removed toy/1.0-ARCHER2' in toys.run(*words, 'toy/1.0-ARCHER2')
 
 
 @pytest.mark.parametrize('installed', ['toy', 'top'])

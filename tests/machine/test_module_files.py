@@ -77,13 +77,16 @@ def test_users_value_comes_back_after_an_exchange(aside, ours, value):
 
 
 def test_backups_are_no_modules(tmp_path):
-    """What EasyBuild keeps of the old module file beside one that it writes again."""
+    """Nor is a default that was removed, or a directory; EasyBuild keeps the old file of one that it writes again."""
     (tmp_path / 'root/easybuild/provenance').mkdir(parents=True)
     (tmp_path / 'root/easybuild/provenance/provenance.json').write_text('{}')
     (tmp_path / 'PyTorch').mkdir()
     for name in ('2.0.lua', '2.0.bak_20261124154327_20514'):
         (tmp_path / 'PyTorch' / name).write_text('local root = "%s"\n' % (tmp_path / 'root'))
+    (tmp_path / 'PyTorch/default').symlink_to('1.0.lua')
+    (tmp_path / 'PyTorch/more').mkdir()
     assert installed(str(tmp_path)) == {'PyTorch/2.0': str(tmp_path / 'root')}
+    assert not list(removed_by_hand(str(tmp_path), str(tmp_path)))
 
 
 def test_what_was_removed_by_hand(eb):
