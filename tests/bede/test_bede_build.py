@@ -8,7 +8,7 @@ import re
 import shutil
 
 import pytest
-from common import CACHE, EB, nightly
+from common import CACHE, EB
 
 from bede.git_server import git, server  # noqa: F401
 from easyblocks.small_builds import SmallTorch
@@ -43,7 +43,8 @@ def torch(bede, server, tmp_path):  # noqa: F811
     return torch
 
 
-@pytest.mark.parametrize('machine', ['aarch64', nightly(os.uname().machine)])
+@pytest.mark.nightly
+@pytest.mark.parametrize('machine', ['aarch64', os.uname().machine])
 def test_commit_is_named(bede, torch, checkout, lmod, on_arm, machine):
     """
     Fetched with its submodule, built with the machine's flags for the one GPU, and everything says which commit it is;

@@ -312,6 +312,7 @@ def test_another_version_in_the_image(place):
         place.install(place.easyconfig(more + "package_version = '%s'" % version, image='small.sif'), '--force')
 
 
+@pytest.mark.nightly
 def test_nvidias_image(place):
     """Its easyconfig, changed only to a registry of the tests' own, on a system with NVIDIA's GPUs."""
     place.eb.sources = place.directory / 'sources'

@@ -202,6 +202,7 @@ def test_train(user):
         sed -i "1i import own" train.py
     """)
     commands = '\n'.join(commands).replace('--nodes 1', '--nodes 1 --gpus 2').replace('--nodes 2', '--nodes 2 --gpus 1')
+    commands = commands.replace('--epochs 10', '--epochs 2')
     output = user('mkdir example; cd example; module load LUMI %s\n' % NEW + commands.replace(
         'pytorch-run', 'pytorch-run --partition small-g'))
     assert [line.split(';')[0] for line in output.splitlines() if line.startswith('trained on')] == [

@@ -3,7 +3,7 @@ import re
 
 import pytest
 from common import CHECKOUT, EB, FOR_ROOT
-from small_software import Toy
+from small_software import Toy, make_wheel, sha256
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,10 @@ def installed(tmp_path_factory):
     eb = EB(folder / 'prefix', ['bash', '-c', 'umask 077; exec "$@"', 'bash', CHECKOUT / 'eb'])
     eb.sources = folder / 'sources'
     newer = folder / 'toy-2.0.eb'
-    newer.write_text(toy.easyconfig.read_text().replace("version = '1.0'", "version = '2.0'"))
+    newer.write_text(toy.easyconfig.read_text().replace("'1.0'", "'2.0'").replace('toy.lock', 'toy-2.0.lock'))
+    wheels = make_wheel(toy.index, 'toy', '2.0'), toy.wheels[1]
+    (folder / 'toy-2.0.lock').write_text(''.join(
+        '%s==2.0 --hash=sha256:%s\n' % (path.name.split('-')[0], sha256(path)) for path in wheels))
     eb(toy.easyconfig, newer, env=toy.online)
     eb(toy.easyconfig, newer, '--module-only', '--module-syntax=Tcl', '--rebuild',
        '--installpath-modules=%s' % (folder / 'Tcl'))

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 from common import SCRIPTS, nightly
 
-from torch_mpi.tests.mpi_installation import Installed, build, kept_venv
+from torch_mpi.tests.mpi_installation import VARIANTS, Installed, build, kept_venv
 
 SCRIPT = SCRIPTS / "pytorch-bandwidth"
 
@@ -14,7 +14,7 @@ SCRIPT = SCRIPTS / "pytorch-bandwidth"
 def installed(request):
     """torch_mpi, once for each MPI."""
     python = kept_venv()
-    return Installed(request.param, python, build(request.param, "", python))
+    return Installed(request.param, python, build(request.param, VARIANTS[request.param], python))
 
 
 @pytest.fixture(scope="module")

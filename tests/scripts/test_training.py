@@ -201,6 +201,7 @@ def losses(output):
     return re.findall(r'^step \d+, loss .*$', output, re.M)
 
 
+@pytest.mark.nightly
 def test_fsdp(cluster, tmp_path):
     """Told to leave on two nodes, it goes on on one: its losses are those of an undisturbed run."""
     train = [EXAMPLES / 'train_fsdp.py', '--save-every', '10', '--steps']

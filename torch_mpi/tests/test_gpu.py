@@ -31,7 +31,8 @@ def fake_cuda(python, tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("memory, aware", [("open", True), ("closed", False)])
+@pytest.mark.parametrize("memory, aware", [
+    pytest.param("open", True, marks=pytest.mark.nightly), ("closed", False)])
 def test_gpu_tensors(installed, fake_cuda, memory, aware):
     """A GPU-aware MPI gets their addresses, another one copies; both at the right time, whichever stream is used.
 
