@@ -101,9 +101,9 @@ def test_users_configuration_wins(eb, tmp_path):
 
 @pytest.mark.parametrize('text, words', [
     ('[config]\nbuildpath = /x\n[config]\n', ["section 'config' already exists"]),
-    ('buildpath = /x\n', ['File contains no section headers']),
-    ('[config]\nbuildpth = /x\n', ['no option', 'buildpth']),
-    ('[config]\nbuildpath = %(SCRATCH)s\n', ['SCRATCH']),
+    slow('buildpath = /x\n', ['File contains no section headers']),
+    slow('[config]\nbuildpth = /x\n', ['no option', 'buildpth']),
+    slow('[config]\nbuildpath = %(SCRATCH)s\n', ['SCRATCH']),
 ])
 def test_broken_configuration(eb, tmp_path, text, words):
     """One sentence, with the file's name; EasyBuild shows a traceback."""
@@ -128,7 +128,7 @@ def test_easyconfigs_elsewhere(eb, tmp_path):
 
 @pytest.mark.parametrize('easyconfig, version, words', [
     ('torch_mpi-2.0.0-PyTorch-2.15.0-workstation.eb', '2.1.0', ['This collection has torch_mpi 2.0.0', 'says 2.1.0']),
-    (WORKSTATION, '2.13.1', ['The lock file has torch 2.13.0', 'the easyconfig says 2.13.1']),
+    slow(WORKSTATION, '2.13.1', ['The lock file has torch 2.13.0', 'the easyconfig says 2.13.1']),
 ])
 def test_other_version_in_a_dry_run(eb, easyconfig, version, words):
     """What would stop it is named; once it was "Easyconfig file is empty", or nothing."""

@@ -448,13 +448,13 @@ def test_draft_says_why_a_compiler_is_left_out(cray):
 
 
 @pytest.mark.parametrize('modules, mpi', [
-    (['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.4'], 'OpenMPI'),  # OpenHPC
+    slow(['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.4'], 'OpenMPI'),  # OpenHPC
     (['compiler/gnu/14.2', 'mpi/openmpi/5.0-gnu-14.2', 'devel/cuda/12.8'], 'OpenMPI'),  # bwHPC
-    (['gcc/13.1.0', 'openmpi4/gcc/4.1.5', 'cuda12.2/toolkit/12.2.2'], 'OpenMPI'),  # Bright Cluster Manager
-    (['GCC/13.2.0', 'OpenMPI/4.1.6-GCC-13.2.0', 'CUDA/12.4.0'], 'OpenMPI'),  # EasyBuild
+    slow(['gcc/13.1.0', 'openmpi4/gcc/4.1.5', 'cuda12.2/toolkit/12.2.2'], 'OpenMPI'),  # Bright Cluster Manager
+    slow(['GCC/13.2.0', 'OpenMPI/4.1.6-GCC-13.2.0', 'CUDA/12.4.0'], 'OpenMPI'),  # EasyBuild
     (['gcc/13.2.0-gcc-11.4.0-abc1234', 'openmpi/5.0.3-gcc-13.2.0-4bc1234', 'cuda/12.4.1-gcc-13.2.0-5de6789'],
      'OpenMPI'),  # Spack
-    (['gcc/13.2.0', 'hpcx-mpi/2.20', 'cuda/12.4.0'], 'HPCX'),
+    slow(['gcc/13.2.0', 'hpcx-mpi/2.20', 'cuda/12.4.0'], 'HPCX'),
     slow(['gcc/13.2.0', 'mpich/4.2', 'cuda/12.4.0'], 'MPICH'),
     slow(['gcc/13.2.0', 'mpi/mpich-x86_64', 'cuda/12.4.0'], 'MPICH'),  # Red Hat
     slow(['gcc/13.2.0', 'impi/2021.11.0', 'cuda/12.4.0'], 'impi'),
