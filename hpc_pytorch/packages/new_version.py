@@ -29,6 +29,9 @@ from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_nam
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
+# What an older PyTorch needs older, though its metadata do not say so: it was compiled with NumPy 1; torchaudio 2.11.0
+# names no PyTorch, and needs 2.11.
+OLDER = (('numpy', [2, 3], 'numpy<2'), ('torchaudio', [2, 11], 'torchaudio<2.11'))
 # What PyTorch itself asks for, in one version; its name changed with 2.10.
 BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
@@ -328,9 +331,8 @@ class Change:
                 line = '%s==%s' % package
                 if BROUGHT.match(line):
                     text = BROUGHT.sub(line, text)
-        if self.name == 'torch' and release(self.version) < [2, 3]:
-            # what was compiled with NumPy 1 does not work with NumPy 2
-            text = re.sub('^numpy$', 'numpy<2', text, flags=re.M)
+        for package, fits in self.older().items():
+            text = re.sub('^%s$' % package, fits, text, flags=re.M)
         for name in COMPANIONS:
             if re.search(r'^%s==' % name, text, re.M):
                 version = self.companion(name)
@@ -338,10 +340,14 @@ class Change:
                 text = re.sub(r'^%s==.*\n' % name, line, text, flags=re.M)
         return text
 
+    def older(self):
+        """Return the requirements of packages of which the newest is too new for the new version: {name: requirement}."""
+        return {name: fits for name, since, fits in OLDER if self.name == 'torch' and release(self.version) < since}
+
     def companion(self, name):
         """Return the version of a companion that goes with the new PyTorch; None if there is none."""
         try:
-            return self.resolved(self.pin(self.version), name)[name]
+            return self.resolved(self.pin(self.version), self.older().get(name, name))[name]
         except NotReached:
             raise
         except UsersProblem:

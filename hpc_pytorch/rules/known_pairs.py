@@ -31,6 +31,8 @@ def versions_of(ec):
             rocm = re.search(r'rocm([\d.]+)', entry.version)
             if entry.name.startswith('nvidia-nccl-'):
                 found['nccl'] = entry.version
+            if entry.name == 'torchaudio':
+                found['torchaudio'] = entry.version
             if entry.name == 'torch' and rocm:
                 found['rocm'] = rocm.group(1)
     return found

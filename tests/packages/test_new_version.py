@@ -607,6 +607,19 @@ def test_numpy_of_old_wheels(toy, made, version, numpy):
     assert 'numpy==%s ' % numpy in files['toy-%s.lock' % version]
 
 
+@pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'torchaudio'])
+@pytest.mark.parametrize('version, audio', [('2.10', '2.10.0'), ('2.12', '2.11.0')])
+def test_torchaudio_that_names_no_torch(toy, made, listed, version, audio):
+    """torchaudio 2.11.0 is for PyTorch 2.11 and later, and does not say so: beside an older one, symbols are missing."""
+    for found in ('2.10', '2.11', '2.12'):
+        add(toy / 'index', 'torch', found)
+    add(toy / 'index', 'torchaudio', '2.10.0', 'torch==2.10')
+    add(toy / 'index', 'torchaudio', '2.11.0')
+    (toy / 'toy-2.11.in').write_text('#   %stoy-2.11.in -o toy-2.11.lock\ntorch==2.11\n%s\n' % (COMMAND, listed))
+    files = made(version, 'toy-2.11.eb', EASYCONFIG.replace('1.0', '2.11'))[1]
+    assert 'torchaudio==%s ' % audio in files['toy-%s.lock' % version]
+
+
 def test_no_index(made):
     """What no index has: the version that is named, and a person for the checksum; the newest is not known."""
     text = (CHECKOUT / 'easyconfigs/n/NCCL/NCCL-2.26.6-1-Derecho.eb').read_text()

@@ -53,6 +53,20 @@ def test_option(version, option, told):
     assert ('use BLAS=Eigen and WITH_BLAS=open' in said) is told, said
 
 
+# the check of an easyconfig of PyTorch with this version and directory, and the lock beside it
+LOCKED = BLAS.replace("'PyTorch-2.6.0-workstation-source.eb'", "sys.argv[2] + '/mine.eb'").replace(
+    "custom_opts=['USE_MPI=1', sys.argv[2]]", "lock_files=['mine.lock']")
+
+
+@pytest.mark.parametrize('version, told', [('2.10.0', True), ('2.11.0', False)])
+def test_torchaudio_of_a_lock(tmp_path, version, told):
+    """A lock that people made: uv takes torchaudio 2.11.0 for any PyTorch, whose symbols are then missing."""
+    (tmp_path / 'mine.lock').write_text('torchaudio==2.11.0+cu128 --hash=sha256:%s\n' % ('a' * 64))
+    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', LOCKED, version, str(tmp_path)], cwd=CHECKOUT,
+                          check=True, env=clean_environment(), stdout=subprocess.PIPE, text=True).stdout
+    assert ('write torchaudio<2.11 into the .in file' in said) is told, said
+
+
 @pytest.mark.slow
 def test_warned(eb, tmp_path):
     """Before anything is installed; a site may refuse it. What works, or is not known, is not told."""
