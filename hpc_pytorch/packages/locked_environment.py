@@ -206,7 +206,16 @@ class LockedEnvironment(EasyBlock):
                     if not PLATFORM_MARKER.search(entry.text):
                         versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
             self.check_versions(versions)
+        self.check_torch_below()
         self.check_gpus_of_locks()
+
+    def check_torch_below(self):
+        """Refuse a second PyTorch on top of a module of PyTorch: it would hide that one, with its MPI and plugins."""
+        modules = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['name'] == 'PyTorch']
+        versions = [entry.version for entry in self.locked('lock_files') if entry.name == 'torch']
+        if modules and versions:
+            stop(self, "The lock file has torch %s, which would hide that of %s: leave torch out, with --overrides as "
+                 "in the .in file of Transformers, and make the lock again" % (versions[0], modules[0]))
 
     def check_versions(self, versions):
         """Stop unless locks have a package in one version: pip would find out after it has fetched gigabytes."""

@@ -341,7 +341,7 @@ class Change:
         return text
 
     def older(self):
-        """Return the requirements of packages of which the newest is too new for the new version: {name: requirement}."""
+        """Return what fits the new version, of packages whose newest does not: {name: requirement}."""
         return {name: fits for name, since, fits in OLDER if self.name == 'torch' and release(self.version) < since}
 
     def companion(self, name):

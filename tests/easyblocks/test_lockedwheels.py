@@ -298,6 +298,16 @@ def test_lock_of_another_version(eb, tmp_path):
     assert 'The lock file has torch 2.13.0+cpu, the easyconfig says 2.14.0' in output.stdout
 
 
+def test_second_torch(eb, toy):
+    """A list with a package that needs PyTorch locks another one, which would hide the module's, and its MPI."""
+    lock = toy.folder / 'toy.lock'
+    lock.write_text(lock.read_text() + 'torch==2.15.0 --hash=sha256:%s\n' % ('a' * 64))
+    module = "dependencies = [('PyTorch', '2.13.0', '-workstation')]\n"
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + module)
+    output = eb(toy.easyconfig, '-x', '--robot').stdout.partition('Installing would stop:')[2]
+    assert 'has torch 2.15.0, which would hide that of PyTorch/2.13.0-workstation: leave torch out' in output
+
+
 @pytest.mark.slow
 def test_example_that_is_gone(eb, toy):
     """Of an easyconfig for an earlier collection: found out before anything is fetched."""

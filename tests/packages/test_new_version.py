@@ -610,7 +610,7 @@ def test_numpy_of_old_wheels(toy, made, version, numpy):
 @pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'torchaudio'])
 @pytest.mark.parametrize('version, audio', [('2.10', '2.10.0'), ('2.12', '2.11.0')])
 def test_torchaudio_that_names_no_torch(toy, made, listed, version, audio):
-    """torchaudio 2.11.0 is for PyTorch 2.11 and later, and does not say so: beside an older one, symbols are missing."""
+    """torchaudio 2.11.0 is for PyTorch 2.11 and later, and does not say so: an older one lacks its symbols."""
     for found in ('2.10', '2.11', '2.12'):
         add(toy / 'index', 'torch', found)
     add(toy / 'index', 'torchaudio', '2.10.0', 'torch==2.10')
