@@ -149,6 +149,8 @@ class PackageFiles:
             reason += "\nMake room in %s and %s, or choose others: --sourcepath, --tmpdir" % places
         else:
             reason += explain(result.output + log, self.directory, self.python)
+        if 'metadata-generation-failed' in result.output:
+            reason += "\nAdd what it is built with to build_lock_files: on-top-build.lock has setuptools and wheel."
         problem = EasyBuildError
         if NO_MATCH.search(result.output) and unreached(log):
             problem = IndexNotReached

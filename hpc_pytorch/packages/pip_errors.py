@@ -14,6 +14,10 @@ NOT_FETCHED = re.compile(r'Could not fetch URL (?:\w+://)?(?:[^/\s]*@)?([^/\s]*)
 PAGE = 'Fetching project page'
 FETCHED = re.compile(r'Fetched page (?:\w+://)?(?:[^/\s]*@)?([^/\s]*)\S* as text/html')
 FILE = re.compile(r'\.(whl|tar\.gz|zip)\b')
+# what it says of a source where it may take wheels only: (package, version)
+SOURCE = re.compile(r'No sources permitted for ([\w.-]+): \S+-([^-/\s]+)\.(?:tar\.gz|zip)')
+# a reason, and what it is of, behind a cross and an arrow
+REASON = re.compile(r'^ *(?:\u00d7|\u2570\u2500>|x|\+->) (.*)', re.M)
 # the last line of a traceback
 RAISED = r'^[\w.]+(?:Error|Exception|Warning)\b.*'
 # what it says of files that are not the locked ones: each with both hashes
@@ -30,7 +34,7 @@ def last_words(output):
     lines = re.findall(r'^(?!warning|hint|\s*$).*', output, re.M | re.I)
     if 'Traceback' in output and raised:
         return raised[-1]
-    return (errors or lines or ['pip failed without any output'])[-1]
+    return ' '.join(REASON.findall(output)) or (errors or lines or ['pip failed without any output'])[-1]
 
 
 def unreached(output):
@@ -73,4 +77,8 @@ def explain(output, store, python):
     servers = unreached(output)
     if servers:
         return "\nNo index with %s %s could be reached:\n%s" % (name, version, servers)
+    if (name, version) in SOURCE.findall(output):
+        return ("\nIts source exists, but no wheel for Python %s on %s. Add to the easyconfig: build_from_source = [%r]"
+                " and, for setuptools and wheel, build_lock_files = ['on-top-build.lock']"
+                % (python.version, python.machine, name))
     return "\nNo index has %s %s for Python %s on %s." % (name, version, python.version, python.machine)

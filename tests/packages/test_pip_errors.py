@@ -62,6 +62,37 @@ def test_web_page(tmp_path):
     assert 'No index has toy 1.0 for Python 3.12' in explained
 
 
+# of pip's log, of a package that has sources alone, and of one whose build tools are not there
+SOURCE = "  Skipping link: No sources permitted for toy: https://f.test/aa/bb/toy-%s.tar.gz (from https://index.test/)\n"
+NO_TOOLS = """  error: subprocess-exited-with-error
+
+  \u00d7 Cannot import build backend 'setuptools.build_meta:__legacy__'.
+  \u2570\u2500> ModuleNotFoundError: No module named 'setuptools'
+
+  note: This is likely not a problem with pip.
+error: metadata-generation-failed
+
+\u00d7 Encountered error while generating package metadata.
+\u2570\u2500> toy
+
+note: This is an issue with the package mentioned above, not pip.
+hint: See above for details.
+"""
+
+
+def test_source_alone(tmp_path):
+    """An index has the package, but no wheel of it, as for what hydra needs: it has to be built."""
+    explained = pip_errors.explain(NO_MATCH + SOURCE % '1.0', str(tmp_path), PYTHON)
+    assert "no wheel for Python 3.12 on x86_64. Add to the easyconfig: build_from_source = ['toy']" in explained
+    assert 'No index has toy 1.0' in pip_errors.explain(NO_MATCH + SOURCE % '1.0.1', str(tmp_path), PYTHON)
+
+
+def test_build_tools_are_missing():
+    """The package and the reason; it was "the package mentioned above", with nothing above."""
+    said = pip_errors.last_words(NO_TOOLS)
+    assert "No module named 'setuptools'" in said and said.endswith('package metadata. toy')
+
+
 def test_wheel_with_another_name(tmp_path):
     """A file that only ends as a wheel does was a traceback once."""
     (tmp_path / 'x.whl').touch()
