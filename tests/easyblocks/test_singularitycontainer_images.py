@@ -47,13 +47,15 @@ def small_wheel(directory):
 
 
 @pytest.fixture(scope='module')
-def kinds(apptainer):
-    """A place with an image of each kind installed, by one call."""
+def kinds(apptainer, request):
+    """A place with an image of each kind installed, by one call; "conda", as LUMI's tests have, if it is used."""
+    used = [kind for kind in containers.KINDS if kind != 'conda' or
+            any('[conda' in item.name for item in request.session.items)]
     place = Place(tempfile.mkdtemp(prefix='hpc-tests-'))
     try:
         small_wheel(place.directory)
         easyconfigs = []
-        for kind in containers.KINDS:
+        for kind in used:
             below = place.store / ('images-' + kind)
             below.mkdir()
             shutil.copy(containers.python_image(kind), below / ('tool-%s.sif' % kind))
@@ -63,7 +65,7 @@ def kinds(apptainer):
         place.install(*easyconfigs, '--module-only', '--force', '--module-syntax=Tcl',
                       '--installpath-modules=%s' % place.tcl)
         place.give_to_user()
-        for kind in containers.KINDS:
+        for kind in used:
             place.as_user('pip install --quiet --no-index --no-deps %s' % (place.directory / WHEEL), kind)
         for _, home in ((place.user, place.home), place.other):
             (home / 'rank.py').write_text(RANK)

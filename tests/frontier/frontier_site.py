@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,15 @@ def fetched_cpu_wheel(eb):
     return wheel
 
 
-def standing_in(wheel):
-    """Frontier's easyconfig with another wheel for another Python, without the plugin; the rest is as it is."""
+def standing_in(wheel, mpi):
+    """
+    Frontier's easyconfig with another wheel for another Python, without the plugin, and without the mpi backend unless
+    that is asked for, as it takes long to compile; the rest is as it is.
+    """
     text = EASYCONFIG.read_text()
+    if not mpi:
+        text, count = re.subn(r"collection_packages = .*|(?<='nccl'), 'mpi'|(?<=gloo mpi4py) mpi", '', text)
+        assert count == 3
     text = re.sub(r"^version = .*", "version = '2.13.0'", text, flags=re.M)
     text = re.sub(r"^python_versions = .*", "python_versions = ['%s']" % VERSION, text, flags=re.M)
     text = text.replace("features = [", "features = ['cpu', ")
@@ -50,10 +57,10 @@ class Site:
         self.eb = EB(self.directory / 'prefix')
         self.slurm = None
 
-    def install(self):
-        """Install PyTorch and its plugin on the stand-in."""
+    def install(self, mpi=False):
+        """Install PyTorch on the stand-in."""
         easyconfig = self.directory / 'PyTorch-2.13.0-Frontier.eb'
-        easyconfig.write_text(standing_in(fetched_cpu_wheel(self.eb)))
+        easyconfig.write_text(standing_in(fetched_cpu_wheel(self.eb), mpi))
         return self.eb(easyconfig, '--rehearse', '--robot').stdout
 
     def run(self, script, env=(), load=MODULE, **options):
@@ -73,17 +80,23 @@ class Site:
         return self.eb.prefix / 'software/PyTorch/2.13.0-Frontier'
 
 
+@contextmanager
+def site():
+    """A site with nothing installed, which ends with all that is in it."""
+    directory = tempfile.mkdtemp(prefix='hpc-tests-')
+    try:
+        yield Site(directory)
+    finally:
+        subprocess.run(['rm', '-rf', directory], check=True)
+
+
 @pytest.fixture(scope='session')
 def frontier():
     """Frontier with PyTorch, and a Slurm of four nodes like Frontier's, as far as Slurm knows."""
     needs_root()
-    site = Site(tempfile.mkdtemp(prefix='hpc-tests-'))
-    try:
-        site.install()
+    with site() as frontier:
+        frontier.install()
         # Frontier's jobs have whole nodes; the first partition is for two jobs on one node all the same
-        with Slurm(site.directory / 'slurm', cpus=128, memory=512 << 10, gpus=8, partitions=('shared', 'batch'),
-                   exclusive=('batch',)) as slurm:
-            site.slurm = slurm
-            yield site
-    finally:
-        subprocess.run(['rm', '-rf', site.directory], check=True)
+        with Slurm(frontier.directory / 'slurm', cpus=128, memory=512 << 10, gpus=8, partitions=('shared', 'batch'),
+                   exclusive=('batch',)) as frontier.slurm:
+            yield frontier

@@ -12,7 +12,7 @@ import time
 import pytest
 from batch_systems.real_slurm import wait_for
 
-from frontier.frontier_site import MODULE
+from frontier.frontier_site import MODULE, site
 
 pytestmark = pytest.mark.slow
 
@@ -47,19 +47,28 @@ def ranks(output):
 
 
 def test_module(frontier):
-    """Settings, advice and harmless warnings are told; mpi4py and the mpi backend belong to cray-mpich."""
+    """Settings, advice and harmless warnings are told; mpi4py belongs to cray-mpich."""
     output = frontier.run("""
         module help PyTorch 2>&1
-        echo "interface $NCCL_SOCKET_IFNAME, GPU MPI $MPICH_GPU_SUPPORT_ENABLED"
-        pytorch-check import gloo mpi4py mpi
+        echo "interface $NCCL_SOCKET_IFNAME"
+        pytorch-check import gloo mpi4py
         pytorch-check plugin
         ldd "$EBROOTPYTORCH"/lib/python3*/site-packages/mpi4py/MPI*.so
     """)
-    for words in ('interface hsn0, GPU MPI 1', 'NCCL_NET_GDR_LEVEL=3', 'NCCL_CROSS_NIC=1', 'errno: 97',
-                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works', 'mpi      works',
+    for words in ('interface hsn0', 'NCCL_NET_GDR_LEVEL=3', 'NCCL_CROSS_NIC=1', 'errno: 97',
+                  'HF_DATASETS_CACHE', 'import   works', 'gloo     works', 'mpi4py   works',
                   'plugin   FAILS', 'nccl was left out: it needs GPUs'):
         assert words in output, words + '\n' + output
     assert re.search(r'libmpich?\.so', output)
+
+
+@pytest.mark.nightly
+def test_mpi_backend():
+    """It is built for cray-mpich, too, as the easyconfig has it."""
+    with site() as frontier:
+        frontier.install(mpi=True)
+        output = frontier.run('echo "GPU MPI $MPICH_GPU_SUPPORT_ENABLED"; pytorch-check mpi')
+        assert 'GPU MPI 1' in output and 'mpi      works' in output
 
 
 def test_two_nodes(frontier, tmp_path):
@@ -170,6 +179,7 @@ def test_damaged_snapshot(frontier, tmp_path):
     assert not (snapshots / '.snapshot').exists()
 
 
+@pytest.mark.nightly
 def test_job_script(frontier, tmp_path):
     """The job script that pytorch-jobscript writes, as it is but for the stand-in's modules."""
     output, job = tmp_path / 'output', tmp_path / 'job'
