@@ -114,6 +114,15 @@ def unpack_package(name, directory):
     package.unlink()
 
 
+def program_of_shell(name):
+    """A shell, of Debian's package, which need not be installed."""
+    def unpack(partial):
+        for package in ('zsh', 'tcsh', 'fish', 'libpcre2-32-0'):
+            unpack_package(package, partial / package)
+
+    return next(path for path in kept(CACHE / 'shells', unpack).glob('%s/**/bin/%s' % (name, name)))
+
+
 def clean_environment():
     """The developer's environment without what configures EasyBuild, modules or Python."""
     prefixes = ('EASYBUILD_', 'HPC_', 'LMOD_', 'MODULE', '_ModuleTable', 'PYTHON', '__LMOD', 'EBROOT')

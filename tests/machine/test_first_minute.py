@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
-from common import (CACHE, CHECKOUT, LMOD, LMOD_ROOT, ModulesTool, clean_environment, kept, needs_program, slow,
-                    unpack_package)
+from common import (CACHE, CHECKOUT, LMOD, LMOD_ROOT, ModulesTool, clean_environment, needs_program,
+                    program_of_shell, slow)
 from hpc_pytorch.machine import distribution_packages, modules
 
 PYTHON_MODULE = CHECKOUT / 'hpc_pytorch' / 'machine' / 'python_module.py'
@@ -144,15 +144,6 @@ def test_lines_fit_the_shell():
     assert found['fish'] == ["source '/a b/lmod'/init/fish", "'/a b/modulecmd.tcl' fish autoinit | source"]
     assert found['nu'] == found['bash'] and found['same'] is None and 'source' in found['older']
     assert all(os.path.exists('%s/init/%s' % (LMOD_ROOT, shell)) for shell in ('bash', 'zsh', 'tcsh', 'fish'))
-
-
-def program_of_shell(name):
-    """A shell, of Debian's package, which need not be installed."""
-    def unpack(partial):
-        for package in ('zsh', 'tcsh', 'fish', 'libpcre2-32-0'):
-            unpack_package(package, partial / package)
-
-    return next(path for path in kept(CACHE / 'shells', unpack).glob('%s/**/bin/%s' % (name, name)))
 
 
 @pytest.mark.parametrize('shell, options', [('bash', ['--norc']), slow('zsh', ['-f']), slow('tcsh', ['-f']),

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import SCRIPTS, clean_environment
+from common import SCRIPTS, clean_environment, program_of_shell, slow
 
 
 def test_same_modules_as_jobs():
@@ -14,8 +14,9 @@ def test_same_modules_as_jobs():
     assert "loaded='@(%s)/*'" % '|'.join(jobs) in (SCRIPTS / 'extend-venv-activate').read_text()
 
 
-def test_without_module(tmp_path):
-    """One line says what is missing; three times "command not found" was all there was."""
+@pytest.mark.parametrize('shell', [('bash', '--norc'), slow(('zsh', '-f'))])
+def test_without_module(tmp_path, shell):
+    """One line says what is missing; three times "command not found" was all there was. In zsh, arrays begin with 1."""
     module = tmp_path / 'PyTorch'
     (module / 'bin').mkdir(parents=True)
     (module / 'bin' / 'python').symlink_to(Path(sys.executable).resolve())
@@ -24,8 +25,10 @@ def test_without_module(tmp_path):
     loaded = {'EBROOTPYTORCH': str(module), 'LOADEDMODULES': 'PyTorch/2.0', '_LMFILES_': '/modules/PyTorch/2.0.lua'}
     subprocess.run([SCRIPTS / 'extend-venv-activate', venv], env=dict(clean_environment(), **loaded),
                    check=True)
-    done = subprocess.run(['bash', '--norc', '-c', 'unset -f module; . %s/bin/activate || echo "status $?"' % venv],
-                          env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    program = 'bash' if shell[0] == 'bash' else program_of_shell(shell[0])
+    typed = 'unset -f module 2>/dev/null; . %s/bin/activate || echo "status $?"' % venv
+    done = subprocess.run([program, shell[1], '-c', typed], env=clean_environment(), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True)
     lines = done.stdout.splitlines()
     assert len(lines) == 2 and lines[1] == 'status 1', done.stdout
     assert 'needs the module PyTorch/2.0' in lines[0]
