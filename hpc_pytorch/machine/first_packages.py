@@ -70,7 +70,8 @@ def pip_wheels():
         return []
     places = [OWN_PIP + PYTHONS_WHEELS]
     if ensurepip:
-        places = [PYTHONS_WHEELS, os.path.join(os.path.dirname(ensurepip.origin), '_bundled')]
+        # the distribution's may be too old for another Python than its own
+        places = [os.path.join(os.path.dirname(ensurepip.origin), '_bundled'), PYTHONS_WHEELS]
     elif not os.path.exists(OWN_PIP):
         say("unpacking pip to %s" % OWN_PIP)
         own_lmod.unpack({own_lmod.NEXT_RELEASES.get(own, own): ['python3-pip-whl']}, OWN_PIP)

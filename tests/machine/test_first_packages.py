@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from common import CHECKOUT, clean_environment
@@ -63,6 +64,21 @@ def test_relocated(tmp_path, monkeypatch):
     (tmp_path / 'usr/bin/lua5.3').touch()
     own_lmod.relocate(str(tmp_path))
     assert file.read_text().startswith('#!/o/usr/bin/lua5.3\n') and '/o/o' not in file.read_text()
+
+
+def test_pip_of_the_python(tmp_path, monkeypatch):
+    """Debian 12's pip ends with a traceback in Python 3.12 and newer, which a module may have brought."""
+    debians, own = tmp_path / 'debian/pip-23.0.1-py3-none-any.whl', tmp_path / '_bundled/pip-25.0-py3-none-any.whl'
+    for wheel in (debians, own):
+        wheel.parent.mkdir()
+        wheel.touch()
+    monkeypatch.setattr(first_packages, 'PYTHONS_WHEELS', str(debians.parent))
+    monkeypatch.setattr(first_packages.own_lmod, 'codename', lambda: 'bookworm')
+    ensurepip = SimpleNamespace(origin=str(tmp_path / '__init__.py'))
+    monkeypatch.setattr(first_packages.importlib.util, 'find_spec', lambda name: ensurepip)
+    assert first_packages.pip_wheels()[0] == str(own)
+    own.unlink()
+    assert first_packages.pip_wheels()[0] == str(debians)
 
 
 @pytest.mark.slow
