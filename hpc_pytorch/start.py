@@ -83,14 +83,18 @@ def easyconfigs_in(arguments):
 
 # -- EasyBuild's configuration
 
-def configure_modules_tool(arguments):
-    """Tell EasyBuild which modules tool to use, unless the user does."""
+def configure_modules_tool(arguments, users):
+    """Tell EasyBuild which modules tool to use, unless the user does, in a file by another than EasyBuild's default."""
     # or each call of Lmod starts four programs to ask for it
     os.environ.setdefault('LMOD_TERM_WIDTH', '80')
+    if users.modules_tool != 'Lmod':
+        os.environ['EASYBUILD_MODULES_TOOL'] = users.modules_tool
+    if users.module_syntax != 'Lua':
+        os.environ['EASYBUILD_MODULE_SYNTAX'] = users.module_syntax
     if 'EASYBUILD_MODULES_TOOL' not in os.environ and '--modules-tool' not in ' '.join(arguments):
         tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program
-        os.environ.setdefault('EASYBUILD_MODULES_TOOL', tool.name)
+        os.environ['EASYBUILD_MODULES_TOOL'] = tool.name
         os.environ.setdefault('EASYBUILD_MODULE_SYNTAX', tool.syntax)
 
 
@@ -210,8 +214,10 @@ def prepare(arguments):
         # nothing is installed for it, not even a modules tool
         return ours.program, arguments
     os.environ.update(EB_SCRIPT_PATH=EB, EB_PYTHON=sys.executable)
-    configure_modules_tool(arguments)
+    # EasyBuild would take the checkout's commit for its own, and each one for another EasyBuild
+    os.environ['GIT_CEILING_DIRECTORIES'] = '%s:%s' % (sys.prefix, os.environ.get('GIT_CEILING_DIRECTORIES', ''))
     users = users_configuration()
+    configure_modules_tool(arguments, users.options)
     configure_robot(users)
     configure_hooks(ours.hooks or users.options.hooks)
     configure_files(system)

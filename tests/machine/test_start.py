@@ -94,9 +94,21 @@ def test_users_python_does_not_get_in(eb, tmp_path):
 def test_users_configuration_wins(eb, tmp_path):
     """A configuration file of the user's is read after the system's."""
     mine = tmp_path / 'mine.cfg'
-    mine.write_text('[config]\nbuildpath = %s\n' % (tmp_path / 'elsewhere'))
+    mine.write_text('[config]\nbuildpath = %s\nmodule-syntax = Tcl\n' % (tmp_path / 'elsewhere'))
     output = eb('--show-config', env={'EASYBUILD_CONFIGFILES': str(mine)}).stdout
     assert str(tmp_path / 'elsewhere') in output
+    assert re.search(r'module-syntax +\(.\) = Tcl\n', output), output
+    mine.write_text('[config]\nmodules-tool = EnvironmentModules\nmodule-syntax = Tcl\n')
+    output = eb('--show-config', env={'EASYBUILD_CONFIGFILES': str(mine)}).stdout
+    assert re.search(r'modules-tool +\(.\) = EnvironmentModules\n', output), output
+
+
+def test_commits_are_no_versions_of_easybuild():
+    """Module files name EasyBuild's version; --check compares them with those of today, after each `git pull`."""
+    # one that was not started beforehand
+    output = subprocess.run([CHECKOUT / 'eb', '--version'], env=clean_environment(), text=True, check=True,
+                            stdout=subprocess.PIPE).stdout
+    assert re.search(r'This is EasyBuild \d+\.\d+\.\d+ \(', output), output
 
 
 @pytest.mark.parametrize('text, words', [
