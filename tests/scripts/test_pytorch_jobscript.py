@@ -156,7 +156,7 @@ def test_requeue(jobscript):
     """How each batch system tells the program before its time is up, and what the script does when it has left."""
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
     assert {'#SBATCH --requeue', '#SBATCH --open-mode=append', '#SBATCH --signal=USR1@120'} <= set(lines)
-    assert '    scontrol requeue "$SLURM_JOB_ID" && exit' in lines
+    assert '    scontrol requeue "$job" && exit' in lines
     # mpirun's ranks are no step of Slurm's
     for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 30)):
         text = '\n'.join(jobscript(system, '--requeue', '3', '--time', time, 'train.py'))
@@ -174,12 +174,30 @@ def test_queued_again(jobscript, tmp_path, ended, status, again):
     for rank, its in enumerate(ended):
         (tmp_path / ('rank-%d.out' % rank)).write_text(
             'step 1\npytorch-srun: rank %d on n1 ended with status %d at 05:00:%d\n' % (rank, its, 59 - rank))
+    assert queued_again(jobscript, tmp_path, max(ended + (status,))) == (('requeue 7\n', 0) if again else ('', status))
+
+
+@pytest.mark.parametrize('array, queued', [
+    ({'SLURM_JOB_ID': '7'}, '7_3'), ({'SLURM_JOB_ID': '9'}, '9'),
+    # submitted by a job of an array
+    ({'SLURM_JOB_ID': '9', 'SLURM_ARRAY_JOB_ID': '5'}, '9')])
+def test_queued_again_in_an_array(jobscript, tmp_path, array, queued):
+    """One of its jobs has the number by which Slurm asks about, and requeues, all of them."""
+    variables = dict({'SLURM_ARRAY_JOB_ID': '7', 'SLURM_ARRAY_TASK_ID': '3'}, **array)
+    assert queued_again(jobscript, tmp_path, 85, **variables) == ('requeue %s\n' % queued, 0)
+
+
+def queued_again(jobscript, directory, ended, **variables):
+    """Run what the script does after its ranks have ended with this status: what scontrol was told, and the status."""
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
-    end = '\n'.join(lines[lines.index('status=$?'):])
-    done = subprocess.run(['bash', '-c', 'scontrol() { echo "$@"; }\n(exit %d)\n%s' % (max(ended + (status,)), end)],
-                          env={'HPC_RANK_OUTPUTS': str(tmp_path), 'SLURM_JOB_ID': '7', 'PATH': '/usr/bin:/bin'},
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
+    begin = lines.index('module load PyTorch/1.0-here || exit') + 1
+    end = lines.index('export SLURM_RESTART_COUNT')
+    scontrol = 'scontrol() { [ "$1" = requeue ] && echo "$@" || echo "JobId=$4 Restarts=0 "; }'
+    text = '\n'.join([scontrol] + lines[begin:end + 1] + ['(exit %d)' % ended] + lines[lines.index('status=$?'):])
+    done = subprocess.run(['bash', '-c', text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env=dict({'HPC_RANK_OUTPUTS': str(directory), 'SLURM_JOB_ID': '7', 'PATH': '/usr/bin:/bin'},
+                                   **variables))
+    return done.stdout, done.returncode
 
 
 def test_restarts_of_another_job(jobscript):
@@ -199,7 +217,9 @@ def test_variables_of_another_srun(jobscript):
     stays = {'SLURM_HINT': 'nomultithread', 'SLURM_JOB_ID': '7'}
     done = subprocess.run(['bash', '-c', '\n'.join(lines[start:end] + ['env'])], stdout=subprocess.PIPE, text=True,
                           check=True, env=dict(stays, SLURM_CONSTRAINT='x', SLURM_TIMELIMIT='1', SLURM_LABELIO='1',
-                                               SLURM_WORKING_DIR='/', SRUN_EXPORT_ENV='NONE', SRUN_OUTPUT='x'))
+                                               SLURM_WORKING_DIR='/', SRUN_EXPORT_ENV='NONE', SRUN_OUTPUT='x',
+                                               # of an interactive job
+                                               SLURM_MEM_PER_NODE='2048', SLURM_GPUS='1', SLURM_NTASKS_PER_GPU='1'))
     found = dict(line.split('=', 1) for line in done.stdout.splitlines())
     assert {name: value for name, value in found.items() if name.startswith('S') and name != 'SHLVL'} == stays
 
@@ -252,7 +272,7 @@ def test_ranks_that_are_left(jobscript, tmp_path, ended, status, again):
         # of a run before this one
         print('srun: error: n1: task 0: Exited with exit code 85', file=errors, flush=True)
         done = subprocess.run(['bash', '-c', '\n'.join(lines[start:])], text=True, stderr=errors,
-                              stdout=subprocess.PIPE, env={'HPC_RANK_OUTPUTS': str(tmp_path), 'SLURM_JOB_ID': '7',
+                              stdout=subprocess.PIPE, env={'HPC_RANK_OUTPUTS': str(tmp_path), 'job': '7',
                                                            'PATH': '%s/bin:/usr/bin:/bin' % tmp_path})
     assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
