@@ -498,7 +498,7 @@ class Job:
             'PATH': '%s:/bin:/usr/bin' % (self.spool.parent / 'bin'), 'PBS_JOBID': self.id,
             'PBS_JOBNAME': request['name'], 'PBS_QUEUE': request['queue'], 'PBS_O_WORKDIR': request['directory'],
             'PBS_O_HOST': 'login1', 'PBS_O_PATH': request['path'], 'PBS_ENVIRONMENT': 'PBS_BATCH',
-            'NCPUS': str(self.ncpus), **self.request['variables']}
+            **request['variables'], 'NCPUS': str(self.ncpus), 'OMP_NUM_THREADS': str(self.ncpus)}
         as_on_a_node = []
         if os.geteuid() == 0:
             home = self.spool.with_suffix('.HOME')

@@ -300,6 +300,14 @@ def test_threads(script):
     assert ranks(script, **dict(shared, OMP_NUM_THREADS='3'))['OMP_NUM_THREADS'] == '3'
 
 
+def test_threads_on_pbs(script):
+    """PBS itself sets both to all cores of a node, for each rank; the job's ompthreads, or an export, stay."""
+    rank = dict(PALS, PALS_LOCAL_SIZE='1', PALS_LOCAL_RANKID='0', MASTER_ADDR='deg0001')
+    cores = ranks(script, **rank)['OMP_NUM_THREADS']
+    for ncpus, threads, expected in (('6400', '6400', cores), ('1', '1', '1'), ('6400', '3', '3')):
+        assert ranks(script, **dict(rank, NCPUS=ncpus, OMP_NUM_THREADS=threads))['OMP_NUM_THREADS'] == expected
+
+
 def test_cost(script):
     """What it does itself costs less than 30 ms of processor time; true stands for Python."""
     (script.parent / 'python').unlink()
