@@ -6,6 +6,7 @@ each easyconfig are loaded. FILE has no user name and no path below $HOME, so it
 """
 import argparse
 import os
+import re
 import shlex
 import signal
 import tempfile
@@ -102,7 +103,7 @@ def without_names(text, environ):
     """Replace the user's name and $HOME in what is given away."""
     for name in ('HOME', 'USER'):
         if len(environ.get(name, '')) > 2:
-            text = text.replace(environ[name], '$' + name)
+            text = re.sub(r'(?<!\w)%s(?!\w)' % re.escape(environ[name]), '$' + name, text)
     return text
 
 

@@ -318,6 +318,8 @@ def test_no_names_are_given_away(place, monkeypatch):
     findings.append(survey.Finding('x', survey.NOTED, '/home/me/a somebody', ''))
     text = survey.without_names(survey.table(findings), place.environ)
     assert '/home/me' not in text and 'somebody' not in text and '$HOME/a $USER' in text
+    # a short name is a part of words
+    assert survey.without_names('paths of pat', {'USER': 'pat'}) == 'paths of $USER'
 
 
 def test_as_it_is_typed(tmp_path):
