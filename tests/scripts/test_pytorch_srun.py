@@ -133,6 +133,15 @@ def test_same_variables(script, tmp_path, launcher):
     assert 1024 < int(found['MASTER_PORT']) < 32768
 
 
+def test_first_rank_elsewhere(script):
+    """In a heterogeneous job rank 0 may not be on the first node: it says where, instead of waiting for itself."""
+    variables = dict(SRUN, SLURM_PROCID='0', SLURM_LOCALID='0', SLURMD_NODENAME='nid013')
+    says = 'pytorch-srun: rank 0 runs on nid013, not on nid012: export MASTER_ADDR=nid013\n'
+    assert run(script, '-c', '', status=1, **variables)[1] == says
+    assert ranks(script, MASTER_ADDR='nid013', **variables)['MASTER_ADDR'] == 'nid013'
+    assert ranks(script, **dict(variables, SLURMD_NODENAME='nid012'))['MASTER_ADDR'] == 'nid012'
+
+
 @pytest.mark.slow
 def test_signal_at_the_end(script):
     """One that arrives as Python ends does not cost its status: bash 5.2's `wait` lost it in two of three tries."""
