@@ -276,6 +276,9 @@ class Script:
         environment = os.environ.get('VIRTUAL_ENV')
         if environment and not active_environment():
             yield "the job does not activate %s, as another python comes first: activate it again" % environment
+        conda = os.environ.get('CONDA_PREFIX')
+        if conda and shutil.which('python') == os.path.join(conda, 'bin/python'):
+            yield "the job does not activate %s, as conda's python is not the module's: deactivate it" % conda
         if self.options.dry_run:
             yield from self.not_on_nodes()
             for name in filter(os.environ.get, self.words['heeded'].split()):

@@ -125,6 +125,17 @@ def test_dry_run(nowhere):
     assert '--job-name=x\n' in nowhere('--dry-run', './-x.py')[1]
 
 
+def test_conda(nowhere):
+    """Who activated a conda environment after the module is told that jobs do not; below the module it is no harm."""
+    conda = nowhere.directory / 'conda'
+    (conda / 'bin').mkdir(parents=True)
+    (conda / 'bin/python').symlink_to(sys.executable)
+    nowhere.environment.update(CONDA_PREFIX=str(conda), PATH='%s/bin:/nowhere' % conda)
+    assert "does not activate %s, as conda's python" % conda in nowhere('--dry-run', 'train.py')[2]
+    nowhere.environment['PATH'] = '%s:%s/bin' % (nowhere.program.parent, conda)
+    assert nowhere('--dry-run', 'train.py')[2] == ''
+
+
 @pytest.mark.slow
 def test_refused(nowhere):
     """One line: no sbatch, no job to be in, an option that pytorch-jobscript refuses."""
