@@ -66,6 +66,8 @@ def describe(name, machine, modules):
         if not machine.job:
             values['node cores'] = facts['cores'], 'sinfo'
             values['node threads_per_core'] = facts['threads'], 'sinfo'
+        if facts['threads'] > 1:
+            values['scheduler options'] = '--hint=nomultithread', "jobs ask for cores, and Slurm counts threads"
         # many sites whose jobs have whole nodes do not count GPUs
         if facts['gpus']:
             values['scheduler gpus_option'] = '--gpus-per-node=', 'sinfo counts GPUs'

@@ -471,6 +471,14 @@ def test_draft_knows_names_of_other_sites(cray, modules, mpi):
         assert new_system.software_version(name) == version or '-gcc-' not in name
 
 
+def test_draft_takes_no_hpcx_for_debugging(cray):
+    """HPC-X has modules of its own, one beside the other."""
+    needs_program('tclsh')
+    names = ['hpcx-%s/2.20' % word for word in ('debug', 'debug-ompi', 'prof', 'stack')] + ['hpcx/2.20']
+    chosen, _ = new_system.modules_of(cray(top=dict.fromkeys(names + ['gcc/13.2.0'], '')))
+    assert [name for name, _, _ in chosen] == ['gcc/13.2.0', 'hpcx/2.20']
+
+
 def test_draft_names_what_it_does_not_know(cray):
     """Programming environments, compilers and MPIs that were not tried are left out, and why."""
     needs_program('tclsh')
@@ -645,6 +653,10 @@ def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
     found = described(place)
     assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['gpu', 64, 2, 4]
     assert found['gpus_option'] == '--gpus-per-node='
+    # or ranks would get half of the cores that their job asks for
+    assert found['options'] == '--hint=nomultithread'
+    place.command('sinfo', 'old|2:32:1|515000|(null)|NO|up')
+    assert 'options' not in described(place)
 
 
 def test_draft_in_a_job(place):
