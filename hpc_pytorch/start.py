@@ -89,13 +89,12 @@ def configure_modules_tool(arguments, users):
     os.environ.setdefault('LMOD_TERM_WIDTH', '80')
     if users.modules_tool != 'Lmod':
         os.environ['EASYBUILD_MODULES_TOOL'] = users.modules_tool
-    if users.module_syntax != 'Lua':
-        os.environ['EASYBUILD_MODULE_SYNTAX'] = users.module_syntax
     if 'EASYBUILD_MODULES_TOOL' not in os.environ and '--modules-tool' not in ' '.join(arguments):
         tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program
         os.environ['EASYBUILD_MODULES_TOOL'] = tool.name
-        os.environ.setdefault('EASYBUILD_MODULE_SYNTAX', tool.syntax)
+        if users.module_syntax == 'Lua':
+            os.environ.setdefault('EASYBUILD_MODULE_SYNTAX', tool.syntax)
 
 
 def configure_files(system):
@@ -148,8 +147,7 @@ def configure_hooks(others):
 
 def configure_jobs(system, rehearse):
     """Tell jobs how to call ./eb as it was called here."""
-    words = [str(COLLECTION / 'eb'), '--system', system] + ['--rehearse'] * rehearse
-    command = ' '.join(map(shlex.quote, words))
+    command = shlex.join([str(COLLECTION / 'eb'), '--system', system] + ['--rehearse'] * rehearse)
     os.environ.setdefault('EASYBUILD_JOB_EB_CMD', command.replace('%', '%%'))
     os.environ['HPC_PYTORCH_COMMAND'] = command
 
