@@ -2,6 +2,7 @@
 import hashlib
 import re
 from collections import namedtuple
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem
 
@@ -11,6 +12,8 @@ LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_
 Locked = namedtuple('Locked', 'name version hashes text')
 # Stands for a SHA256 that somebody has to look up; nothing has it.
 UNKNOWN = '0' * 64
+# A line of an .in file that holds for every machine: the package, and the version that it pins.
+LISTED = re.compile(r'^([A-Za-z][\w.-]*)(?:\[.*\])?(?:==([\w.]+)(?:\+[\w.]+)?|[<>!~][^;]*)?$', re.M)
 
 
 def normal_name(name):
@@ -49,10 +52,21 @@ def parse_lock(text):
 
 def read_lock(path):
     try:
-        with open(path, encoding='utf-8') as handle:
-            return parse_lock(handle.read())
+        return parse_lock(Path(path).read_text(encoding='utf-8'))
     except (UnicodeDecodeError, UsersProblem) as problem:
         raise UsersProblem("%s is not a complete lock file: %s" % (path, problem))
+
+
+def check_list(path, entries):
+    """Refuse a lock that lacks what the .in file beside it lists: that was changed, and its command not run."""
+    source = Path(path).with_suffix('.in')
+    text = source.read_text(encoding='utf-8', errors='replace') if source.is_file() else ''
+    names = {entry.name for entry in entries}
+    for name, version in LISTED.findall(text):
+        locked = normal_name(name) in names and not (version and other_version(entries, name, version))
+        if not locked and '--no-emit-package %s ' % name not in text:
+            raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"
+                               % (source, '=='.join(filter(None, [name, version]))))
 
 
 def sha256_of(path):

@@ -26,7 +26,7 @@ from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.machine.versions import of_dependencies
 from hpc_pytorch.packages import built_wheels, gpu_code, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, other_version, read_lock
+from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, check_list, normal_name, other_version, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
 from hpc_pytorch.packages.pip import IndexNotReached, Pip, ask
 from hpc_pytorch.packages.pip_errors import last_words
@@ -182,8 +182,11 @@ class LockedEnvironment(EasyBlock):
         return entries
 
     def entries_of(self, lock):
+        path = self.named_file(lock)
         with as_easybuild_error(easyblock=self):
-            return read_lock(self.named_file(lock))
+            entries = read_lock(path)
+            check_list(path, entries)
+            return entries
 
     def check_locks(self):
         """Stop unless all files are there, and locks are of this version; of a copied easyconfig they may not be."""
@@ -212,10 +215,10 @@ class LockedEnvironment(EasyBlock):
     def check_torch_below(self):
         """Refuse a second PyTorch on top of a module of PyTorch: it would hide that one, with its MPI and plugins."""
         modules = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['name'] == 'PyTorch']
-        versions = [entry.version for entry in self.locked('lock_files') if entry.name == 'torch']
-        if modules and versions:
-            stop(self, "The lock file has torch %s, which would hide that of %s: leave torch out, with --overrides as "
-                 "in the .in file of Transformers, and make the lock again" % (versions[0], modules[0]))
+        for entry in self.locked('lock_files'):
+            if modules and entry.name == 'torch':
+                stop(self, "The lock file has torch %s, which would hide that of %s: leave torch out, with --overrides "
+                     "as in the .in file of Transformers, and make the lock again" % (entry.version, modules[0]))
 
     def check_versions(self, versions):
         """Stop unless locks have a package in one version: pip would find out after it has fetched gigabytes."""
@@ -293,11 +296,8 @@ class LockedEnvironment(EasyBlock):
     def show_packages(self):
         if self.other_processor:
             self.dry_run_msg("  * not looked at: whether these have wheels for the nodes: %s", self.other_processor)
-        versions = {}
-        for entry in self.locked('lock_files'):
-            versions.setdefault(entry.name, set()).add(entry.version)
-        for name in sorted(versions):
-            self.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
+        for name, version in sorted({(entry.name, entry.version) for entry in self.locked('lock_files')}):
+            self.dry_run_msg("  * %s %s", name, version)
 
     def fetch_packages(self):
         """Fetch from the easyconfig's own index, or the other locks from the user's where that is not reached."""
@@ -330,12 +330,10 @@ class LockedEnvironment(EasyBlock):
             if missing:
                 files.download_wheels(missing, self.cfg['extra_index_urls'])
         urls = self.cfg['package_urls']
-        from_index = []
-        for entry in files.missing_sources(sources):
-            if entry.name in urls:
-                files.download_release(entry, urls[entry.name])
-            else:
-                from_index.append(entry)
+        missing = files.missing_sources(sources)
+        for entry in [entry for entry in missing if entry.name in urls]:
+            files.download_release(entry, urls[entry.name])
+        from_index = [entry for entry in missing if entry.name not in urls]
         if from_index:
             files.download_sources(from_index, tools)
         self.wheels = files.directory

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, write_atomically
 from hpc_pytorch.machine import systems
-from hpc_pytorch.machine.collection_files import named_file, own_uv, plain_values
+from hpc_pytorch.machine.collection_files import easyconfig_path, named_file, own_uv, plain_values
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.gpu_code import why_not_cuda
@@ -474,10 +474,10 @@ def find(name):
     if os.path.isfile(name):
         # the collection may be reached through a symbolic link
         return os.path.join(os.path.realpath(os.path.dirname(name)), os.path.basename(name))
-    for path in Path(collection_path('easyconfigs')).glob('*/*/*.eb'):
-        if path.name == name:
-            return str(path)
-    raise UsersProblem("no easyconfig is called %s" % name)
+    path = easyconfig_path(name)
+    if path is None or os.sep in name:
+        raise UsersProblem("no easyconfig is called %s" % name)
+    return path
 
 
 def write(given, names):

@@ -367,3 +367,9 @@ def test_on_a_terminal(eb, toy, size, kind):
     assert '\x1b' not in done.stdout
     assert '%s/software/toy/1.0/easybuild/easybuild-toy-1.0' % eb.prefix in done.stdout
     assert not nothing_installed(eb)
+
+
+def test_list_that_was_changed(eb, toy):
+    """The package would not be installed, in silence."""
+    (toy.folder / 'toy.in').write_text('toy==1.0\nadded\n')
+    assert 'toy.in lists added, which its lock file lacks: run the command in it' in eb(toy.easyconfig, '-x').stdout

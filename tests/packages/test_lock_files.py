@@ -5,7 +5,7 @@ import pytest
 from common import CHECKOUT
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.packages.lock_files import read_lock
+from hpc_pytorch.packages.lock_files import check_list, read_lock
 
 LOCK = CHECKOUT / 'easyconfigs/p/PyTorch/locks' / 'mpi4py-build.lock'
 
@@ -50,3 +50,28 @@ def test_damaged(tmp_path):
         except UsersProblem:
             continue
         assert len(found) >= len(names) - 1, found
+
+
+@pytest.mark.parametrize('listed, lacks', [
+    ('toy==1.0', ''),
+    ('Toy_Box==2', ''),
+    ('toy-box[more]==2.0', ''),
+    ('toy>=0.5', ''),
+    ('other ; python_version < "3.8"', ''),
+    ('other', 'other'),
+    ('toy==1.5', 'toy==1.5'),
+])
+def test_list_that_was_changed(tmp_path, listed, lacks):
+    """A package that is added to the .in file, or another version, is not installed before its command was run."""
+    lock = tmp_path / 'mine.lock'
+    hashed = ' --hash=sha256:%s\n' % ('a' * 64)
+    lock.write_text('toy==1.0+cpu' + hashed + 'toy-box==2.0.0' + hashed)
+    command = '# uv pip compile --no-emit-package torch mine.in -o mine.lock\n'
+    (tmp_path / 'mine.in').write_text('%storch==2.14.0\n%s\n' % (command, listed))
+    said = ''
+    try:
+        check_list(str(lock), read_lock(str(lock)))
+    except UsersProblem as problem:
+        said = str(problem)
+    assert said == ('%s lists %s, which its lock file lacks: run the command in it' % (tmp_path / 'mine.in', lacks)
+                    if lacks else '')
