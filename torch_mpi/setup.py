@@ -30,10 +30,7 @@ def mpi_compiler():
 
 
 def mpi_include_dirs(compiler):
-    """Return the wrapper's include directories.
-
-    They must come first: a venv may hold the mpi.h of another MPI, and setuptools puts that directory before them.
-    """
+    """Return the wrapper's include directories, which must come first: a venv may hold the mpi.h of another MPI."""
     shown = subprocess.run(compiler + ["-show"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
     return [word[2:] for word in shlex.split(shown) if word.startswith("-I")]
 

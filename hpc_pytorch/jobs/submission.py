@@ -52,11 +52,8 @@ class Job:
 
 
 class SystemJobs:
-    """
-    A JobBackend's methods for a system that is described in systems/. Nothing is submitted before all sources are
-    there, and all jobs or none are. No job is held in the meantime: a submission that is killed leaves the first jobs
-    of a chain, which run, and the next call submits the rest.
-    """
+    """A JobBackend's methods: nothing is submitted before all sources are there, and all jobs or none are."""
+    # none is held meanwhile: a submission that is killed leaves the first of a chain, and the next call adds the rest
 
     scheduler = None
 

@@ -127,10 +127,8 @@ def changed(environ, code):
 
 
 def first_that_fails(shell, names):
-    """
-    Return the first of these modules that cannot be loaded after the ones before it, and what helps; None if all can
-    be. The shell keeps the environment in which they are loaded, or in which one failed.
-    """
+    """Return the first of these modules that does not load after those before it, and what helps; None if all do."""
+    # the shell keeps the environment in which they are loaded, or in which one failed
     shell.environ = dict(shell.beginning)
     # all at once takes a tenth of the time
     if not names or shell.load(names) is None:

@@ -47,12 +47,9 @@ def image(generator, variables, candidates, message):
 
 
 def binds(generator, installdir, paths):
-    """
-    Mount those of the system's directories that exist, and what belongs to this installation.
-
-    They all go to $..._BINDPATH, which the runtimes add to what the user says in $..._BIND. A user's
-    $SINGULARITY_BINDPATH counts for Apptainer as well, as long as there is no $APPTAINER_BINDPATH: then none is made.
-    """
+    """Mount those of the system's directories that exist, and what belongs to this installation."""
+    # Runtimes add $..._BINDPATH to what the user says in $..._BIND. A user's $SINGULARITY_BINDPATH counts for Apptainer
+    # as well, as long as there is no $APPTAINER_BINDPATH: then none is made.
     for_singularity = binds_of(generator, 'SINGULARITY_BINDPATH', installdir, paths)
     for_apptainer = binds_of(generator, 'APPTAINER_BINDPATH', installdir, paths)
     conditions = [snippet(generator, 'unloading'), snippet(generator, 'set', 'APPTAINER_BINDPATH'),

@@ -66,10 +66,7 @@ def site_packages_of(prefix):
 
 
 class LockedEnvironment(EasyBlock):
-    """
-    Support for locked packages in a virtual environment. Subclasses add own_files, which are wheels and sources of
-    packages, and check_before_fetching, which refuses what cannot be installed before gigabytes are fetched.
-    """
+    """Support for locked packages in a virtual environment; subclasses add own_files and check_before_fetching."""
 
     @staticmethod
     def extra_options(extra_vars=None):
@@ -480,10 +477,8 @@ class LockedEnvironment(EasyBlock):
         return self.system.settings_for(self.cfg['features'], of_dependencies(self.cfg), variables)
 
     def make_module_extra(self, *args, **kwargs):
-        """
-        Put only the packages of this module and of those below it on $PYTHONPATH, and hide those below $HOME: the
-        user's own come back when it is unloaded. Virtual environments on top of the module see its packages.
-        """
+        """Put only the packages of this module and of those below it on $PYTHONPATH, and hide those below $HOME."""
+        # the user's own come back when it is unloaded; virtual environments on top of it see its packages
         module = self.module_generator
         text = super().make_module_extra(*args, **kwargs)
         path = os.pathsep.join([self.site_packages()] + self.packages_below())

@@ -92,12 +92,7 @@ def missing_on_nodes(path, not_mounted):
 
 
 class Script:
-    """
-    A job script: what follows from the system and the options of `job_options`, for either batch system.
-
-    `name`: of the job and its files; `program`: words that the launcher starts as each rank, such as pytorch-srun
-    train.py; `alone`: what to type where there is no batch system.
-    """
+    """A job script: what follows from the system and the options of `job_options`, for either batch system."""
 
     def __init__(self, system, options, name, program, alone):
         self.system = system
@@ -106,6 +101,7 @@ class Script:
         self.scheduler = system['scheduler']
         self.launcher = system['launcher']
         self.kind = self.scheduler['kind']
+        # words that the launcher starts as each rank, such as pytorch-srun train.py
         self.program = program
         self.batch_systems = read_share('batch_scripts.cfg')
         if self.kind not in self.batch_systems:

@@ -106,10 +106,8 @@ def unknown_options(options, tree):
 
 
 def cloned(tree, asked):
-    """
-    Return the directories that a build with these options would clone, which nothing verifies. From 2.7 on NCCL and
-    Eigen are no submodules (tools/optional_submodules.py and build_pytorch_libs.py).
-    """
+    """Return the directories that a build with these options would clone, which nothing verifies."""
+    # from 2.7 on these two are no submodules (tools/optional_submodules.py and build_pytorch_libs.py)
     own_nccl = asked.get('USE_CUDA') == '1' and asked.get('USE_NCCL') != '0' and asked.get('USE_SYSTEM_NCCL') != '1'
     own_eigen = asked.get('USE_SYSTEM_EIGEN_INSTALL') not in ('1', 'ON')
     found = []

@@ -78,10 +78,9 @@ def is_switch(name):
 
 
 def read_cache(path):
-    """
-    CMakeCache.txt as a dictionary. A switch that depends on one that is off stays in it as it was asked for, INTERNAL,
-    and is off; of one that no file declares (UNINITIALIZED), nor the table, it says nothing.
-    """
+    """Read CMakeCache.txt as a dictionary of what CMake decided."""
+    # A switch that depends on one that is off stays in it as it was asked for, INTERNAL, and is off. Of one that no
+    # file declares (UNINITIALIZED), nor the table, it says nothing.
     with open(path, encoding='utf-8', errors='replace') as handle:
         entries = re.findall(r'^([\w.+-]+):(\w+)=(.*)$', handle.read(), re.M)
     found = {}

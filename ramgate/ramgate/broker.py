@@ -36,13 +36,11 @@ WAYS = {b'c': LAUNCHER, b's': SYMLINK}
 
 
 class Broker:
-    """
-    `control`: a pipe from `ramgate run`, which writes k to kill the build and f when it has ended; `top`: the directory
-    where the build began; `watchers` are called with (event, compilation, schedule); `tree`: the build's processes.
-    """
+    """Answers the compilers of the build that began in `top`; `watchers` get (event, compilation, schedule)."""
 
     def __init__(self, listener, control, limits, schedule, top, tree, watchers=()):
         self.listener = listener
+        # a pipe from `ramgate run`, which writes k to kill the build and f when it has ended
         self.control = control
         self.limits = limits
         self.schedule = schedule

@@ -102,10 +102,7 @@ def environment(directory, slots, environ):
 
 
 def profile_path(options):
-    """
-    Find the profile to read and keep. `--profile auto`: next to the build directory, or in it if that is not writable;
-    once it is there, it serves builds without the option, too.
-    """
+    """Find the profile to read and keep; `auto`: beside the build directory, or in it if that is not writable."""
     if options.profile not in (None, 'auto'):
         return options.profile
     place = os.path.realpath(build_directory(options.command))
@@ -117,6 +114,7 @@ def profile_path(options):
         return None
     within = beside in ('/', home) or not os.access(beside, os.W_OK)
     path = os.path.join(place, 'ramgate.json') if within else place + '.ramgate.json'
+    # once it is there, it serves builds without the option, too
     return path if options.profile or os.path.exists(path) else None
 
 

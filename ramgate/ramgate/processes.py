@@ -112,12 +112,8 @@ def command_line(pid, name):
 
 
 class Tree:
-    """
-    The processes below `root`, and which of them are compilers that were started without a compiler wrapper.
-
-    Every process has an owner: the compiler (its pid) below which it runs, MANAGED, FREE, or None outside of the tree.
-    `directory`: where the wrapper lies.
-    """
+    """The processes below `root`, and which of them are compilers that were started without a compiler wrapper."""
+    # each has an owner: the compiler (its pid) below which it runs, MANAGED, FREE, or None outside of the tree
 
     def __init__(self, root, directory):
         self.directory = directory

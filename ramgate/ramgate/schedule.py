@@ -315,10 +315,8 @@ class Schedule:
                                  curve=[memory * factor for memory in estimate.curve], earlier=None)
 
     def future(self, compilation, now):
-        """
-        (curve, seconds, age, slowness) for the forecast of a running compilation: its estimate, corrected by what was
-        measured. The curve's spans are on the clock of the build in which they were measured, age and seconds on ours.
-        """
+        """Return (curve, seconds, age, slowness) of a running compilation: its estimate, corrected by its memory."""
+        # the curve's spans are on the clock of the build in which they were measured, age and seconds on ours
         estimate = compilation.estimate
         curve = estimate.curve
         slow = estimate.slowness

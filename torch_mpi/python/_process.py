@@ -36,11 +36,8 @@ def load():
 
 
 def start(timeout=datetime.timedelta(minutes=30)):
-    """Initialise MPI, once, and have it ended with the process. All processes must call it.
-
-    init_process_group("mpi") does. Only programs that make "mpi" groups beside a default group of another backend need
-    to call it themselves.
-    """
+    """Initialise MPI, once, and have it ended with the process. All processes must call it."""
+    # init_process_group("mpi") does; programs that make "mpi" groups beside another default group call it themselves
     compiled = load()
     compiled.start(timeout)
     if state["started"]:

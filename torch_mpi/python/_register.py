@@ -21,11 +21,7 @@ _registered = False
 
 
 def register():
-    """Make "mpi" a backend of torch.distributed; done once, at import.
-
-    Also the entry point of the group ``torch.backends``. Where the MPI library cannot be used it warns, once, with the
-    reason, and ``is_mpi_available()`` stays False.
-    """
+    """Make "mpi" a backend of torch.distributed, once; warn with the reason where the MPI library cannot be used."""
     global _registered
     import torch
     import torch.distributed as dist
@@ -55,10 +51,7 @@ def register():
 
 
 def is_mpi_available():
-    """Return True if MPI started this process.
-
-    Programs choose their backend by this, and would take "mpi" under torchrun otherwise. By name "mpi" works anywhere.
-    """
+    """Return True if MPI started this process: programs choose by this; by name, "mpi" works anywhere."""
     # pytorch-srun sets all that torchrun does, and this
     torchrun = "TORCHELASTIC_RUN_ID" in os.environ and "HPC_RANKS_BY" not in os.environ
     return state["started"] or not torchrun and not STARTED_BY_MPI.isdisjoint(os.environ)
@@ -81,11 +74,7 @@ def extend_monitored_barrier():
 
 
 def extend_groups():
-    """Make groups of "mpi" and of other backends work beside each other, by the function that makes all but the first.
-
-    All processes call it, members or not. Beside a default group of MPI other backends need a store, which torch leaves
-    out there; most programs make no such group, and open no port. Beside another default group, MPI must be started.
-    """
+    """Make groups of "mpi" and of other backends work beside each other."""
     import torch.distributed as dist
     c10d = dist.distributed_c10d
     original = c10d._new_group_with_tag
@@ -94,12 +83,14 @@ def extend_groups():
     def new_group(ranks=None, timeout=None, backend=None, *others, **options):
         default = c10d._get_default_group()
         default_backend, store = c10d._world.pg_map[default]
+        # all processes are here, members or not
         wanted, limit = str(backend or default_backend).lower(), timeout or c10d.default_pg_timeout
         if default_backend == "mpi" and wanted != "mpi" and not isinstance(store, dist.TCPStore):
             if options.get("use_local_synchronization"):
                 raise MPIUnavailable(
                     "torch_mpi: the first group of another backend beside a default group of mpi takes all ranks: make "
                     "one without use_local_synchronization before, for example new_group(backend=\"gloo\")")
+            # the store that torch leaves out there; most programs make no such group, and open no port
             c10d._world.pg_map[default] = default_backend, meet(limit)[0]
         elif "mpi" in wanted and not state["started"]:
             # MPI's start would wait without end for one that does not come
@@ -111,11 +102,9 @@ def extend_groups():
 
 
 def create_for_plugin(options, _):
-    """Return what torch asks for from 2.14 on: the backend of a group, or the whole group.
-
-    With TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares the calls of the ranks over a group of gloo, which needs a store
-    and the rank. Where "mpi" is the default it has neither, and would fail; a whole group it takes as it is.
-    """
+    """Return what torch asks for from 2.14 on: the backend of a group, or the whole group."""
+    # With DETAIL torch compares the calls of the ranks over a group of gloo, which needs a store and the rank. Where
+    # "mpi" is the default it has neither, and would fail; a whole group it takes as it is.
     import torch
     import torch.distributed as dist
     backend = ProcessGroupMPI.create(options.global_ranks_in_group)
@@ -153,10 +142,8 @@ class ProcessGroupMPI:
 
 
 def arguments_of(function):
-    """Return the local variables of a function of torch.distributed among the callers: torch does not pass them on.
-
-    The names and arguments of the two functions that are looked for are the same from 2.1 to 2.15.
-    """
+    """Return the local variables of a function of torch.distributed among the callers: torch does not pass them on."""
+    # the names and arguments of the two functions that are looked for are the same from 2.1 to 2.15
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__")

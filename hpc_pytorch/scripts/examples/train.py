@@ -106,10 +106,8 @@ def leaving(device):
 
 
 def prepare(model, loader, device):
-    """
-    Run one pass that does not count. DistributedDataParallel reorders its messages after its first pass, and the last
-    bit of a sum depends on the order: without this, the first step after a restart would not be what it was to be.
-    """
+    """Run one pass that does not count, or the first step after a restart would not be what it was to be."""
+    # DistributedDataParallel reorders its messages after its first pass, and the last bit of a sum depends on the order
     inputs, targets = next(iter(loader))
     torch.nn.functional.mse_loss(model(inputs.to(device)), targets.to(device)).backward()
 
