@@ -179,11 +179,8 @@ class LockedEnvironment(EasyBlock):
         return entries
 
     def entries_of(self, lock):
-        path = self.named_file(lock)
         with as_easybuild_error(easyblock=self):
-            entries = read_lock(path)
-            check_list(path, entries)
-            return entries
+            return read_lock(self.named_file(lock))
 
     def check_locks(self):
         """Stop unless all files are there, and locks are of this version; of a copied easyconfig they may not be."""
@@ -199,12 +196,15 @@ class LockedEnvironment(EasyBlock):
                 stop(self, "The lock file has %s, the easyconfig says %s: make a lock file for that (the .in file "
                      "beside it has the command) and name it in the easyconfig." % (other, self.version))
             for lock in self.cfg[parameter]:
-                for entry in self.entries_of(lock):
+                entries = self.entries_of(lock)
+                for entry in entries:
                     if UNKNOWN in entry.hashes:
                         stop(self, "%s %s has no SHA256 yet, but zeros: see the comment in its lock file"
                              % (entry.name, entry.version))
                     if not PLATFORM_MARKER.search(entry.text):
                         versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
+                with as_easybuild_error(easyblock=self):
+                    check_list(self.named_file(lock), entries)
             self.check_versions(versions)
         self.check_torch_below()
         self.check_gpus_of_locks()
@@ -293,8 +293,11 @@ class LockedEnvironment(EasyBlock):
     def show_packages(self):
         if self.other_processor:
             self.dry_run_msg("  * not looked at: whether these have wheels for the nodes: %s", self.other_processor)
-        for name, version in sorted({(entry.name, entry.version) for entry in self.locked('lock_files')}):
-            self.dry_run_msg("  * %s %s", name, version)
+        versions = {}
+        for entry in self.locked('lock_files'):
+            versions.setdefault(entry.name, set()).add(entry.version)
+        for name in sorted(versions):
+            self.dry_run_msg("  * %s %s", name, ' or '.join(sorted(versions[name])))
 
     def fetch_packages(self):
         """Fetch from the easyconfig's own index, or the other locks from the user's where that is not reached."""

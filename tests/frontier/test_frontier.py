@@ -14,7 +14,7 @@ from batch_systems.real_slurm import wait_for
 
 from frontier.frontier_site import MODULE, site
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 # as the page starts it, with fewer ranks; timeouts, as srun waits for ever for what cannot be
 SRUN = 'timeout 1500 srun -N2 -n4 --ntasks-per-node=2 -c7 --export=ALL '
@@ -62,7 +62,6 @@ def test_module(frontier):
     assert re.search(r'libmpich?\.so', output)
 
 
-@pytest.mark.nightly
 def test_mpi_backend():
     """It is built for cray-mpich, too, as the easyconfig has it."""
     with site() as frontier:
@@ -81,7 +80,6 @@ def test_two_nodes(frontier, tmp_path):
     assert found[0][3] in frontier.slurm.nodes
 
 
-@pytest.mark.nightly
 def test_two_jobs_on_the_same_nodes(frontier, tmp_path):
     """At the same time; they do not meet."""
     (tmp_path / 'show.py').write_text(SHOW)
@@ -104,7 +102,6 @@ def test_torchrun_in_srun(frontier):
     assert 'pytorch-srun PROGRAM' in output and 'Traceback' not in output
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize('times', [1, 20])
 def test_killed_again_and_again(frontier, tmp_path, times):
     """Killed in mid-epoch: the end is the same as undisturbed. A rank on each node will do."""
@@ -163,7 +160,6 @@ def kill_a_rank(frontier, snapshots, chance):
         os.kill(chance.choice(found), signal.SIGKILL)
 
 
-@pytest.mark.nightly
 def test_damaged_snapshot(frontier, tmp_path):
     """A snapshot that cannot be read is not used; half-written ones are written again."""
     snapshots = tmp_path / 'snapshots'
@@ -179,7 +175,6 @@ def test_damaged_snapshot(frontier, tmp_path):
     assert not (snapshots / '.snapshot').exists()
 
 
-@pytest.mark.nightly
 def test_job_script(frontier, tmp_path):
     """The job script that pytorch-jobscript writes, as it is but for the stand-in's modules."""
     output, job = tmp_path / 'output', tmp_path / 'job'
@@ -194,7 +189,6 @@ def test_job_script(frontier, tmp_path):
     assert 'trained on 2 ranks' in text, text + job.read_text()
 
 
-@pytest.mark.nightly
 def test_staged(frontier, tmp_path):
     """A job on two nodes with sbcast: what it touches of the shared path is at most a tenth."""
     traces = tmp_path / 'traces'

@@ -89,7 +89,7 @@ def test_nobody_is_ended_when_all_end(survived):
 
 
 # each way to notice it once
-EVERY_DAY = ("notice", "raised", "exit_status", "half_posted", "disagreeing", "gone")
+EVERY_DAY = ("raised", "exit_status", "disagreeing", "gone")
 
 
 @pytest.mark.parametrize("case", [*EVERY_DAY, *(pytest.param(case, marks=pytest.mark.nightly)

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from mpi_installation import CCACHE, HERE, environment
+from mpi_installation import CCACHE, HERE, PROJECT, environment
 
 pytestmark = pytest.mark.slow
 
@@ -23,8 +23,10 @@ def fake_cuda(python, tmp_path_factory):
     flags = subprocess.run([python, "-c", FLAGS], env=environment(TORCH_DEVICE_BACKEND_AUTOLOAD="0"), check=True,
                            stdout=subprocess.PIPE, text=True).stdout.split("\n")[:-1]
     includes, libraries = [[flag for flag in flags if flag[:2] in kind] for kind in (("-i", "-D"), ("-L", "-W"))]
+    # the headers of few operators, as torch_mpi itself is compiled
+    few = ["-I%s/src/less" % PROJECT, "-DAT_PER_OPERATOR_HEADERS=1"]
     for words in (["-std=c++17", "-Wall", "-Werror", "-fPIC", "-fvisibility=hidden", "-c", str(HERE / "fake_cuda.cpp"),
-                   "-o", "fake_cuda.o", *includes],
+                   "-o", "fake_cuda.o", *few, *includes],
                   ["-shared", "fake_cuda.o", "-o", "fake_cuda.so", *libraries, "-lc10", "-ltorch",
                    "-ltorch_cpu", "-ltorch_python"]):
         subprocess.run(["g++", *words], cwd=directory, env=environment(**CCACHE), check=True)

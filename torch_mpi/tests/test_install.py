@@ -21,6 +21,7 @@ def test_a_prefix_on_pythonpath_is_enough(installed):
     assert installed.alone(AVAILABLE).strip().endswith(HERE_BY_NAME)
 
 
+@pytest.mark.nightly
 def test_without_the_entry_point_it_is_imported(installed):
     """As for torch before 2.5; or before torch, which has it import itself once more."""
     assert installed.alone("import torch_mpi; " + AVAILABLE).strip().endswith(HERE_BY_NAME)
@@ -51,6 +52,7 @@ def test_installed_is_not_wanted(installed, tmp_path):
     assert installed.alone(under_torchrun).count("gloo 2") == 2
 
 
+@pytest.mark.nightly
 def test_import_torch_beside_the_sources(installed):
     """A folder torch_mpi in the current one is not taken for the installed package."""
     for folder in (PROJECT.parent, PROJECT):
