@@ -180,6 +180,7 @@ def log_in(place):
     os.environ.update(entry.split('=', 1) for entry in done.stdout.split('\0') if '=' in entry)
 
 
+def consent_of_root():
     """Give the explicit consent that EasyBuild and Open MPI require to run as root."""
     if os.geteuid() != 0:
         return []

@@ -64,7 +64,7 @@ def check_list(path, entries):
     names = {entry.name for entry in entries}
     for name, version in LISTED.findall(text):
         locked = normal_name(name) in names and not (version and other_version(entries, name, version))
-        if not locked and '--no-emit-package %s ' % name not in text:
+        if not locked and not re.search(r'--no-emit-package %s\s' % re.escape(name), text):
             raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"
                                % (source, '=='.join(filter(None, [name, version]))))
 
