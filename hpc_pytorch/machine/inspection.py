@@ -177,9 +177,12 @@ class Machine(object):
         """Return Slurm's partitions, with cores, memory, gpus (no MIG slices) of each, or PBS's queues; `up`: open."""
         if self.system.scheduler['kind'] == 'pbs':
             queues = re.findall(r'^Queue: (\S+)((?:\n.+)*)', self.output(*PARTITIONS['pbs']), re.M)
-            return {name: {'up': not re.search('(enabled|started) = False', about)} for name, about in queues}
+            closed = re.compile('(enabled|started) = False|from_route_only = True')
+            return {name: {'up': not closed.search(about)} for name, about in queues}
         found = {}
-        for line in re.findall(r'(?:.*[|]){5}.*', self.output(*PARTITIONS['slurm'])):
+        # the other nodes of the job's partition may be of another kind
+        own = ['--nodes=' + self.environ['SLURMD_NODENAME']] if 'SLURMD_NODENAME' in self.environ else []
+        for line in re.findall(r'(?:.*[|]){5}.*', self.output(*PARTITIONS['slurm'], *own)):
             name, layout, megabytes, gres, share, state = line.strip().split('|')
             sockets, cores, threads = map(int, layout.replace('+', '').split(':'))
             facts = {
@@ -199,7 +202,8 @@ class Machine(object):
         found = self.partitions()
         if not found:
             raise NotAsked("the batch system names no partition or queue")
-        own = self.environ.get('SLURM_JOB_PARTITION') or self.environ.get('PBS_QUEUE')
+        # the queue in which a PBS job runs may be one that takes no jobs of users
+        own = self.environ.get('SLURM_JOB_PARTITION') or self.environ.get('PBS_O_QUEUE')
         if own in found:
             return own
         return max(found, key=lambda name: (found[name]['up'], found[name].get('gpus')))

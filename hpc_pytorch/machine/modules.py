@@ -84,12 +84,12 @@ class ModulesShell(object):
         succeeded, said = self.call('load', *names)
         return None if succeeded else said or "no reason was given"
 
-    def add(self, name):
-        """Load a module; returns what went wrong, and changes nothing then. Only a PrgEnv may unload others."""
+    def add(self, name, replaces='(?!)'):
+        """Load a module; returns what went wrong, and changes nothing then. Only what fits `replaces` makes room."""
         before, loaded = self.environ, self.loaded
         problem = self.load([name])
         gone = [one for one in loaded if one not in self.loaded]
-        if gone and not problem and not name.startswith('PrgEnv-'):
+        if gone and not problem and not any(re.match(replaces, one, re.I) for one in gone):
             problem = "it unloads " + ' '.join(gone)
         if problem:
             self.environ = before

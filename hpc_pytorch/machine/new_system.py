@@ -17,6 +17,10 @@ DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
 EASYCONFIG = 'PyTorch-2.13.0-ARCHER2-whl.eb'
 # {EasyBuild's name of the software: what it is}; of each kind, one module is loaded
 KINDS = dict(words.split()[::2] for words in DATA['software'].values())
+# MPIs that are not compiled once for each compiler
+FOR_ANY_COMPILER = '|'.join(pattern for pattern, words in DATA['software'].items()
+                            if words.startswith(('impi', 'HPCX')))
+OTHER_COMPILERS = next(iter(DATA['left out']))
 
 
 def comment(name):
@@ -49,7 +53,8 @@ def describe(name, machine, modules):
     cray = 'PrgEnv-gnu' in [software for _, software, _ in modules]
     # dashes separate the words in names of easyconfigs
     suffix = name.replace('-', '')
-    for section in ('every system', kind, 'cc' if cray else 'mpicc'):
+    open_mpi = kind != 'slurm' and 'openmpi' in [part for _, _, part in modules]
+    for section in ('every system', kind, 'cc' if cray else 'mpicc', *['mpirun'] * open_mpi):
         for key, value in DATA[section].items():
             values[key] = value.format(name=name, suffix=suffix, kind=kind), 'to be checked'
     for key, words in DATA['answers'].items():
@@ -107,7 +112,8 @@ def python_module(machine):
     except NotAsked as problem:
         return None, str(problem)
     loaded = machine.environ.get('LOADEDMODULES', '').split(':')
-    return next(filter(re.compile(DATA['python']['pattern']).match, loaded), None), 'loaded here'
+    name = next(filter(re.compile(DATA['python']['pattern'], re.I).match, loaded), None)
+    return name, 'loaded here' if name else 'none was loaded here'
 
 
 def system_text(name, values):
@@ -124,20 +130,39 @@ def system_text(name, values):
     return text + '\n' + comment('settings')
 
 
-def newest_first(shell, pattern):
-    """List the modules that can be loaded now and whose names fit a pattern."""
+def pattern_of_module(pattern):
     # Red Hat's are called mpi/openmpi-x86_64
-    fits = re.compile(r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64)' % (DATA['categories']['pattern'], pattern), re.I)
-    names = filter(fits.match, shell.available())
-    return sorted(names, key=lambda name: release(software_version(name)), reverse=True)
+    return r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64)' % (DATA['categories']['pattern'], pattern)
 
 
-def why_no_mpi(shell, name):
+def newest_first(shell, pattern, loaded=()):
+    """List the modules that can be loaded now and whose names fit a pattern; those that are loaded come first."""
+    names = filter(re.compile(pattern_of_module(pattern), re.I).match, shell.available())
+    return sorted(names, key=lambda name: (name in loaded, release(software_version(name))), reverse=True)
+
+
+def fits_any_compiler(mpi):
+    return re.match(pattern_of_module(FOR_ANY_COMPILER), mpi, re.I)
+
+
+def add(shell, name, kind):
+    """Load a module of some kind; returns why that cannot be done, or should not be, as wheels are built with GCC."""
+    version = name.partition('/')[2]
+    other = re.search(r'(?<![a-z\d])(?:%s)' % OTHER_COMPILERS, version, re.I)
+    if kind == 'MPI' and other and not fits_any_compiler(name) and not re.search('gcc|gnu', version, re.I):
+        return "it is made for another compiler than GCC, which was not tried"
+    replaces = {'environment': '', 'compiler': pattern_of_module(OTHER_COMPILERS)}
+    return shell.add(name, replaces.get(kind, '(?!)'))
+
+
+def why_no_mpi(shell, name, kind):
     """Say why no MPI can be loaded after this module; None if one can be."""
     before = shell.environ
     patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
-    said = shell.add(name)
-    if not said and all(map(shell.add, newest_first(shell, '|'.join(patterns)))):
+    said = add(shell, name, kind)
+    mpis = newest_first(shell, '|'.join(patterns))
+    own = [mpi for mpi in mpis if not fits_any_compiler(mpi)]
+    if not said and all(add(shell, mpi, 'MPI') for mpi in own or mpis):
         said = "no MPI can be loaded with it"
     shell.environ = before
     return said
@@ -154,9 +179,9 @@ def modules_of(machine):
     amd = bool(machine.which('rocm-smi')) and not machine.has_nvidia()
     for pattern, words in sorted(DATA['software'].items(), key=lambda one: amd and one[1].startswith('CUDA')):
         software, part, kind = words.split()
-        names = newest_first(shell, pattern)
+        names = newest_first(shell, pattern, before)
         if kind in ('environment', 'compiler'):
-            without = {name: why_no_mpi(shell, name) for name in names}
+            without = {name: why_no_mpi(shell, name, kind) for name in names}
             if not all(without.values()):
                 left_out += [(name, said) for name, said in without.items() if said]
                 names = [name for name in names if not without[name]]
@@ -165,7 +190,7 @@ def modules_of(machine):
             left_out += [(name, others[0] + " is there") for name in names]
             continue
         for name in names:
-            said = shell.add(name)
+            said = add(shell, name, kind)
             if said is None:
                 chosen.append((name, software, part))
                 break

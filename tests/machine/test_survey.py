@@ -479,6 +479,60 @@ def test_draft_takes_no_hpcx_for_debugging(cray):
     assert [name for name, _, _ in chosen] == ['gcc/13.2.0', 'hpcx/2.20']
 
 
+@pytest.mark.parametrize('mpis, chosen', [
+    (['openmpi/4.1.7--nvhpc--25.3', 'openmpi/4.1.6--gcc--12.2.0-cuda-12.2'], 'openmpi/4.1.6--gcc--12.2.0-cuda-12.2'),
+    slow(['openmpi/intel/5.0.8', 'openmpi/gcc/5.0.3'], 'openmpi/gcc/5.0.3'),
+    slow(['openmpi/5.0.5-intel', 'openmpi/5.0.5-nvidia25.1', 'openmpi/5.0.6-aocc', 'openmpi/4.1.5'], 'openmpi/4.1.5'),
+    slow(['mpich/4.3-oneapi', 'impi/2021.15.0-intel-compilers-2025.1.1'], 'impi/2021.15.0-intel-compilers-2025.1.1'),
+])
+def test_draft_takes_no_mpi_of_another_compiler(cray, mpis, chosen):
+    """Trees without a hierarchy have those of all compilers; Intel's MPI has wrappers of GCC."""
+    needs_program('tclsh')
+    found, left_out = new_system.modules_of(cray(top=dict.fromkeys(['gcc/12.2.0', 'nvhpc/25.3', *mpis], '')))
+    assert [name for name, _, _ in found] == ['gcc/12.2.0', chosen]
+    assert {line.partition(':')[0] for line in left_out if 'for another compiler' in line} == set(mpis) - {chosen}
+
+
+@pytest.mark.slow
+def test_draft_takes_a_compiler_that_has_an_mpi_of_its_own(cray):
+    """Not the newest, because HPC-X and Intel's MPI can be loaded with it, as with each compiler."""
+    needs_program('tclsh')
+    mpi = 'OpenMPI/5.0.3-GCC-13.3.0'
+    others = ['HPCX/2.14', 'impi/2021.15.0', 'OpenMPI/5.0.7-intel-compilers-2025.1.1']
+    machine = cray(top=dict({mpi: 'module switch GCC GCC/13.3.0', 'GCC/14.2.0': '', 'GCC/13.3.0': ''},
+                            **dict.fromkeys(others, '')))
+    chosen, left_out = new_system.modules_of(machine)
+    assert [name for name, _, _ in chosen] == ['GCC/13.3.0', mpi]
+    assert left_out[0] == 'GCC/14.2.0: no MPI can be loaded with it'
+
+
+def test_draft_takes_what_is_loaded(cray):
+    """Also where modules allow several at once."""
+    needs_program('tclsh')
+    loaded = ['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.2']
+    machine = cray(top=dict.fromkeys([*loaded, 'gnu14/14.1', 'openmpi5/5.0.3', 'cudatoolkit/12.9'], ''))
+    shell = machine.modules_shell()
+    assert shell.load(loaded) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
+    assert [name for name, _, _ in chosen] == loaded and not [line for line in left_out if 'loaded here' in line]
+
+
+@pytest.mark.slow
+def test_draft_replaces_the_compiler_of_login(cray, tmp_path):
+    """Sites load Intel's or NVIDIA's at login; the MPI is then the one below GCC."""
+    needs_program('tclsh')
+    opens = 'module unload nvidia\nmodule use %s/gnu' % tmp_path
+    machine = cray(top={'nvidia/24.7': '/nvidia', 'gcc/14.2.0': opens, 'gcc/13.2.0': opens},
+                   nvidia={'openmpi/5.0.5': ''}, gnu={'openmpi/5.0.5': ''})
+    shell = machine.modules_shell()
+    assert shell.load(['nvidia', 'openmpi']) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
+    assert [name for name, _, _ in chosen] == ['gcc/14.2.0', 'openmpi/5.0.5']
+    assert left_out == ["nvidia/24.7: PyTorch's wheels are built with GCC; another compiler was not tried"]
+
+
 def test_draft_names_what_it_does_not_know(cray):
     """Programming environments, compilers and MPIs that were not tried are left out, and why."""
     needs_program('tclsh')
@@ -524,6 +578,10 @@ def test_draft_names_a_python(tmp_path):
     environ = dict(os.environ, LOADEDMODULES='PrgEnv-gnu/8.5.0:cray-python/3.11.7')
     found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), environ))
     assert found == ('cray-python/3.11.7', 'loaded here')
+    for name in ('Python/3.12.3-GCCcore-13.3.0', 'miniconda3/24.7', 'Anaconda3/2024.02', 'lang/Python/3.11', None):
+        others = dict(environ, LOADEDMODULES=':'.join(['GCCcore/13.3.0', 'pythia/8', *filter(None, [name])]))
+        found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), others))
+        assert found == (name, 'loaded here' if name else 'none was loaded here')
     python.write_text('#!/bin/sh\necho %s\n' % python)
     found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), environ))
     assert found == (None, 'python3 is new enough')
@@ -669,12 +727,26 @@ def test_draft_in_a_job(place):
         'yes', '8.0', '0-3 4-7']
 
 
+def test_draft_in_a_partition_of_several_kinds(place):
+    """Of the job's own node, not of the one with most GPUs."""
+    line = 'gpu|1:8:2|524288|gpu:%s|NO|up'
+    place.command('sinfo', '\n'.join([line % 'rtx2080ti:8', line % 'a100:2']))
+    place.replace('bin/sinfo', '/sh\n', "/sh\ncase $* in *--nodes=n1) echo '%s'; exit; esac\n" % line % 'a100:2')
+    job = {'SLURM_JOB_ID': '1', 'SLURM_JOB_PARTITION': 'gpu'}
+    assert [described(place, **job, **more)['gpus'] for more in ({}, {'SLURMD_NODENAME': 'n1'})] == [8, 2]
+
+
 def test_draft_of_a_queue_that_is_open(place):
+    """And takes jobs of users: the one to which this job was submitted, from which it may have been sent to another."""
     (place.top / 'bin' / 'sinfo').unlink()
     place.command('qstat', "Queue: old\n    queue_type = Execution\n    enabled = False\n    started = True\n\n"
+                           "Queue: small\n    queue_type = Execution\n    from_route_only = True\n\n"
                            "Queue: gpu\n    queue_type = Execution\n    enabled = True\n    started = True\n")
     assert described(place)['partition'] == 'gpu'
-    assert described(place, PBS_JOBID='1.pbs', PBS_QUEUE='old')['partition'] == 'old'
+    assert described(place, PBS_JOBID='1.pbs', PBS_QUEUE='small', PBS_O_QUEUE='old')['partition'] == 'old'
+    # the others have other options
+    assert [described(place, modules)['command'] for modules in ((), [('openmpi/5.0', 'OpenMPI', 'openmpi')])] == [
+        'mpiexec', 'mpirun']
 
 
 def test_draft_of_a_slurm_without_partitions(place):
