@@ -117,3 +117,7 @@ def test_draft_from_slurm(slurm, tmp_path):
     assert drafted.scheduler['kind'] == 'slurm' and drafted.scheduler['partition'] in ('standard', 'gpu')
     threads = drafted.node['cores'] * drafted.node['threads_per_core']
     assert (threads, drafted.node['memory'], drafted.node['gpus']) == (256, 256 << 30, 0)
+    # in a job, of its own node
+    everywhere = machine.partitions()
+    machine.environ['SLURMD_NODENAME'] = slurm.output('sinfo', '--noheader', '--format=%N').split()[0]
+    assert machine.partitions() == everywhere
