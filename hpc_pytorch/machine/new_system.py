@@ -177,7 +177,12 @@ def modules_of(machine):
         return chosen, [str(problem)]
     before = shell.loaded
     amd = bool(machine.which('rocm-smi')) and not machine.has_nvidia()
-    for pattern, words in sorted(DATA['software'].items(), key=lambda one: amd and one[1].startswith('CUDA')):
+
+    def order(one):
+        loaded = any(re.match(pattern_of_module(one[0]), name, re.I) for name in before)
+        return list(KINDS.values()).index(one[1].split()[2]), not loaded, amd and one[1].startswith('CUDA')
+
+    for pattern, words in sorted(DATA['software'].items(), key=order):
         software, part, kind = words.split()
         names = newest_first(shell, pattern, before)
         if kind in ('environment', 'compiler'):

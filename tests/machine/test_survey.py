@@ -509,13 +509,15 @@ def test_draft_takes_a_compiler_that_has_an_mpi_of_its_own(cray):
 def test_draft_takes_what_is_loaded(cray):
     """Also where modules allow several at once."""
     needs_program('tclsh')
-    loaded = ['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.2']
-    machine = cray(top=dict.fromkeys([*loaded, 'gnu14/14.1', 'openmpi5/5.0.3', 'cudatoolkit/12.9'], ''))
-    shell = machine.modules_shell()
-    assert shell.load(loaded) is None
-    machine.environ = shell.environ
-    chosen, left_out = new_system.modules_of(machine)
-    assert [name for name, _, _ in chosen] == loaded and not [line for line in left_out if 'loaded here' in line]
+    names = ['gnu14/14.1', 'openmpi5/5.0.3', 'openmpi4/4.1.6', 'mpich/4.2', 'cudatoolkit/12.9', 'cuda/12.2', 'rocm/6.4']
+    machine = cray(top=dict.fromkeys(['gnu12/12.2.0', *names], ''))
+    for loaded in (['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.2'], ['gnu12/12.2.0', 'mpich/4.2', 'rocm/6.4']):
+        machine.environ = dict(os.environ, MODULEPATH=machine.environ['MODULEPATH'])
+        shell = machine.modules_shell()
+        assert shell.load(loaded) is None
+        machine.environ = shell.environ
+        chosen, left_out = new_system.modules_of(machine)
+        assert [name for name, _, _ in chosen] == loaded and not [line for line in left_out if 'loaded here' in line]
 
 
 @pytest.mark.slow
