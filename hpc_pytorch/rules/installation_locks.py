@@ -36,13 +36,17 @@ def owners(lock_path):
 
 def is_stale(note, host, pid, started, job):
     """True if an installation has ended without removing its lock; a requeued job takes over its own lock."""
+    here = host == socket.gethostname()
+    # salloc's job may be over while ./eb runs on, or have another ./eb
+    if here and start_time(pid) == started:
+        return False
     if job:
         try:
             age = time.time() - os.path.getmtime(note)
         except OSError:
             return True
         return job == own_job() or not alive(job, age)
-    return host == socket.gethostname() and start_time(pid) != started
+    return here
 
 
 def remove_stale_lock(lock_path):

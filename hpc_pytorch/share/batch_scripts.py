@@ -26,8 +26,8 @@ STATUS = """status=$?
 first=$(cat "$HPC_RANK_OUTPUTS"/rank-*.out 2> /dev/null |
     sed -n 's/.*: rank .* ended with status \\([1-9][0-9]*\\) at \\(.*\\)/\\2 \\1/p' | sort | head -n 1)
 if [ -n "$first" ]; then status=${first##* }; fi"""
-# 85: the program has saved, and is to go on; more than 128: something was killed
-AGAIN = """if {{ [ "$status" = 85 ] || [ "$status" -gt 128 ]; }} && [ "${{{count}:-0}}" -lt {times} ]; then
+# 85: the program has saved, and is to go on; 129 to 192: something was killed (sys.exit(-1) is 255)
+AGAIN = """if ((status == 85 || (status > 128 && status <= 192))) && [ "${{{count}:-0}}" -lt {times} ]; then
     {again} && exit
 fi"""
 # Ends a script that is followed: what was cancelled or ran out of time has not ended well, whatever its exit status.
@@ -129,8 +129,8 @@ class Script:
         share = self.gpus / self.all_gpus if self.all_gpus else 1
         self.cores = max(int(self.usable_cores() * share) // self.ranks, 1)
         self.clock = '%02d:%02d:00' % divmod(options.time, 60)
-        # seconds before the time limit at which the program gets the signal to save
-        self.lead = min(120, 30 * options.time)
+        # seconds before the time limit at which the program gets the signal to save; Slurm's may come a minute earlier
+        self.lead = min(120, 15 * options.time)
         self.check()
 
     def usable_cores(self):

@@ -32,6 +32,20 @@ def test_somebody_elses_in_a_dry_run(tmp_path, option):
     assert ('%s/toy/1.0 belongs to somebody else' % tmp_path in said) == (option != 'debug')
 
 
+@pytest.mark.parametrize('job', ['slurm:77', 'slurm:78'])
+def test_process_that_lives(tmp_path, job):
+    """It holds its lock, whether salloc's job is over or is also that of a second ./eb."""
+    program = ("import os, sys; from hpc_pytorch.rules import installation_locks as locks; "
+               "locks.alive = lambda job, age: False; "
+               "print([locks.is_stale(sys.argv[1], os.uname().nodename, os.getpid(), started, sys.argv[2])"
+               " for started in (locks.start_time(os.getpid()), '1')])")
+    (tmp_path / 'note').touch()
+    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', program, str(tmp_path / 'note'), job],
+                          env=dict(clean_environment(), SLURM_JOB_ID='77'), cwd=CHECKOUT, stdout=subprocess.PIPE,
+                          check=True, text=True).stdout
+    assert said == '[False, True]\n'
+
+
 @pytest.fixture
 def lock(toys):
     """The lock of a toy's installation."""

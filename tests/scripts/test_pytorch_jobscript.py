@@ -158,15 +158,25 @@ def test_requeue(jobscript):
     assert {'#SBATCH --requeue', '#SBATCH --open-mode=append', '#SBATCH --signal=USR1@120'} <= set(lines)
     assert '    scontrol requeue "$job" && exit' in lines
     # mpirun's ranks are no step of Slurm's
-    for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 30)):
+    for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 45)):
         text = '\n'.join(jobscript(system, '--requeue', '3', '--time', time, 'train.py'))
         assert 'timeout --preserve-status --foreground --signal=USR1 %d mpi' % seconds in text
         assert '-lt 3 ]' in text and '--signal=USR1@' not in text
     assert not any('85' in line for line in jobscript('frontier', 'train.py'))
 
 
+@pytest.mark.parametrize('time', [1, 2, 5])
+def test_signal_of_a_short_job(jobscript, time):
+    """Slurm may send it 30 seconds early, and in a first, short try PyTorch is to be imported before it comes."""
+    lines = jobscript('frontier', '--requeue', '3', '--time', str(time), 'train.py')
+    lead, = (int(line.partition('USR1@')[2]) for line in lines if '--signal=' in line)
+    assert lead >= 15 and 60 * time - lead - 30 >= 15 * time
+
+
 @pytest.mark.parametrize('ended, status, again', [
     ((), 137, True), ((), 85, True), ((), 1, False),
+    # sys.exit(-1) is no signal's
+    ((), 255, False), ((0, 255), 255, False),
     # rank 1 was killed, and rank 0 saw its connection break; rank 1 failed, and rank 0 was killed as it waited
     ((1, 137), 137, True), ((137, 1), 1, False)])
 def test_queued_again(jobscript, tmp_path, ended, status, again):
