@@ -87,7 +87,8 @@ class ModulesShell(object):
     def add(self, name, replaces='(?!)'):
         """Load a module; returns what went wrong, and changes nothing then. Only what fits `replaces` makes room."""
         before, loaded = self.environ, self.loaded
-        problem = self.load([name])
+        # Lmod would load it again, and with it the defaults of what it loads, such as cray-mpich
+        problem = None if name in loaded else self.load([name])
         gone = [one for one in loaded if one not in self.loaded]
         if gone and not problem and not any(re.match(replaces, one, re.I) for one in gone):
             problem = "it unloads " + ' '.join(gone)

@@ -520,6 +520,18 @@ def test_draft_takes_what_is_loaded(cray):
         assert [name for name, _, _ in chosen] == loaded and not [line for line in left_out if 'loaded here' in line]
 
 
+def test_draft_keeps_the_mpi_that_is_not_the_default(cray, tmp_path):
+    """A programming environment that is loaded again would load its default."""
+    needs_program('tclsh')
+    machine = cray(top={'PrgEnv-gnu/8.6.0': 'module use %s/gnu\nmodule load cray-mpich' % tmp_path},
+                   gnu={'gcc-native/14.2': '', 'cray-mpich/8.1.30': '', 'cray-mpich/9.0.1': ''})
+    shell = machine.modules_shell()
+    assert shell.load(['PrgEnv-gnu']) is shell.load(['cray-mpich/8.1.30']) is None
+    machine.environ = shell.environ
+    assert [name for name, _, _ in new_system.modules_of(machine)[0]] == [
+        'PrgEnv-gnu/8.6.0', 'gcc-native/14.2', 'cray-mpich/8.1.30']
+
+
 @pytest.mark.slow
 def test_draft_replaces_the_compiler_of_login(cray, tmp_path):
     """Sites load Intel's or NVIDIA's at login; the MPI is then the one below GCC."""
