@@ -84,13 +84,13 @@ class ModulesShell(object):
         succeeded, said = self.call('load', *names)
         return None if succeeded else said or "no reason was given"
 
-    def add(self, name, replaces='(?!)'):
-        """Load a module; returns what went wrong, and changes nothing then. Only what fits `replaces` makes room."""
+    def add(self, name, replaces=None):
+        """Load a module; returns what went wrong, and changes nothing then. Only one that it `replaces` makes room."""
         before, loaded = self.environ, self.loaded
         # Lmod would load it again, and with it the defaults of what it loads, such as cray-mpich
         problem = None if name in loaded else self.load([name])
         gone = [one for one in loaded if one not in self.loaded]
-        if gone and not problem and not any(re.match(replaces, one, re.I) for one in gone):
+        if gone and not problem and not (replaces and any(map(replaces, gone))):
             problem = "it unloads " + ' '.join(gone)
         if problem:
             self.environ = before

@@ -17,10 +17,20 @@ DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
 EASYCONFIG = 'PyTorch-2.13.0-ARCHER2-whl.eb'
 # {EasyBuild's name of the software: what it is}; of each kind, one module is loaded
 KINDS = dict(words.split()[::2] for words in DATA['software'].values())
+
+
+def matches_module(pattern):
+    # Red Hat's are called mpi/openmpi-x86_64
+    words = DATA['categories']['pattern'], pattern
+    return re.compile(r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64)' % words, re.I).match
+
+
 # MPIs that are not compiled once for each compiler
-FOR_ANY_COMPILER = '|'.join(pattern for pattern, words in DATA['software'].items()
-                            if words.startswith(('impi', 'HPCX')))
+FOR_ANY_COMPILER = matches_module('|'.join(
+    pattern for pattern, words in DATA['software'].items() if words.startswith(('impi', 'HPCX'))))
 OTHER_COMPILERS = next(iter(DATA['left out']))
+# which loaded modules may make room for one of these kinds
+REPLACES = {'environment': bool, 'compiler': matches_module(OTHER_COMPILERS)}
 
 
 def comment(name):
@@ -130,29 +140,19 @@ def system_text(name, values):
     return text + '\n' + comment('settings')
 
 
-def pattern_of_module(pattern):
-    # Red Hat's are called mpi/openmpi-x86_64
-    return r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64)' % (DATA['categories']['pattern'], pattern)
-
-
 def newest_first(shell, pattern, loaded=()):
-    """List the modules that can be loaded now and whose names fit a pattern; those that are loaded come first."""
-    names = filter(re.compile(pattern_of_module(pattern), re.I).match, shell.available())
-    return sorted(names, key=lambda name: (name in loaded, release(software_version(name))), reverse=True)
-
-
-def fits_any_compiler(mpi):
-    return re.match(pattern_of_module(FOR_ANY_COMPILER), mpi, re.I)
+    """List the modules that can be loaded now and whose names fit a pattern: loaded ones first, hpcx before hpcx-mt."""
+    names = filter(matches_module(pattern), shell.available())
+    return sorted(names, key=lambda name: (name in loaded, release(software_version(name)), -len(name)), reverse=True)
 
 
 def add(shell, name, kind):
     """Load a module of some kind; returns why that cannot be done, or should not be, as wheels are built with GCC."""
     version = name.partition('/')[2]
     other = re.search(r'(?<![a-z\d])(?:%s)' % OTHER_COMPILERS, version, re.I)
-    if kind == 'MPI' and other and not fits_any_compiler(name) and not re.search('gcc|gnu', version, re.I):
+    if kind == 'MPI' and other and not FOR_ANY_COMPILER(name) and not re.search('gcc|gnu', version, re.I):
         return "it is made for another compiler than GCC, which was not tried"
-    replaces = {'environment': '', 'compiler': pattern_of_module(OTHER_COMPILERS)}
-    return shell.add(name, replaces.get(kind, '(?!)'))
+    return shell.add(name, REPLACES.get(kind))
 
 
 def why_no_mpi(shell, name, kind):
@@ -161,7 +161,7 @@ def why_no_mpi(shell, name, kind):
     patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
     said = add(shell, name, kind)
     mpis = newest_first(shell, '|'.join(patterns))
-    own = [mpi for mpi in mpis if not fits_any_compiler(mpi)]
+    own = [mpi for mpi in mpis if not FOR_ANY_COMPILER(mpi)]
     if not said and all(add(shell, mpi, 'MPI') for mpi in own or mpis):
         said = "no MPI can be loaded with it"
     shell.environ = before
@@ -179,7 +179,7 @@ def modules_of(machine):
     amd = bool(machine.which('rocm-smi')) and not machine.has_nvidia()
 
     def order(one):
-        loaded = any(re.match(pattern_of_module(one[0]), name, re.I) for name in before)
+        loaded = any(map(matches_module(one[0]), before))
         return list(KINDS.values()).index(one[1].split()[2]), not loaded, amd and one[1].startswith('CUDA')
 
     for pattern, words in sorted(DATA['software'].items(), key=order):

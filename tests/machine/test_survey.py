@@ -474,7 +474,7 @@ def test_draft_knows_names_of_other_sites(cray, modules, mpi):
 def test_draft_takes_no_hpcx_for_debugging(cray):
     """HPC-X has modules of its own, one beside the other."""
     needs_program('tclsh')
-    names = ['hpcx-%s/2.20' % word for word in ('debug', 'debug-ompi', 'prof', 'stack')] + ['hpcx/2.20']
+    names = ['hpcx-%s/2.20' % word for word in ('debug', 'debug-ompi', 'mt-ompi', 'prof', 'stack')] + ['hpcx/2.20']
     chosen, _ = new_system.modules_of(cray(top=dict.fromkeys(names + ['gcc/13.2.0'], '')))
     assert [name for name, _, _ in chosen] == ['gcc/13.2.0', 'hpcx/2.20']
 
