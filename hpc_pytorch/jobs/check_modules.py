@@ -103,7 +103,11 @@ def kill_marked(mark):
 def check(system, given, reframes):
     """Let ReFrame check the modules; returns the report."""
     place = os.path.join(os.path.dirname(install_path('software')), 'hpc-pytorch-checks')
-    os.makedirs(place, exist_ok=True)
+    with contextlib.suppress(OSError):
+        os.makedirs(place, exist_ok=True)
+    if not os.access(place, os.W_OK):
+        raise UsersProblem("%s cannot be written to by you. Type: module use %s/all   and add --prefix=DIRECTORY with "
+                           "a directory of yours, for reports and logs" % (place, install_path('modules')))
     os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
     need_modules(given.check)
     path = os.path.join(place, 'settings.py')

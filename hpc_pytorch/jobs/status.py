@@ -111,7 +111,7 @@ def describe_failure(record, look):
     lines = log_tail(record, logs)
     found += known_errors.explain('\n'.join(lines)).splitlines() + ["EasyBuild's log: %s" % path for path in logs]
     errors = [line for line in lines if line.startswith(ERRORS)]
-    return found + (errors or lines)[-3:]
+    return found + (errors or [line for line in lines if ' ERROR ' in line] or lines)[-3:]
 
 
 def describe_cancelled(record, states):

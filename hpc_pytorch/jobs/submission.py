@@ -95,7 +95,7 @@ class SystemJobs:
         return os.path.abspath(build_option('job_output_dir') or '')
 
     def check_directories(self):
-        """Refuse what a job would not find on its node."""
+        """Refuse what a job would not find on its node, or cannot write to."""
         needed = (
             ('working directory', os.getcwd(), 'cd'),
             ('prefix', directory(), '--prefix='),
@@ -117,6 +117,12 @@ class SystemJobs:
                 raise EasyBuildError("Compute nodes of %s do not have %s, and the %s lies in it: %s. Nothing was "
                                      "submitted; choose a directory that they have (%s ...).",
                                      self.system.system['title'], top, what, path, remedy)
+        # a job that cannot open its log ends at its start, after its time in the queue
+        with contextlib.suppress(OSError):
+            os.makedirs(self.log_directory(), exist_ok=True)
+        if not os.access(self.log_directory(), os.W_OK):
+            raise EasyBuildError("The logs of jobs cannot be written to %s, so nothing was submitted. Choose another "
+                                 "directory: --job-output-dir=DIRECTORY", self.log_directory())
 
     def make_job(self, script, name, env_vars=None, hours=None, cores=None):
         """Return a job that is not submitted yet."""

@@ -189,9 +189,8 @@ class WorksCheck(ModuleCheck):
         changed = self.other_packages() + self.lost_files() + self.changed_module()
         changed = changed or self.other_build()
         if changed:
-            easyconfig = os.path.basename(easyconfig_of(self.module))
-            raise SanityError("not what was installed:\n%s\nTo install it again: ./eb %s --rebuild" % (
-                '\n'.join(changed), easyconfig))
+            raise SanityError("not what was installed:\n%s\nTo install it again: ./eb %s --rebuild --installpath=%s" % (
+                '\n'.join(changed), Path(easyconfig_of(self.module)).name, Path(INSTALLED[self.module]).parents[2]))
 
     def other_packages(self):
         """Packages that are gone, were added or have another version than was installed, where that was noted."""

@@ -13,9 +13,9 @@ from easybuild.tools.modules import modules_tool
 from hpc_pytorch import collection_path
 from hpc_pytorch.machine.systems import current
 
-# The easyconfigs named on the command line, and the user's own module path.
+# The easyconfigs named on the command line, and the user's own module path; a job of --job has the submission's.
 ASKED_FOR = []
-USERS_MODULEPATH = os.environ.get('MODULEPATH', '').split(os.pathsep)
+USERS_MODULEPATH = os.environ.get('MODULEPATH', '').split(os.pathsep) if 'HPC_JOB_TURN' not in os.environ else []
 # How a shell gets the `module` command. Other shells' users know bash, and job scripts are written for it.
 SHELLS = ('bash', 'zsh', 'tcsh', 'fish')
 LMOD = "source {home}/init/{shell}"

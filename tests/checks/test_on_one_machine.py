@@ -107,7 +107,7 @@ def test_changed_packages(module):
     said = module.reasons('contract')
     assert 'not what was installed:\nrich: none was installed, found 13.7.1\n' in said
     assert '\ntorch: 2.13.0+cpu was installed, found 2.14.0+cpu' in said
-    assert './eb PyTorch-2.13.0-small.eb --rebuild' in said
+    assert said.endswith('./eb PyTorch-2.13.0-small.eb --rebuild --installpath=%s' % module.eb.prefix)
 
 
 @pytest.mark.nightly
@@ -267,6 +267,19 @@ def test_full_disk(module):
     finally:
         subprocess.run(['umount', place], check=True)
     assert 'No space left on device. Make room' in output and 'Running' not in output, output
+
+
+def test_prefix_of_others(module):
+    """Another member of the group has checked before, or the prefix can only be read: the way to check nevertheless."""
+    needs_root()
+    place = module.eb.prefix / 'hpc-pytorch-checks'
+    place.mkdir(exist_ok=True)
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'ro', 'none', place], check=True)
+    try:
+        output = module.eb('--check', status=1).stdout
+    finally:
+        subprocess.run(['umount', place], check=True)
+    assert 'Type: module use %s   and add --prefix=DIRECTORY' % module.eb.modules in output and 'clone' not in output
 
 
 def test_import_fails(module):

@@ -62,3 +62,13 @@ def test_cancelled(described):
     """Of a job that it depended on nothing is known any more: perhaps nobody deleted this one."""
     assert described('cancelled').endswith('    somebody deleted it\n')
     assert 'somebody deleted it, or a job failed that it depended on' in described('cancelled', after=['6'])
+
+
+def test_log_of_others(described, tmp_path):
+    """The job's own log cannot be read: the error in EasyBuild's, which ends with what it tidied up."""
+    log = tmp_path / 'toy.token.failed/toy-1.0/1/easybuild.log'
+    log.parent.mkdir(parents=True)
+    log.write_text('== 2026-11-26 build_log.py:233 ERROR EasyBuild encountered an error: no room\n'
+                   + '== 2026-11-26 filetools.py:434 INFO Lock removed\n' * 3)
+    text = described('failed')
+    assert 'encountered an error: no room' in text and 'INFO' not in text

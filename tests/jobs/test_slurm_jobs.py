@@ -249,7 +249,6 @@ def test_compute_nodes_lack_directories(toys, slurm):
     output = toys.refused(easyconfig, '--job-output-dir=/home/nobody')
     assert 'do not have /home' in output and '--job-output-dir=' in output
     logs = toys.directory / 'logs'
-    logs.mkdir()
     with all_nodes_drained(slurm):
         toys.submit(easyconfig, '--job-output-dir=%s' % logs)
         toys.wait(lambda found: 'reserved or down' in found['toy/1.0-ARCHER2'], "Slurm's reason, explained")
@@ -358,6 +357,7 @@ def test_refused(toys, slurm):
     easyconfig = toys.write('toy')
     output = toys.refused(easyconfig, env={'SBATCH_ACCOUNT': ''})
     assert 'export SBATCH_ACCOUNT=PROJECT' in output and 'No project account is set' in output
+    assert 'cannot be written to /proc/1/logs, so nothing' in toys.refused(easyconfig, '--job-output-dir=/proc/1/logs')
     assert "found 'memori=3G'" in toys.refused(easyconfig, '--job-target-resource=memori=3G')
     assert 'such as 1:30:00' in toys.refused(easyconfig, '--job-target-resource=walltime=long')
     toys.write('base')

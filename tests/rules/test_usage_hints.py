@@ -23,3 +23,11 @@ def test_usage_hints(toys):
     output = toys.run(toys.write('server', commands=['mkdir %(installdir)s/bin',
                                                      'touch %(installdir)s/bin/pytorch-serve']))
     assert '    module load server/1.0-ARCHER2\n    pytorch-serve DIRECTORY\n' in output and 'your_script' not in output
+
+
+def test_in_a_job(toys):
+    """A job has the module path of its submission, in which EasyBuild has put the prefix: no user's shell has that."""
+    path = toys.write('toy')
+    output = toys.eb(path, '--system=workstation', cwd=toys.directory,
+                     env={'MODULEPATH': str(toys.eb.modules), 'HPC_JOB_TURN': 'nid1'}).stdout
+    assert 'module use %s\n' % toys.eb.modules in output
