@@ -174,7 +174,7 @@ class Machine(object):
 
     @probe(LOGIN, partitions_of, all_there)
     def partitions(self):
-        """Return Slurm's partitions, with cores, memory, gpus (no MIG slices) of each, or PBS's queues; `up`: open."""
+        """Return Slurm's partitions with sizes, gpus without MIG slices or Intel's, or PBS's queues; `up`: open."""
         if self.system.scheduler['kind'] == 'pbs':
             queues = re.findall(r'^Queue: (\S+)((?:\n.+)*)', self.output(*PARTITIONS['pbs']), re.M)
             closed = re.compile('(enabled|started) = False|from_route_only = True')
@@ -189,7 +189,7 @@ class Machine(object):
                 'cores': sockets * cores,
                 'threads': threads,
                 'memory': int(megabytes.rstrip('+')) << 20,
-                'gpus': sum(map(int, re.findall(r'gpu(?::(?![^:]*\dg\.)[\w.-]+)?:(\d+)\b', gres))),
+                'gpus': sum(map(int, re.findall(r'gpu(?::(?!intel|pvc|max\d|[^:]*\dg\.)[\w.-]+)?:(\d+)\b', gres))),
                 'exclusive': share == 'EXCLUSIVE',
                 'up': state == 'up',
             }

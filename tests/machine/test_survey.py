@@ -704,10 +704,11 @@ def test_draft_of_an_eighth_system(tmp_path):
                                              '--prefix=%s' % (tmp_path / 'prefix'))
 
 
-# what real machines print: partitions of MIG slices, one that is down, nodes whose GPUs Slurm does not count
+# what real machines print: partitions of MIG slices and Intel's GPUs, one that is down, GPUs that Slurm does not count
 REAL = """debug|2:32:1|257000|(null)|NO|up
 gpu|2:32+:2|1031000+|gpu:nvidia_a100-sxm4-80gb:4(S:0-3)|NO|up
 mig|2:32:2|1031000|gpu:nvidia_a100_1g.10gb:28(S:0-3),gpu:1g.5gb:7|NO|up
+pvc|2:48:1|1000000|gpu:pvc:8|EXCLUSIVE|up
 old|2:64:2|515000|gpu:v100:8|NO|down
 """
 
