@@ -50,7 +50,6 @@ def is_stale(note, host, pid, started, job):
 
 
 def remove_stale_lock(lock_path):
-    """Remove the lock of an installation that is gone; keep one that somebody may still hold."""
     living, stale = [], False
     for note, host, pid, started, job in owners(lock_path):
         if is_stale(note, host, pid, started, job):

@@ -66,7 +66,6 @@ def first_that_fits(rows, kind, words):
 
 
 def positive(text):
-    """Parse a number from 1 on."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError("expected a number from 1 on, found '%s'" % text)
     return int(text)

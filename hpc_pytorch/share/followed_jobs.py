@@ -73,7 +73,6 @@ class Job:
         say(self.said.format(number=self.number, path=self.path, output=self.output))
 
     def show(self):
-        """Print what has been added to the output."""
         try:
             with open(self.output, 'rb') as handle:
                 handle.seek(self.position)
