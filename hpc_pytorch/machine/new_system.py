@@ -161,7 +161,7 @@ def why_no_mpi(shell, name, kind):
     patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
     said = add(shell, name, kind)
     mpis = newest_first(shell, '|'.join(patterns))
-    own = [mpi for mpi in mpis if mpi in shell.loaded or not FOR_ANY_COMPILER(mpi)]
+    own = [mpi for mpi in mpis if not FOR_ANY_COMPILER(mpi)]
     if not said and all(add(shell, mpi, 'MPI') for mpi in own or mpis):
         said = "no MPI can be loaded with it"
     shell.environ = before

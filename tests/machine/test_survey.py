@@ -506,18 +506,6 @@ def test_draft_takes_a_compiler_that_has_an_mpi_of_its_own(cray):
     assert left_out[0] == 'GCC/14.2.0: no MPI can be loaded with it'
 
 
-@pytest.mark.slow
-def test_draft_takes_a_loaded_compiler_with_the_loaded_mpi(cray):
-    """Though an MPI that is compiled for it, which it also has, cannot be loaded beside that."""
-    needs_program('tclsh')
-    machine = cray(top={'gnu13/13.2': '/opened', 'gnu15/15.1': '', 'impi/21.11': ''},
-                   opened={'openmpi/5.0': 'conflict impi'})
-    shell = machine.modules_shell()
-    assert shell.load(['gnu13', 'impi']) is None
-    machine.environ = shell.environ
-    assert [name for name, _, _ in new_system.modules_of(machine)[0]] == ['gnu13/13.2', 'impi/21.11']
-
-
 def test_draft_takes_what_is_loaded(cray):
     """Also where modules allow several at once."""
     needs_program('tclsh')
