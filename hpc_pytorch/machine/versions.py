@@ -61,7 +61,3 @@ def known(versions, features):
 
     rows = filter(fits, map(parser.__getitem__, parser.sections()))
     return sorted(rows, key=lambda row: RESULTS.index(row['result']))
-
-
-def in_words(row):
-    return "known: {result}: {why} ({source}, {date})".format(**row)

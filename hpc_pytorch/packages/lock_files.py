@@ -5,6 +5,7 @@ from collections import namedtuple
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem
+from hpc_pytorch.machine.versions import release
 
 # Easyconfig parameters that name lock files.
 LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')
@@ -13,7 +14,8 @@ Locked = namedtuple('Locked', 'name version hashes text')
 # Stands for a SHA256 that somebody has to look up; nothing has it.
 UNKNOWN = '0' * 64
 # A line of an .in file that holds for every machine: the package, and the version that it pins.
-LISTED = re.compile(r'^([A-Za-z][\w.-]*)(?:\[.*\])?(?:==([\w.]+)(?:\+[\w.]+)?|[<>!~][^;]*)?$', re.M)
+LISTED = re.compile(r'^([A-Za-z][\w.-]*) *(?:\[.*\])? *(?:== *([\w.]+)(?:\+[\w.]+)?|[<>!~][^;#\n]*)? *(?:#.*)?$',
+                    re.M)
 
 
 def normal_name(name):
@@ -57,10 +59,18 @@ def read_lock(path):
         raise UsersProblem("%s is not a complete lock file: %s" % (path, problem))
 
 
-def check_list(path, entries):
-    """Refuse a lock that lacks what the .in file beside it lists: that was changed, and its command not run."""
+def check_list(path, entries, pythons=()):
+    """Refuse a lock of newer Pythons, or one that lacks what the .in file beside it lists: its command was not run."""
     source = Path(path).with_suffix('.in')
     text = source.read_text(encoding='utf-8', errors='replace') if source.is_file() else ''
+    # uv wrote the command into the lock, too, unless the command says what to write
+    made_for = re.findall(r'--python-version[ =](\S+)', text + Path(path).read_text(encoding='utf-8'))
+    least = max(made_for, key=release, default='0')
+    older = [python for python in pythons if release(python) < release(least)[:2]]
+    if older:
+        raise UsersProblem("%s is for Python %s and newer, and python_versions has %s, too. Leave that out, or write "
+                           "--python-version %s into the command in %s, and run it"
+                           % (path, least, ', '.join(older), min(older, key=release), source))
     names = {entry.name for entry in entries}
     for name, version in LISTED.findall(text):
         locked = normal_name(name) in names and not (version and other_version(entries, name, version))

@@ -204,7 +204,7 @@ class LockedEnvironment(EasyBlock):
                     if not PLATFORM_MARKER.search(entry.text):
                         versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
                 with as_easybuild_error(easyblock=self):
-                    check_list(self.named_file(lock), entries)
+                    check_list(self.named_file(lock), entries, self.cfg['python_versions'])
             self.check_versions(versions)
         self.check_torch_below()
         self.check_gpus_of_locks()
@@ -543,6 +543,4 @@ class LockedEnvironment(EasyBlock):
         if 'pytorch-check' not in self.cfg['scripts']:
             return None
         done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
-        if not done.exit_code:
-            return None
-        return done.output.strip()
+        return done.output.strip() if done.exit_code else None

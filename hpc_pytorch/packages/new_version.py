@@ -30,8 +30,8 @@ from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_nam
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
 # What an older PyTorch needs older, though its metadata do not say so: it was compiled with NumPy 1; torchaudio 2.11.0
-# names no PyTorch, and needs 2.11.
-OLDER = (('numpy', [2, 3], 'numpy<2'), ('torchaudio', [2, 11], 'torchaudio<2.11'))
+# names no PyTorch, and needs 2.11; extensions import pkg_resources.packaging, which setuptools 70 lacks.
+OLDER = (('numpy', [2, 3], '<2'), ('torchaudio', [2, 11], '<2.11'), ('setuptools', [2, 2], '<70'))
 # What PyTorch itself asks for, in one version; its name changed with 2.10.
 BROUGHT = re.compile(r'^(?:pytorch-)?triton-rocm==[^\s;]+', re.M)
 # pip's settings, as uv's environment variables. Files and indexes of one's own (find-links, extra-index-url) are not
@@ -331,8 +331,11 @@ class Change:
                 line = '%s==%s' % package
                 if BROUGHT.match(line):
                     text = BROUGHT.sub(line, text)
-        for package, fits in self.older().items():
-            text = re.sub('^%s$' % package, fits, text, flags=re.M)
+        for package, bound in self.older().items():
+            # instead of a lower bound, and before others
+            listed = r'^%s(?: *>=? *[\w.]+(?= *(?:$|[,;#])))?' % package
+            text = re.sub(listed + r'(?= *(?:$|[;#]))', package + bound, text, flags=re.M)
+            text = re.sub(listed + r',? *(?=[<!])', package + bound + ',', text, flags=re.M)
         for name in COMPANIONS:
             if re.search(r'^%s==' % name, text, re.M):
                 version = self.companion(name)
@@ -341,13 +344,13 @@ class Change:
         return text
 
     def older(self):
-        """Return what fits the new version, of packages whose newest does not: {name: requirement}."""
-        return {name: fits for name, since, fits in OLDER if self.name == 'torch' and release(self.version) < since}
+        """Return what fits the new version, of packages whose newest does not: {name: bound}."""
+        return {name: bound for name, since, bound in OLDER if self.name == 'torch' and release(self.version) < since}
 
     def companion(self, name):
         """Return the version of a companion that goes with the new PyTorch; None if there is none."""
         try:
-            return self.resolved(self.pin(self.version), self.older().get(name, name))[name]
+            return self.resolved(self.pin(self.version), name + self.older().get(name, ''))[name]
         except NotReached:
             raise
         except UsersProblem:

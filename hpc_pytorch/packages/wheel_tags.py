@@ -65,9 +65,7 @@ def name_and_version(path):
     if wheel:
         return wheel.name, wheel.version
     source = re.match(r'(.+)-([^-]+)\.(?:tar\.gz|zip)$', os.path.basename(path))
-    if not source:
-        return None
-    return normal_name(source.group(1)), source.group(2)
+    return (normal_name(source.group(1)), source.group(2)) if source else None
 
 
 def fits_python(wheel, python):
@@ -105,7 +103,6 @@ def why_not(path, python):
     platforms = [fits_platform(tag, python) for tag in wheel.platform.split('.')]
     if fits_python(wheel, python) and any(platforms):
         return None
-    glibc = python.glibc or 'unknown'
     return "%s is for Python %s (%s) on %s; %s is %s %s on %s with glibc %s" % (
         name, wheel.python, wheel.abi, wheel.platform,
-        python.path, python.implementation, python.version, python.machine, glibc)
+        python.path, python.implementation, python.version, python.machine, python.glibc or 'unknown')

@@ -28,11 +28,8 @@ def versions_of(ec):
     # the easyblock reports missing lock files
     for path in filter(None, [named_file(ec.path, name) for name in ec.get('lock_files') or ()]):
         for entry in read_lock(path):
+            found[re.sub('^nvidia-nccl-.*', 'nccl', entry.name)] = entry.version
             rocm = re.search(r'rocm([\d.]+)', entry.version)
-            if entry.name.startswith('nvidia-nccl-'):
-                found['nccl'] = entry.version
-            if entry.name == 'torchaudio':
-                found['torchaudio'] = entry.version
             if entry.name == 'torch' and rocm:
                 found['rocm'] = rocm.group(1)
     return found
@@ -44,7 +41,8 @@ def check(ecs):
     for ec in [entry['ec'] for entry in ecs]:
         options = {option.replace('=', '-') for option in ec.get('custom_opts') or ()}
         rows = versions.known(versions_of(ec), current(ec.path).words | options)
-        problems = [versions.in_words(row) for row in rows if row['result'] != 'works']
+        problems = ["known: {result}: {why} ({source}, {date})".format(**row)
+                    for row in rows if row['result'] != 'works']
         if problems:
             title = "%s combines versions that are known to be incompatible:" % os.path.basename(ec.path)
             policy.decide('pairs', '\n  '.join([title] + problems))

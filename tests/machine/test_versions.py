@@ -61,10 +61,3 @@ def test_words():
     """What a system is, by its system.cfg."""
     assert {'slingshot', 'gfx90a', 'x86_64'} <= systems.load('frontier').words
     assert 'slingshot' not in systems.load('bede').words
-
-
-def test_in_words():
-    """With its source and date."""
-    row, = versions.known({'aws-ofi-nccl': '1.21.1', 'nccl': '2.16.2'}, [])
-    assert versions.in_words(row) == ("known: fails: the plugin is for NCCL 2.17.1 and newer (aws-ofi-nccl's release "
-                                      "notes since 1.14.0, 2026-08-19)")

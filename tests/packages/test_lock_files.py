@@ -59,6 +59,9 @@ def test_damaged(tmp_path):
     ('toy>=0.5', ''),
     ('other ; python_version < "3.8"', ''),
     ('other', 'other'),
+    ('toy>=1.0\nother', 'other'),
+    ('other != 1.8', 'other'),
+    ('other [extra] >= 1, < 3  # why', 'other'),
     ('toy==1.5', 'toy==1.5'),
 ])
 def test_list_that_was_changed(tmp_path, listed, lacks):
@@ -75,3 +78,24 @@ def test_list_that_was_changed(tmp_path, listed, lacks):
         said = str(problem)
     assert said == ('%s lists %s, which its lock file lacks: run the command in it' % (tmp_path / 'mine.in', lacks)
                     if lacks else '')
+
+
+@pytest.mark.parametrize('command, in_lock, pythons, told', [
+    ('--python-version 3.11', '', ['3.13', '3.11'], ''),
+    ('--python-version 3.11', '', ['3.11', '3.9', '3.10'],
+     '3.9, 3.10, too. Leave that out, or write --python-version 3.9 into the command in '),
+    # the command was changed, and not run
+    ('--python-version 3.10', '#  uv pip compile --python-version=3.12.1 mine.in', ['3.12', '3.11'], '3.11, too. '),
+    ('', '', ['3.9'], ''),
+])
+def test_lock_for_newer_pythons(tmp_path, command, in_lock, pythons, told):
+    """What only older Pythons need is not in the lock: it was missing where an older one was used."""
+    lock = tmp_path / 'mine.lock'
+    lock.write_text('%s\ntoy==1.0 --hash=sha256:%s\n' % (in_lock, 'a' * 64))
+    (tmp_path / 'mine.in').write_text('#  uv pip compile %s mine.in\ntoy\n' % command)
+    said = ''
+    try:
+        check_list(str(lock), read_lock(str(lock)), pythons)
+    except UsersProblem as problem:
+        said = str(problem)
+    assert ('python_versions has ' + told in said) if told else not said, said

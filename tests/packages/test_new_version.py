@@ -594,20 +594,32 @@ def test_command_with_a_directory(toy, made, place):
     assert (toy / 'toy-1.0.lock').read_text() == 'torch==1.0 --hash=sha256:1\n'
 
 
+@pytest.mark.parametrize('listed', ['numpy', 'numpy>=1.24', 'numpy >= 1.20, <3  # ours', 'numpy<3', 'numpy!=1.25'])
 @pytest.mark.parametrize('version, numpy', [('2.2', '1.26.4'), ('2.3', '2.1')])
-def test_numpy_of_old_wheels(toy, made, version, numpy):
+def test_numpy_of_old_wheels(toy, made, version, numpy, listed):
     """PyTorch before 2.3 was compiled with NumPy 1: with 2, it says that NumPy is not available."""
     for name, versions in {'numpy': ('1.26.4', '2.1'), 'torch': ('2.0', '2.2', '2.3')}.items():
         for found in versions:
             add(toy / 'index', name, found)
     (toy / 'toy-2.0.in').write_text((toy / 'toy-1.0.in').read_text().replace('1.0', '2.0').split('torchvision')[0]
-                                    + 'numpy\npip\n')
+                                    + listed + '\npip\n')
     add(toy / 'index', 'pip', '26.0')
     files = made(version, 'toy-2.0.eb', EASYCONFIG.replace('1.0', '2.0'))[1]
     assert 'numpy==%s ' % numpy in files['toy-%s.lock' % version]
 
 
-@pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'torchaudio'])
+@pytest.mark.parametrize('version, setuptools', [('2.1.2', '69.5.1'), ('2.2', '84.0')])
+def test_setuptools_of_old_wheels(toy, made, version, setuptools):
+    """Extensions of PyTorch before 2.2 import what setuptools 70 lacks; its own needs were those of a newer PyTorch."""
+    for name, versions in {'setuptools': ('69.5.1', '84.0'), 'torch': ('2.1.2', '2.2', '2.13')}.items():
+        for found in versions:
+            add(toy / 'index', name, found)
+    (toy / 'toy-2.13.in').write_text('#   %stoy-2.13.in -o toy-2.13.lock\ntorch==2.13\nsetuptools>=77.0.3\n' % COMMAND)
+    files = made(version, 'toy-2.13.eb', EASYCONFIG.replace('1.0', '2.13'))[1]
+    assert 'setuptools==%s ' % setuptools in files['toy-%s.lock' % version]
+
+
+@pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'torchaudio', 'torchaudio>=2.5'])
 @pytest.mark.parametrize('version, audio', [('2.10', '2.10.0'), ('2.12', '2.11.0')])
 def test_torchaudio_that_names_no_torch(toy, made, listed, version, audio):
     """torchaudio 2.11.0 is for PyTorch 2.11 and later, and does not say so: an older one lacks its symbols."""
