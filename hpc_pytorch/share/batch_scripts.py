@@ -113,8 +113,8 @@ class Script:
         self.preparation = OUTPUTS
         if self.in_a_job:
             self.preparation += REMOVE
-        # batch systems take no blanks or quotes in names, and no empty one
-        self.name = re.sub(r'[^\w.+-]+', '_', name).lstrip('.-') or 'job'
+        # batch systems take no blanks or quotes in names, and no empty one; PBS no letters beyond ASCII
+        self.name = re.sub(r'[^\w.+-]+', '_', name, flags=re.ASCII).lstrip('.-') or 'job'
         self.account = options.account or os.environ.get(self.scheduler.get('account_variable', ''))
         self.partition = options.partition or self.scheduler.get('partition')
         self.batch_options = self.scheduler.get('options', '')
@@ -199,10 +199,6 @@ class Script:
             options.insert(1, self.words['output option'].format(name=self.name))
         return options
 
-    def typed_options(self):
-        """Return the options for sbatch's command line: it heeds a user's SBATCH_ACCOUNT rather than the script."""
-        return ' '.join(self.head(followed=True)).split() if self.kind == 'slurm' else []
-
     def launch(self):
         """Return the command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
         words = self.launcher_words
@@ -250,11 +246,10 @@ class Script:
         lines.append(' '.join(map(shlex.quote, self.launch())))
         if followed or self.options.requeue or self.in_a_job:
             lines.append(STATUS)
-        if self.options.requeue:
-            lines.append(AGAIN.format(times=self.options.requeue, **self.words))
-        if followed:
-            lines.append(END)
-        if followed or self.options.requeue or self.in_a_job:
+            if self.options.requeue:
+                lines.append(AGAIN.format(times=self.options.requeue, **self.words))
+            if followed:
+                lines.append(END)
             lines.append('exit "$status"')
         return '\n'.join(lines) + '\n'
 

@@ -57,7 +57,10 @@ class Job:
     def submit(self):
         """Submit the script; what waits for the job's end goes on in the background."""
         self.path = self.script.write()
-        command = self.words['submit'].split() + self.script.typed_options() + [self.path]
+        command = self.words['submit'].split() + [self.path]
+        if self.script.kind == 'slurm':
+            # typed: sbatch heeds a user's SBATCH_ACCOUNT rather than the script
+            command[-1:-1] = ' '.join(self.script.head(followed=True)).split()
         try:
             self.waiting = start(command)
         except FileNotFoundError:

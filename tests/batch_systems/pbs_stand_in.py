@@ -63,11 +63,11 @@ def patiently(true, what, seconds=60):
 class Pbs:
     """Starts when entered, and has left nothing running when left."""
 
-    def __init__(self, directory, accounts=(), nodes=2, ncpus=64, ngpus=4, queues=None):
+    def __init__(self, directory, accounts=(), nodes=2, ncpus=64, ngpus=4, queues=None, kill_delay=KILL_DELAY):
         """`queues`: {name: the longest walltime in seconds}; accounts: those that may be charged, none is all."""
         self.directory = Path(directory)
         self.settings = {'accounts': list(accounts), 'ncpus': ncpus, 'ngpus': ngpus,
-                         'queues': queues or {'main': 43200},
+                         'queues': queues or {'main': 43200}, 'kill_delay': kill_delay,
                          'nodes': ['deg%04d' % number for number in range(1, nodes + 1)]}
         self.server = None
 
@@ -276,7 +276,8 @@ def qsub(directory, words):
         'queue': options.get('q', [None])[-1], 'held': 'h' in options, 'resources': resources,
         'rerunnable': options.get('r', ['y'])[-1] == 'y', 'shell': options.get('S', ['/bin/bash'])[-1],
         'output': options.get('o', [None])[-1], 'join': options.get('j', ['n'])[-1] == 'oe',
-        'variables': dict(part.split('=', 1) for part in filter(None, ','.join(options.get('v', [])).split(','))),
+        'variables': {name: value if equals else os.environ[name] for name, equals, value in (
+            part.partition('=') for part in filter(None, ','.join(options.get('v', [])).split(',')))},
         'priority': options.get('p', ['0'])[-1], 'mail': options.get('M', [None])[-1],
         'after_time': options.get('a', [None])[-1], 'depend': dict(attributes).get('depend', '')})
     while os.path.exists(os.path.join(directory, 'late-qsub')):
@@ -632,7 +633,7 @@ class Server:
         job.comment = '%s and terminated%s' % (job.comment or '', by)
         if job.process:
             job.kill(signal.SIGTERM)
-            job.killed_at = time.monotonic() + KILL_DELAY
+            job.killed_at = time.monotonic() + self.settings['kill_delay']
         else:
             job.finish(comment='Job deleted by user')
 

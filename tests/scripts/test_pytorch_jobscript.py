@@ -210,6 +210,43 @@ def queued_again(jobscript, directory, ended, **variables):
     return done.stdout, done.returncode
 
 
+# PBS's commands: what qstat -f says of a job is in a file of its name; what the others are told is kept
+PBS_COMMAND = """#!/bin/bash
+cd "${0%/*}"
+[ "${0##*/}" != qstat ] || exec cat "${2%%@*}"
+echo "${0##*/}" "$@" >> told
+echo 9.pbs
+"""
+PBS_JOB = """Job Id: 7.pbs
+    Account_Name = other
+    depend = beforeok:8.pbs@pbs,beforenotok:6.pbs@pbs
+    Variable_List = PBS_O_HOME=/home/me,%sLR=3\\,GONE=4,LO
+\tNG=5,UNSET=6,PBS_O_QUEUE=short
+"""
+
+
+@pytest.mark.parametrize('first, options', [
+    ('', '-A other -q short -v HPC_JOB_RESTARTS,LR,LONG,PBS_ARRAY_INDEX'),
+    # qsub -V
+    ('PATH=/bin,', '-V -A other -q short -v HPC_JOB_RESTARTS,PBS_ARRAY_INDEX')])
+def test_continued_on_pbs(jobscript, tmp_path, first, options):
+    """The next job gets what the user gave to qsub, and who waits for this job's end waits for that one's, too."""
+    lines = jobscript('derecho', '--requeue', '3', 'train.py')
+    (tmp_path / '7.pbs').write_text(PBS_JOB % first)
+    (tmp_path / '8.pbs').write_text('    depend = afterok:7.pbs@pbs,afterany:5.pbs@pbs\n')
+    for name in ('qstat', 'qsub', 'qalter', 'sleep'):
+        (tmp_path / name).write_text(PBS_COMMAND)
+        (tmp_path / name).chmod(0o755)
+    text = '\n'.join(['(exit 85)'] + lines[lines.index('status=$?'):])
+    done = subprocess.run(['bash', '-c', text, 'job'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs', 'PBS_O_QUEUE': 'short',
+                               'PBS_ARRAY_INDEX': '0', 'LR': '3', 'LONG': '5'})
+    assert done.returncode == 0 and 'the program continues in job 9.pbs\n' in done.stdout, done.stdout
+    told = (tmp_path / 'told').read_text().splitlines()
+    assert told[:2] == ['qsub %s job' % options,
+                        'qalter -W depend=afterok:7.pbs@pbs,afterany:5.pbs@pbs,afterok:9.pbs 8.pbs@pbs'], told
+
+
 def test_restarts_of_another_job(jobscript):
     """The shell in which it was submitted may be in a job that was requeued: Slurm says how often this one was."""
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
