@@ -41,8 +41,11 @@ def status_command():
 def state_of(record):
     """Return the state of a job, as Look; what matters is whether the module is there, whoever installed it."""
     look = look_at(record)
-    if look.state in (FAILED, CANCELLED) and installed_since(record):
-        return Look(DONE, look.word, "but the module is installed by now")
+    if look.state in (FAILED, CANCELLED):
+        path = os.path.join(install_path('modules'), 'all', record['module'])
+        # written since the job was submitted, by another one or without a job
+        if any(os.path.exists(one) and os.path.getmtime(one) >= record['time'] for one in (path, path + '.lua')):
+            return Look(DONE, look.word, "but the module is installed by now")
     return look
 
 
@@ -70,12 +73,6 @@ def look_at(record):
     if time.time() - record['time'] < scheduler.forgets_after:
         return Look(UNKNOWN, '', "the batch system does not know it, or not yet")
     return Look(FAILED, 'forgotten', "the batch system does not know it any more, and it did not end by itself")
-
-
-def installed_since(record):
-    """True if the module has been written since the job was submitted, by another one or without a job."""
-    path = os.path.join(install_path('modules'), 'all', record['module'])
-    return any(os.path.exists(one) and os.path.getmtime(one) >= record['time'] for one in (path, path + '.lua'))
 
 
 def log_tail(record, others=()):

@@ -172,7 +172,7 @@ class SystemJobs:
         """True if a job for the same is alive, whose id this one takes over, or has just ended well."""
         again = build_option('force') or build_option('rebuild')
         record = read_record(record_path(job.name))
-        look = state_of(record) if record and record['job'] else None
+        look = self.after_its_end(record['job'], state_of, record) if record and record['job'] else None
         if look and look.state == UNKNOWN:
             raise EasyBuildError("%s was submitted before as job %s, and its state could not be determined: %s. "
                                  "Nothing was submitted; try again. If you know that it has ended, remove %s",
@@ -180,7 +180,9 @@ class SystemJobs:
         living = [(record['job'], record['token'])] if look and look.state in ALIVE else []
         if not living:
             for number, mark in self.scheduler.find(job.name, mark_of(job.name)):
-                living.append((number, mark.rpartition('_')[2]))
+                found = self.after_its_end(number, self.scheduler.look, number)
+                if not found or found.state in (*ALIVE, UNKNOWN):
+                    living.append((number, mark.rpartition('_')[2]))
         if living and again:
             self.end(job, [number for number, _ in living])
         elif living:
@@ -189,6 +191,15 @@ class SystemJobs:
         if not look or look.state != DONE or again:
             return False
         return modules_tool().exist([job.module])[0]
+
+    def after_its_end(self, number, ask, about):
+        """Return how a job looks; of one that is ending, as after qdel, how it looks afterwards."""
+        look = ask(about)
+        if not look or look.word not in self.scheduler.ending:
+            return look
+        print_msg("waiting for the end of job %s, which is ending", number, log=self.log)
+        self.scheduler.wait_for_end(number)
+        return ask(about)
 
     def end(self, job, numbers):
         """Cancel jobs, and wait until nothing of them runs."""

@@ -51,6 +51,7 @@ class BatchSystem(object):
         self.partitions = words['partitions']
         self.cleared = re.compile(words['cleared'])
         self.kept = words['kept'].split()
+        self.ending = words['ending'].split()
         self.not_reached = re.compile(words['not_reached'], re.I)
         self.uncertain = re.compile(words['uncertain'], re.I)
         states = (WAITING, RUNNING, DONE, CANCELLED, UNKNOWN)
@@ -253,6 +254,9 @@ class Pbs(BatchSystem):
             return None
         word = facts['job_state']
         comment = facts.get('comment', '')
+        # for PBS, a job that was deleted runs until its processes have ended
+        if word == 'R' and ' and terminated' in comment:
+            word = 'E'
         if word in self.states:
             held = facts.get('Hold_Types', 'u')
             # more than the comment says of jobs that are held, run or were moved to another server

@@ -388,6 +388,22 @@ def test_force_replaces(toys, pbs):
     assert 'done' not in toys.status()['toy/1.0-Derecho']
 
 
+def test_after_qdel(eb, tmp_path):
+    """A job that was deleted runs until its shell has ended: that is waited for, and another job does the same."""
+    with Pbs(tmp_path / 'pbs', kill_delay=10) as pbs:
+        toys = Toys(eb, tmp_path, 'Derecho', dict(pbs.environment, PBS_ACCOUNT='NCAR0001'))
+        busy = toys.directory / 'busy'
+        # the job's shell is the first process of its session
+        stop = 'kill -STOP "$(cut -d " " -f 6 /proc/$$/stat)"; touch %s; sleep 600' % busy
+        easyconfig = toys.write('toy', commands=[stop])
+        assert toys.submit(easyconfig) == ['1.pbs']
+        wait_for(busy.exists, "the toy's command")
+        subprocess.run(['qdel', '1.pbs'], env=dict(os.environ, **pbs.environment), check=True)
+        assert pbs.job('1')['job_state'] == 'R'
+        assert toys.submit(easyconfig) == ['2.pbs']
+        assert pbs.job('1')['job_state'] == 'F'
+
+
 @pytest.mark.nightly
 def test_lost_answer(toys, pbs):
     """The server took the job and the connection broke: found in the queue, or not known and found the next time."""

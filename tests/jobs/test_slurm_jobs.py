@@ -242,6 +242,18 @@ def test_interrupted_submission(toys, slurm):
     assert sorted(built.read_text().split()) == ['base', 'top']
 
 
+def test_after_scancel(toys, slurm):
+    """A job that was cancelled runs for some seconds more: it does not count, nor do those that wait for it."""
+    busy = toys.directory / 'busy'
+    toys.write('base', commands=['touch %s; sleep 600' % busy])
+    top = toys.write('top', after=['base'])
+    jobs = toys.submit(top)
+    wait_for(busy.exists, "start of the job", 120)
+    slurm.output('scancel', jobs[0])
+    again = toys.submit(top)
+    assert len(again) == 2 and not set(jobs) & set(again), (jobs, again)
+
+
 @pytest.mark.nightly
 def test_compute_nodes_lack_directories(toys, slurm):
     """What the system's file says is refused; what it does not know fails with Slurm's reason and what to do."""
