@@ -70,6 +70,7 @@ RULES = {
     # one installation is over
     'post_easyblock_hook': [
         ('builds within the memory', within_memory.end),
+        ('its module, if it has not become another', provenance.restore_module),
         ('stale locks', installation_locks.release),
     ],
     # everything that was asked for is there

@@ -109,6 +109,12 @@ def note_module(easyblock):
         write_json(os.path.join(directory, 'module.json'), {path: sha256_of(path)})
 
 
+def restore_module(easyblock):
+    """Put the module file back that a failed --module-only has removed: the software is what it was."""
+    if build_option('module_only') and easyblock.mod_file_backup and not os.path.exists(easyblock.mod_filepath):
+        os.rename(easyblock.mod_file_backup, easyblock.mod_filepath)
+
+
 def write(easyblock):
     """Write the directory, before the installation is write-protected."""
     if build_option('extended_dry_run') or easyblock.cfg.path is None:

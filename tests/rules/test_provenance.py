@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from common import EB
-from small_software import Toy, sha256
+from small_software import Toy, sha256, site_hooks
 
 pytestmark = pytest.mark.slow
 
@@ -65,3 +65,8 @@ def test_module_only_leaves_it_alone(eb, tmp_path):
     # but what the module file is
     (file, digest), = json.loads(module.read_text()).items()
     assert file.endswith('/toy/1.0.lua') and digest == sha256(file)
+    hooks = site_hooks(tmp_path, "def pre_module_hook(self):\n    raise OSError('no module today')\n")
+    done = eb(toy.easyconfig, '--module-only', '--force', status=None, env=dict(toy.online, **hooks))
+    assert 'no module today' in done.stdout, done.stdout
+    # the one before
+    assert sha256(file) == digest
