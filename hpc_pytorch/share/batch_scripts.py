@@ -226,7 +226,7 @@ class Script:
         for option in self.head(followed):
             lines.append('%s %s' % (self.words['head'], option))
         lines.append('')
-        if followed and self.words['output']:
+        if followed:
             lines.append(self.words['output'].format(name=self.name))
         lines.append(self.words['begin'])
         # below srun --pty, whose step has all cores of the job

@@ -574,6 +574,21 @@ def test_module_that_does_not_load(slurm, monkeypatch):
 
 
 @pytest.mark.slow
+def test_profile_that_changes_the_directory(slurm):
+    """The program and its outputs are where it was submitted, wherever the user's login shells begin."""
+    elsewhere = slurm.directory / 'else where'
+    elsewhere.mkdir()
+    (elsewhere / 'train.py').write_text("print('another program')")
+    profile = slurm.directory / '.bash_profile'
+    profile.write_text('cd "%s"\n' % elsewhere)
+    try:
+        status, output, errors = slurm('train.py', 'status', '3')
+    finally:
+        profile.unlink()
+    assert status == 3 and 'another' not in output and 'output of each rank' in errors, output + errors
+
+
+@pytest.mark.slow
 def test_requeued(slurm, tmp_path, monkeypatch):
     """Before its time is up Slurm tells the program, which leaves; the job is queued again, once, and followed."""
     done = tmp_path / 'done'
