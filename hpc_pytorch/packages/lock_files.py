@@ -14,8 +14,7 @@ Locked = namedtuple('Locked', 'name version hashes text')
 # Stands for a SHA256 that somebody has to look up; nothing has it.
 UNKNOWN = '0' * 64
 # A line of an .in file that holds for every machine: the package, and the version that it pins.
-LISTED = re.compile(r'^([A-Za-z][\w.-]*) *(?:\[.*\])? *(?:== *([\w.]+)(?:\+[\w.]+)?|[<>!~][^;#\n]*)? *(?:#.*)?$',
-                    re.M)
+LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *(?:== *([\w.]+)(?:\+[\w.]+)?|[<>!~][^;#\n]*)? *(?:#.*)?$')
 
 
 def normal_name(name):
