@@ -109,6 +109,8 @@ def test_awkward_names(jobscript, tmp_path):
         name, = [line for line in lines if line.startswith(('#SBATCH --job-name=', '#PBS -N '))]
         assert name.endswith('it_s_a_train')
     assert '#SBATCH --job-name=job' in jobscript('frontier', '...')
+    # PBS: "illegal -N value"
+    assert '#PBS -N t_st' in jobscript('derecho', 'täst.py')
 
 
 @pytest.mark.slow
