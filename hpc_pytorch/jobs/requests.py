@@ -24,7 +24,6 @@ RESOURCES = {
 
 
 def parse_target_resource(text):
-    """Return --job-target-resource as a dict."""
     found = {}
     for part in filter(None, (text or '').split(',')):
         name, _, value = part.partition('=')

@@ -125,7 +125,6 @@ class SystemJobs:
                                  "directory: --job-output-dir=DIRECTORY", self.log_directory())
 
     def make_job(self, script, name, env_vars=None, hours=None, cores=None):
-        """Return a job that is not submitted yet."""
         return Job(name, script, hours)
 
     def queue(self, job, dependencies=frozenset()):
