@@ -72,3 +72,27 @@ def test_log_of_others(described, tmp_path):
                    + '== 2026-11-26 filetools.py:434 INFO Lock removed\n' * 3)
     text = described('failed')
     assert 'encountered an error: no room' in text and 'INFO' not in text
+
+
+# shows what it finds in a prefix
+SHOW = """
+import sys
+from hpc_pytorch.jobs import records, status
+records.install_path = status.install_path = lambda kind: '%s/%s' % (sys.argv[1], kind)
+status.state_of = lambda record: status.Look('done', '', '')
+status.show_jobs([])
+"""
+
+
+def test_any_age(tmp_path):
+    """Records of months ago, or of a clock that is ahead, are shown and stay."""
+    jobs = tmp_path / 'software/.jobs'
+    jobs.mkdir(parents=True)
+    for name, when in (('old', 10 ** 9), ('ahead', 2 ** 40)):
+        record = dict(name=name, module=name, token='t', scheduler='pbs', log='/nowhere', easyconfig='x.eb', time=when,
+                      after=[], job='7')
+        (jobs / (name + '.json')).write_text(json.dumps(record))
+    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', SHOW, tmp_path], cwd=CHECKOUT, check=True,
+                          text=True, stdout=subprocess.PIPE, timeout=100).stdout
+    assert [line.split('  ')[0] for line in said.splitlines()] == ['old', 'ahead'], said
+    assert len(list(jobs.iterdir())) == 2

@@ -618,8 +618,10 @@ def from_pip(directory):
     subprocess.run([sys.executable, '-m', 'build', '--no-isolation', '--wheel', '--outdir', directory, source],
                    env=clean_environment(), check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     wheel, = directory.glob('*.whl')
-    subprocess.run([environment / 'bin/python', '-m', 'pip', 'install', '--quiet', '--no-index', wheel],
-                   env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
+    # with Rich, which many have beside EasyBuild, it folds its lines
+    for words in ['--no-index', wheel], ['rich']:
+        subprocess.run([environment / 'bin/python', '-m', 'pip', 'install', '--quiet', *words],
+                       env=clean_environment(), check=True, stdin=subprocess.DEVNULL)
     package, = environment.glob('lib/python3*/site-packages/hpc_pytorch')
     return environment / 'bin/eb', {'EB_PYTHON': str(environment / 'bin/python')}, package
 
@@ -653,8 +655,10 @@ def test_eb_from_elsewhere(place, toys, pbs):
     eb = EB(toys.directory / 'prefix', command=['eb'])
     output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT=''), status=None).stdout
     assert 'export PBS_ACCOUNT=PROJECT' in output
-    output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT='NCAR0001')).stdout
-    assert '== toy/1.0-Derecho is job 1.pbs' in output and 'python3 -m hpc_pytorch.jobs.status' in output
+    output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT='NCAR0001', COLUMNS='80')).stdout
+    assert '== toy/1.0-Derecho is job 1.pbs' in output
+    # half of it would ask about another prefix
+    assert re.search(r'status: python3 -m hpc_pytorch\.jobs\.status --installpath=%s$' % eb.prefix, output, re.M)
     deadline = time.monotonic() + 120
     while pbs.job('1')['job_state'] != 'F':
         assert time.monotonic() < deadline

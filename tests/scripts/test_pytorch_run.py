@@ -111,7 +111,9 @@ def test_nodes_that_are_shared(tmp_path):
         (tmp_path / 'installed/share/system.cfg').write_text(
             (SYSTEM % ('slurm', 'srun')).replace('[node]\ncores = 2\n', shared))
         status, output, errors = login('train.py')
+        part, alone, _ = login('--gpus', '1', 'train.py')
     assert status == 0 and output.count('of 2') == 2, output + errors
+    assert part == 0 and alone.count('rank 0 of 1') == 1, alone
 
 
 @pytest.mark.slow
@@ -418,7 +420,8 @@ def test_what_hurts(slurm):
         done = subprocess.run(['srun', '-n2', '-t5', *options, slurm.program.with_name('pytorch-srun'), '-c', 'pass'],
                               env=told, cwd=slurm.directory, text=True, timeout=900, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        assert done.returncode == 0, done.stderr
+        # what continues a line of the script is no part of a message
+        assert done.returncode == 0 and '\\' not in done.stderr, done.stderr
         return [line for line in done.stderr.splitlines() if line.startswith('pytorch-srun: ')]
     shared, without = said()
     assert 'share all of its cores' in shared
