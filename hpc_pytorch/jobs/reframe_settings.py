@@ -3,8 +3,8 @@ import fnmatch
 import os
 import pprint
 
-from hpc_pytorch import HERE
 from hpc_pytorch.machine.systems import LAUNCHERS, parse
+from hpc_pytorch.share.batch_scripts import read_share
 
 # ReFrame's name of a batch system (squeue: Slurm without a record of jobs that have ended), and its options
 SCHEDULERS = {
@@ -15,7 +15,7 @@ SCHEDULERS = {
 MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}
 # what each job begins with, where the user's shell at login does not do it, and as those of pytorch-run
 PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash']
-PREPARE += parse(os.path.join(HERE, 'share/batch_scripts.cfg'))['slurm']['begin'].splitlines()
+PREPARE += read_share('batch_scripts.cfg')['slurm']['begin'].splitlines()
 
 
 def access(scheduler, options):
