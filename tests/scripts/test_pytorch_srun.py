@@ -65,6 +65,20 @@ def test_network_of_nccl(script):
     assert run(script, '-c', show, HPC_NCCL_NET='OFI', HPC_ALLOW_SOCKETS='1', **OPEN_MPI)[0].split() == ['None']
 
 
+@pytest.mark.parametrize('nodes, warned', [('2', False), ('4', True)])
+def test_more_nodes_than_ranks_are_on(script, tmp_path, nodes, warned):
+    """The script was written for two; sbatch's or qsub's command line asked for more, which are paid for."""
+    hosts = tmp_path / 'hosts'
+    hosts.write_text(''.join('n%d\n' % number for number in range(int(nodes))) * 2)
+    slurm = dict(SRUN, SLURM_PROCID='0', SLURM_LOCALID='0', SLURM_NODEID='0', SLURM_JOB_NUM_NODES=nodes)
+    pbs = dict(PALS, PALS_RANKID='0', PALS_LOCAL_RANKID='0', PBS_NODEFILE=str(hosts))
+    for launcher in slurm, pbs:
+        told = run(script, '-c', '', HPC_NODE_CPUS='1', HPC_RANK_OUTPUTS=str(tmp_path), **launcher)[0]
+        assert ('the job has 4 nodes, and the ranks are on 2: write its script anew, with --nodes 4' in told) == warned
+        # who writes the srun line may have a reason
+        assert 'write its script' not in ''.join(run(script, '-c', '', HPC_NODE_CPUS='1', **launcher))
+
+
 @pytest.mark.slow
 def test_output_is_kept(script, tmp_path):
     """All that a rank prints, to its last line, is in its file, and goes where it went; also when Python is killed."""
