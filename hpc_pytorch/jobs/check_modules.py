@@ -101,7 +101,6 @@ def kill_marked(mark):
 
 
 def check(system, given, reframes):
-    """Let ReFrame check the modules; returns the report."""
     place = os.path.join(os.path.dirname(install_path('software')), 'hpc-pytorch-checks')
     with contextlib.suppress(OSError):
         os.makedirs(place, exist_ok=True)
