@@ -283,6 +283,7 @@ class LockedEnvironment(EasyBlock):
             with self.loaded_dependencies():
                 self.find_python_and_mpi()
                 self.check_before_fetching()
+            os.environ.setdefault('HPC_JOB_PYTHON', self.python.path)
         super().fetch_step(*args, **kwargs)
         if self.dry_run:
             self.show_packages()

@@ -35,8 +35,10 @@ def ask_python(path):
 
 
 def pythons(versions):
-    """List the programs that may be a Python of one of these versions, the user's own first."""
-    return ['python3'] + ['python' + version for version in versions] + [sys.executable]
+    """List the programs that may be a Python of one of these versions, the user's own first: in a job the login's."""
+    login, here = map(ask_python, (os.environ.get('HPC_JOB_PYTHON', ''), 'python3'))
+    other = [login.path] if login and (not here or here.version != login.version) else []
+    return other + ['python3'] + ['python' + version for version in versions] + [sys.executable]
 
 
 def find_python(programs, versions):

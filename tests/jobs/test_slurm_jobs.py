@@ -107,6 +107,17 @@ def test_chain(toys, slurm, lmod, checkout):
     assert not toys.submit(top)
 
 
+def test_python_of_the_login_node(toys, toy):
+    """The wheels are for a Python that the user has activated: the job knows it (tests/packages/test_wheel_tags.py)."""
+    own = toys.directory / 'own'
+    subprocess.run(['/usr/bin/python3', '-m', 'venv', '--without-pip', own], check=True)
+    toys.submit(toy.easyconfig, '--system=archer2', env=dict(
+        toy.online, PATH='%s/bin:%s' % (own, os.environ['PATH'])))
+    assert '  done' in toys.wait_for_end()['toy/1.0']
+    script, = (toys.eb.prefix / 'software/.jobs').glob('toy-1.0.*.sh')
+    assert '\nexport HPC_JOB_PYTHON=%s/bin/python3\n' % own in script.read_text()
+
+
 def test_killed_for_memory(toys, slurm):
     """Slurm kills what takes more than was asked for; the user sees why and what to do; what depends on it is gone."""
     toys.write('large', commands=[OCCUPY.format(megabytes=800, seconds=20)])

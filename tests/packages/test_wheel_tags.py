@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from hpc_pytorch.packages import wheel_tags
 from hpc_pytorch.packages.lock_files import parse_lock
 from hpc_pytorch.packages.wheel_tags import Python, ask_python, name_and_version, parse_wheel, why_not
 
@@ -82,3 +83,17 @@ def test_ask_python():
     assert here.version == '%d.%d' % sys.version_info[:2]
     assert ask_python('/bin/true') is None
     assert ask_python('/no/such/python') is None
+
+
+@pytest.mark.parametrize('here, first', [('3.11', '/own/python3'), ('3.12', 'python3'), (None, '/own/python3')])
+def test_python_of_the_login_node(monkeypatch, here, first):
+    """In a job the wheels are there for the login node's Python: another version comes later, its own does not."""
+    versions = {'/own/python3': '3.12', 'python3': here}
+    monkeypatch.setattr(wheel_tags, 'ask_python', lambda path: versions.get(path) and Python(
+        path, versions[path], 'cpython', 'x86_64', '', True))
+    assert wheel_tags.pythons(['3.12'])[0] == 'python3'
+    monkeypatch.setenv('HPC_JOB_PYTHON', '/own/python3')
+    assert wheel_tags.pythons(['3.12'])[0] == first
+    # its file system is not there
+    versions['/own/python3'] = None
+    assert wheel_tags.pythons(['3.12'])[0] == 'python3'
