@@ -19,7 +19,6 @@ PREPARE += read_share('batch_scripts.cfg')['slurm']['begin'].splitlines()
 
 
 def access(scheduler, options):
-    """Options that each job is submitted with."""
     account = os.environ.get(scheduler['account_variable'] or '')
     # PBS would give one node to all chunks that fit on it
     values = dict(scheduler, account=account, place='scatter' + ':excl' * bool(scheduler['nodes_exclusive']))

@@ -26,7 +26,6 @@ ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
 
 
 def status_command():
-    """Return the command that shows the jobs of this prefix."""
     eb = os.environ.get('HPC_PYTORCH_COMMAND')
     command = eb + ' --job-status' if eb else 'python3 -m hpc_pytorch.jobs.status'
     decisive = ('--prefix', '--installpath', '--subdir-software', '--configfiles')

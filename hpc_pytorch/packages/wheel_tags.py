@@ -83,7 +83,6 @@ def fits_python(wheel, python):
 
 
 def fits_platform(tag, python):
-    """True if one platform tag admits this machine."""
     if tag == 'any':
         return True
     match = re.match(r'(?:manylinux_(\d+)_(\d+)|manylinux[0-9a]+|linux)_(.+)$', tag)

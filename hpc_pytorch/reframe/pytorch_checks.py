@@ -204,7 +204,6 @@ class WorksCheck(ModuleCheck):
                       for name in added.union(noted) if found.get(name) != noted.get(name))
 
     def lost_files(self):
-        """Packages with files that are gone or changed."""
         lost = collections.defaultdict(list)
         for path in self.printed('^changed: (.*)'):
             lost[path.split('/')[0]].append(path)

@@ -64,7 +64,6 @@ def mpi_on_top(ec):
 
 
 def remember(ec):
-    """Remember an easyconfig that is on the command line."""
     if ec.path and os.path.basename(ec.path) in map(os.path.basename, sys.argv):
         ASKED_FOR.append(ec)
 
