@@ -247,7 +247,8 @@ class Script:
         if followed or self.options.requeue or self.in_a_job:
             lines.append(STATUS)
             if self.options.requeue:
-                lines.append(AGAIN.format(times=self.options.requeue, **self.words))
+                again = self.words['again'].format(share=shlex.quote(HERE))
+                lines.append(AGAIN.format(again=again, count=self.words['count'], times=self.options.requeue))
             if followed:
                 lines.append(END)
             lines.append('exit "$status"')

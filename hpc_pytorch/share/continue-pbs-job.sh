@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# continue-pbs-job.sh SCRIPT: submits the script of this job again, and prints the number of the new job. That has what
+# qsub was given for this one, and jobs that wait for this one wait for it, too.
+set -euo pipefail
+
+# prints what the server says of a job; long values go on in lines that begin with a tab, and NCAR's qstat is a cache
+about() {
+    local job=$1 attribute=$2
+    QSCACHE_BYPASS=true qstat -f "$job" | sed ':all; N; $!b all; s/\n\t//g' | sed -n "s/^    $attribute = //p"
+}
+
+given=$(about "$PBS_JOBID" Variable_List | sed 's/\\.//g' | tr , '\n' | sed -n 's/=.*//p')
+variables=HPC_JOB_RESTARTS
+options=()
+if grep -qx PATH <<< "$given"; then
+    options+=(-V)
+    given=
+fi
+for name in $given PBS_ARRAY_INDEX; do
+    # PBS sets its own again
+    if [[ $name != PBS_O_* && $name != HPC_JOB_RESTARTS ]] && printenv "$name" > /dev/null; then
+        variables+=,$name
+    fi
+done
+account=$(about "$PBS_JOBID" Account_Name)
+[ -z "$account" ] || options+=(-A "$account")
+# the one that it was submitted to; the job's own may be one that only routes lead to
+[ -z "${PBS_O_QUEUE:-}" ] || options+=(-q "$PBS_O_QUEUE")
+export HPC_JOB_RESTARTS=$((${HPC_JOB_RESTARTS:-0} + 1))
+next=$(qsub "${options[@]}" -v "$variables" "$1")
+echo "$next"
+
+# it continues, whatever becomes of those that wait
+set +e
+about "${PBS_ARRAY_ID:-$PBS_JOBID}" depend | tr , '\n' | sed -n 's/^before\(ok\|any\):/after\1:/p' |
+    while IFS=: read -r kind others; do
+        # jobs of an array may end at the same time, and undo each other's change: three times
+        for other in ${others//:/ } ${others//:/ } ${others//:/ }; do
+            before=$(about "$other" depend)
+            [[ $before == *"$next"* ]] || qalter -W depend="$before,$kind:$next" "$other" >&2
+            sleep "$((RANDOM % 4))"
+        done
+    done
+exit 0
