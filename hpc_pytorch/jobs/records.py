@@ -88,7 +88,6 @@ def remove_record(record):
 
 
 def first_line(path):
-    """Return the first line of a file, None if there is none."""
     with contextlib.suppress(OSError), open(path, errors='replace') as handle:
         return handle.readline().strip()
     return None

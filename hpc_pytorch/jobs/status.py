@@ -154,7 +154,6 @@ def jobs_of(easyconfigs):
 
 
 def show_jobs(easyconfigs):
-    """Print the state of the jobs, the oldest first."""
     records = jobs_of(easyconfigs)
     looks, away = [], None
     for record in records:

@@ -226,7 +226,6 @@ class SystemJobs:
         return request_for(self.system, needs_of(job.easyconfig()), job.hours)
 
     def make_record(self, job):
-        """Return the record of a job, from which its script is made."""
         request = self.request(job)
         return new_record(
             job.name,

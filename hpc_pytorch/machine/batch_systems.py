@@ -284,6 +284,13 @@ def own_job(environ=os.environ):
     return None
 
 
+def job_on_this_node(environ=os.environ):
+    """Return the job, unless salloc's shell is on the login node, where Slurm names no node."""
+    job = own_job(environ)
+    on_login_node = job and job.startswith('slurm:') and not environ.get('SLURMD_NODENAME')
+    return None if on_login_node else job
+
+
 def alive(job, age):
     """True if a job (kind:id) of this age in seconds waits or runs, or if that cannot be determined."""
     kind, _, number = job.partition(':')

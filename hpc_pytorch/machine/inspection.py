@@ -11,7 +11,7 @@ from collections import namedtuple
 from pathlib import Path
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.machine.batch_systems import PATIENCE, own_job
+from hpc_pytorch.machine.batch_systems import PATIENCE, job_on_this_node
 from hpc_pytorch.machine.collection_files import external_modules
 from hpc_pytorch.machine.commands import TERMINAL_CODES, run
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails, modules_tool
@@ -86,7 +86,7 @@ class Machine(object):
         self.system = system
         self.root = root
         self.environ = dict(os.environ) if environ is None else environ
-        self.job = own_job(self.environ)
+        self.job = job_on_this_node(self.environ)
         self.outputs, self.hanging = {}, set()
 
     def which(self, command):

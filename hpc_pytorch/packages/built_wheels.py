@@ -28,7 +28,6 @@ def identity(facts):
 
 
 def differences(facts, others):
-    """Return the differences of two builds, in words."""
     every = set(facts).union(others)
     names = [name for name in every if facts.get(name) != others.get(name)]
     return ', '.join(sorted(names)).replace('_', ' ')

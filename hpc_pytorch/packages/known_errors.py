@@ -9,7 +9,6 @@ Known = namedtuple('Known', 'pattern cause remedy')
 
 
 def read_table(name, flags=0):
-    """Read a table of errors that lies beside this file."""
     parser = parse('%s/packages/%s.cfg' % (HERE, name))
     rows = []
     for cause in parser.sections():

@@ -69,7 +69,6 @@ class Pip:
                              hidden=True, use_bash=False, **options)
 
     def command(self, variables):
-        """Return the command that runs pip for this Python."""
         if self.path not in COMMANDS:
             ours = importlib.util.find_spec('pip')
             # what pip's option --python starts, once pip has started for EasyBuild's Python

@@ -12,7 +12,7 @@ from easybuild.tools.config import build_option, build_path, install_path, sourc
 from easybuild.tools.modules import curr_module_paths, modules_tool
 from easybuild.tools.utilities import nub
 
-from hpc_pytorch.machine.batch_systems import own_job
+from hpc_pytorch.machine.batch_systems import job_on_this_node
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
 from hpc_pytorch.packages import built_wheels
@@ -114,7 +114,7 @@ def leave_out_secrets():
 
 def check_host(ecs):
     """Stop builds of hours on login nodes, or where there is too little memory."""
-    if own_job() or not policy.going_to_install():
+    if job_on_this_node() or not policy.going_to_install():
         return
     for ec in [entry['ec'] for entry in ecs]:
         needs = needs_of(ec)

@@ -220,7 +220,6 @@ def python_version(prefix):
 
 
 def module_files(target, parts, modules):
-    """Write the module files: {path: text}."""
     texts = {}
     opened = {opener for module in modules.values() for opener in module.get('opened_by', '').split()}
     for name, module in modules.items():

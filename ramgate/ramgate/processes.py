@@ -177,6 +177,5 @@ class Tree:
         return found
 
     def members(self):
-        """Return all processes of the tree that still run."""
         self.look()
         return [pid for pid, owner in self.owners.items() if owner is not None and stat(pid)]

@@ -127,7 +127,7 @@ class Place:
         """What differs, and all findings; `only` leaves out what loads modules, which takes time, and is not this."""
         monkeypatch.setattr(inspection, 'collection_path', lambda name: str(self.top / name))
         system = systems.load_file(str(self.top / 'systems' / 'test' / 'system.cfg'))
-        environ = dict(self.environ, SLURM_JOB_ID='1') if job else self.environ
+        environ = dict(self.environ, SLURM_JOB_ID='1', SLURMD_NODENAME='n1') if job else self.environ
         machine = inspection.Machine(system, str(self.root), environ)
         findings = [survey.ask(probe, machine) for probe in inspection.PROBES
                     if not only or probe.name == only or probe.name not in LOAD_MODULES]
@@ -155,7 +155,7 @@ CFG = 'systems/test/system.cfg'
 # these take time
 LOAD_MODULES = ('commands', 'container run time')
 DIFFERENCES = [
-    (0, 'architecture', other(CFG, 'architecture = ', 'architecture = un')),
+    (0, 'architecture', other(CFG, '\narchitecture = ', '\narchitecture = un')),
     (0, 'host name', other(CFG, 'host_names = ', 'host_names = un')),
     (0, 'login host', other(CFG, 'login_hosts = ', 'login_hosts = un')),
     (0, 'commands', without('bin/testCC')),
@@ -735,11 +735,15 @@ def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
 def test_draft_in_a_job(place):
     """Of the job's own partition, and with the GPUs that are seen where Slurm does not count them."""
     place.command('sinfo', REAL.replace('gpu:v100:8|NO|down', '(null)|EXCLUSIVE|up'))
-    found = described(place, SLURM_JOB_ID='1', SLURM_JOB_PARTITION='old')
+    job = {'SLURM_JOB_ID': '1', 'SLURM_JOB_PARTITION': 'old'}
+    found = described(place, **job, SLURMD_NODENAME='n1')
     assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['old', '8', '2', '2']
     assert 'gpus_option' not in found
     assert [found[key] for key in ('nodes_exclusive', 'gpu_architecture', 'gpu_cores')] == [
         'yes', '8.0', '0-3 4-7']
+    # salloc's shell is on the login node at most sites, whose cores and memory say nothing
+    found = described(place, **job)
+    assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'memory')] == ['old', 128, 2, '502 GiB']
 
 
 def test_draft_in_a_partition_of_several_kinds(place):

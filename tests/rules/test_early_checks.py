@@ -60,7 +60,10 @@ def test_login_node_is_for_the_rest(toys, source_build):
     on_login_node(toys)
     assert 'module load toy' in toys.run(toys.write('toy'))
     assert 'login node' not in toys.run(source_build, '--fetch')
-    assert 'login node' not in toys.run(source_build, '--stop=ready', env={'SLURM_JOB_ID': '1'})
+    job = {'SLURM_JOB_ID': '1'}
+    assert 'login node' not in toys.run(source_build, '--stop=ready', env=dict(job, SLURMD_NODENAME='ln01'))
+    # but salloc's own shell may be there
+    assert 'ln01 is a login node of ARCHER2' in toys.run(source_build, '--stop=ready', env=job, status=None)
     # wheels are, unless something is compiled for long
     wheels = source_build.read_text().replace('EB_PyTorchHPC', 'LockedWheels')
     source_build.write_text(wheels)
