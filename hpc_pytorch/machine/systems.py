@@ -63,10 +63,11 @@ CONVERSIONS = {
     'size': size,
     'dated': lambda value: tuple(value.split(' ', 1)),
     'words': str.split,
+    'hosts': str.split,
     'core_lists': lambda value: [core_list(word) for word in value.split()],
     'conditions': conditions,
 }
-LISTS = ('words', 'core_lists', 'conditions')
+LISTS = ('words', 'hosts', 'core_lists', 'conditions')
 # of one key: its type, whether it must be there, and what it means
 Key = collections.namedtuple('Key', 'kind required meaning')
 Type = collections.namedtuple('Type', 'name pattern expected')

@@ -184,6 +184,19 @@ def test_settings_by_feature_and_version(tmp_path):
     ('kind = slurm', 'kind = slurm\noptions = --export=NONE\n    qos = long',
      ['options = --export=NONE qos = long in [scheduler]', 'words separated by blanks']),
     ('cores = 64', 'cores = 64\nqos = long', ["'qos' in [node]", 'known keys: cores, ', 'belongs to [scheduler]']),
+    # what those who edit a draft write
+    *[('kind = slurm', 'kind = slurm\n' + wrong, [wrong + ' in [scheduler]', expected]) for wrong, expected in (
+        ('qos = normal # the default', 'without a comment'),
+        ('options = --export=NONE # as the site wants it', 'without commas or comments'),
+        ('options = --export=NONE, --hint=nomultithread', 'without commas or comments'),
+        ('gpus_option = --gres=gpu', 'ends in = or :'),
+        ('gpus_option = --gpus-per-node=4', 'ends in = or :'),
+        ('account_variable = p12345', 'name of an environment variable'),
+        ('account_variable = $SBATCH_ACCOUNT', 'name of an environment variable'))],
+    *[('cores = 64', 'cores = 64\ngpu_architecture = ' + wrong, ['such as gfx90a or 8.0'])
+      for wrong in ('A100', 'sm_80', '80', '8.0 9.0')],
+    *[('title = Test', 'title = Test\nhost_names = ' + wrong, ['patterns separated by blanks'])
+      for wrong in ('login1, gpu1', 'gpu[001-128]', 'gpu[1-12]', 'gpu[1-4,7]', 'gpu{1..4}', r'gpu\d+', 'gpu1 # all')],
 ])
 def test_errors_name_file_and_key(tmp_path, old, new, words):
     assert old in GOOD
@@ -194,6 +207,18 @@ def test_errors_name_file_and_key(tmp_path, old, new, words):
     assert '\n' not in message
     for word in [path] + words:
         assert word in message
+
+
+@pytest.mark.parametrize('line', [
+    'host_names = login[1-4] cx3-15-[0-9] *.gpu.site nid[!5-9][0-9] x[01]',
+    'reason = ticket # 7',
+    'options = --constraint=a,b --nodelist=gpu[001-128]',
+])
+def test_values_that_look_odd(tmp_path, line):
+    section = {'host_names': 'system', 'reason': 'installation', 'options': 'scheduler'}[line.split()[0]]
+    text = GOOD + '[installation]\n'
+    loaded = system.load_file(written(tmp_path, text.replace('[%s]' % section, '[%s]\n%s' % (section, line))))
+    assert getattr(loaded, section)[line.split()[0]]
 
 
 def test_unreadable_file(tmp_path):
