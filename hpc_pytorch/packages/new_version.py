@@ -358,7 +358,6 @@ class Change:
             return None
 
     def make(self):
-        """Make everything: {path: text}."""
         if self.renewed:
             # locks count for an easyconfig beside them
             copied = {} if self.target == self.easyconfig else {self.target: self.text}

@@ -16,7 +16,6 @@ ANOTHER_OPENMP = "another one was found before the compiler's, in the system or 
 
 
 def find(directory):
-    """Return all shared libraries below a directory."""
     found = glob.glob(os.path.join(glob.escape(directory), '**', '*.so*'), recursive=True)
     return sorted(path for path in found if re.search(r'\.so(\.[^/]*)?$', path) and os.path.isfile(path))
 

@@ -14,6 +14,7 @@ from stand_ins import test_rehearsal
 from common import CHECKOUT, EB, FOR_ROOT, LMOD, clean_environment, nightly, slow, stand_in
 
 from hpc_pytorch import start
+from hpc_pytorch.machine.modules import ModulesShell
 
 WORKSTATION = 'PyTorch-2.13.0-workstation.eb'
 
@@ -162,9 +163,18 @@ dependencies = [('no-such-module/1.0', EXTERNAL_MODULE), ('nor-this/2', EXTERNAL
 """)
     output = eb(easyconfig, '-D', status=None, env={'MODULEPATH': str(tmp_path)})
     assert output.returncode != 0
-    assert 'does not have: no-such-module/1.0; loaded before it: nothing; no version of it is here' in output.stdout
+    assert 'cannot be loaded: no-such-module/1.0; loaded before it: nothing; no version of it is here' in output.stdout
     assert str(tmp_path) in output.stdout
     assert './eb --rehearse toy-1.0.eb' in output.stdout
+    # one that is there, and excludes what the user has loaded
+    for name, text in (('no-such-module', 'conflict theirs\n'), ('theirs', '')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / '1.0').write_text('#%Module1.0\n' + text)
+    loaded = ModulesShell(LMOD, dict(os.environ, MODULEPATH=str(tmp_path)))
+    assert loaded.load(['theirs']) is None
+    output = eb(easyconfig, '-D', status=None, env=loaded.environ).stdout
+    assert 'it exists, but loading it fails' in output and 'name another version' not in output
+    assert 'If it excludes a module that you have loaded (module list), unload that one' in output
 
 
 @pytest.fixture

@@ -99,7 +99,7 @@ def test_first_missing_module(eb, tmp_path):
     path = tmp_path / 'toy-1.0-Derecho.eb'
     path.write_text(HIERARCHY.replace('8.1.27', '8.1.99'))
     output = eb('--rehearse', path, '-D', status=None).stdout
-    assert ('does not have: cray-mpich/8.1.99; loaded before it: ncarenv/23.09 gcc/12.2.0; '
+    assert ('cannot be loaded: cray-mpich/8.1.99; loaded before it: ncarenv/23.09 gcc/12.2.0; '
             'versions of it here: cray-mpich/8.1.27' in output)
     # not the command that was just typed
     assert './eb --rehearse' not in output
