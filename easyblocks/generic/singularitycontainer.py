@@ -116,7 +116,6 @@ class SingularityContainer(Binary):
 
     @property
     def image_stores(self):
-        """Return the directories in which the site keeps images."""
         given = os.environ.get(STORE_VARIABLE)
         if not given:
             return self.system.container['image_search_path']

@@ -178,7 +178,6 @@ class WorksCheck(ModuleCheck):
         return True
 
     def values(self):
-        """Return how fast a server has answered."""
         found = {}
         for first, speed in self.printed(r'first token after (\S+) s, then (\S+) tokens/s'):
             found = {'first_token': (float(first), 's'), 'tokens': (float(speed), 'tokens/s')}

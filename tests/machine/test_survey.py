@@ -190,6 +190,8 @@ def test_nothing_differs(place, monkeypatch):
         assert differ == [], findings
     # the others were asked on a login node
     assert not [one for one in findings if one.result == survey.NOT_ASKED and not one.found.startswith('only')]
+    # as system.cfg has them
+    assert '0-3 4-7' in [one.found for one in findings]
 
 
 @pytest.mark.slow
