@@ -12,7 +12,6 @@ COMMAND = "pip install --no-build-isolation --no-deps ./torch_mpi"
 
 
 def release(version):
-    """Return the first two numbers of a version."""
     return tuple(int(part) for part in version.split(".")[:2])
 
 

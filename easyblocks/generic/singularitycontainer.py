@@ -146,7 +146,6 @@ class SingularityContainer(Binary):
                     ' '.join(difflib.get_close_matches(self.image_name, names)) or 'none', STORE_VARIABLE))
 
     def pull_image(self):
-        """Fetch an image from a registry, to where EasyBuild keeps sources."""
         if not self.runtime:
             raise EasyBuildError("fetching %s needs Singularity or Apptainer; neither was found", self.image_source)
         target = os.path.join(source_paths()[0], self.name[0].lower(), self.name, self.image_name)
@@ -268,7 +267,6 @@ class SingularityContainer(Binary):
         return '\n'.join([text, image, container_modules.binds(module, self.installdir, self.bind_paths)])
 
     def image_gone(self):
-        """Return the message of a module whose image was removed."""
         places = ' and '.join(map(os.path.dirname, self.candidates))
         easyconfig = shlex.quote(os.path.basename(self.cfg.path))
         return "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (

@@ -32,7 +32,6 @@ def directory():
 
 
 def record_path(name):
-    """Return the record of the last job for a module."""
     return os.path.join(directory(), re.sub(r'[^\w.+-]', '_', name) + '.json')
 
 
@@ -67,7 +66,6 @@ def read_record(path):
 
 
 def read_records():
-    """Return all records of this prefix, the oldest first."""
     paths = glob.glob(os.path.join(glob.escape(directory()), '*.json'))
     records = filter(None, map(read_record, paths))
     return sorted(records, key=lambda record: (record['time'], number_of(record['job'])))
@@ -79,7 +77,6 @@ def number_of(job):
 
 
 def remove_record(record):
-    """Forget a job, and what it has left behind beside its log."""
     for path in glob.glob(glob.escape(files_of(record)) + '.*') + [record_path(record['name'])]:
         # while it may be alive the next job waits for it; others' files, who share the prefix, stay
         if '.alive.' not in path[len(files_of(record)):]:

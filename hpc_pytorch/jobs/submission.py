@@ -34,7 +34,6 @@ class Job:
         self.after = []
 
     def ids_before(self):
-        """Return the jobs that have to end well first."""
         return [job.jobid for job in self.after if job.jobid]
 
     def describe(self, already):
@@ -46,7 +45,6 @@ class Job:
         return text
 
     def easyconfig(self):
-        """Return the easyconfig that the command names; parsed already."""
         path = next(word for word in shlex.split(self.command) if word.endswith('.eb'))
         return process_easyconfig(path)[0]['ec']
 

@@ -66,7 +66,6 @@ def paths_of_jobs(system):
 
 
 def commands_of(system):
-    """Return the system's compilers and its launcher."""
     return sorted(filter(None, {system.launcher['command'], *system.compilers.values()}))
 
 
@@ -216,7 +215,6 @@ class Machine(object):
         return facts['exclusive']
 
     def hardware_threads(self):
-        """List the package and the core of each hardware thread."""
         found = re.findall(r'^[^#\n].*', self.output('lscpu', '--parse=SOCKET,CORE'), re.M)
         if not found:
             raise NotAsked("lscpu names no cores")

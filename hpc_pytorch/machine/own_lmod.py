@@ -49,7 +49,6 @@ def install_if_allowed(names, unpacked):
 
 
 def codename():
-    """Return the distribution's name for its release, such as bookworm."""
     return run(['sh', '-c', '. /etc/os-release && echo "$VERSION_CODENAME"']).stdout.strip()
 
 

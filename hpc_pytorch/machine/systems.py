@@ -150,7 +150,6 @@ class System(object):
 
     @property
     def words(self):
-        """Describe the system in the words of pairs.cfg."""
         found = {self.system['architecture'], self.node['gpu_architecture']}
         if 'hsn0' in self.network['interfaces']:
             found.add('slingshot')

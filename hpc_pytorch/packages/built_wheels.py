@@ -47,7 +47,6 @@ def find(stores, facts):
 
 
 def read_note(directory):
-    """Return the note of the wheel in a directory; None if it cannot be read."""
     return read_json(os.path.join(directory, NOTE), {'asked': dict})
 
 

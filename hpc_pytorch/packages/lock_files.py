@@ -18,7 +18,6 @@ LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *(?:== *([\w.]+)(?:\+[
 
 
 def normal_name(name):
-    """Return a package's name as indexes compare it."""
     return re.sub(r'[-_.]+', '-', name).lower()
 
 

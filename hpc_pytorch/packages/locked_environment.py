@@ -91,7 +91,6 @@ class LockedEnvironment(EasyBlock):
         self.cfg['usage'] = help_text.strip('\n')
 
     def compilers(self):
-        """Variables that name the compilers for packages that are built here."""
         return {}
 
     def path(self, *parts):
@@ -172,7 +171,6 @@ class LockedEnvironment(EasyBlock):
         return path
 
     def locked(self, parameter):
-        """Return all entries of the lock files that a parameter names."""
         entries = []
         for name in self.cfg[parameter]:
             entries += self.entries_of(name)
@@ -468,7 +466,6 @@ class LockedEnvironment(EasyBlock):
                              "without --module-only and --sanity-check-only", self.path())
 
     def packages_below(self):
-        """Return the packages' directories of the modules that this one is loaded on top of."""
         paths = []
         for dep in self.cfg.dependencies():
             root = None if dep['external_module'] else get_software_root(dep['name'])

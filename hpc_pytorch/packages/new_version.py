@@ -97,7 +97,6 @@ def command_of(path):
 
 
 def option(commands, name):
-    """Return the value of the first option of this name in commands; None where it is not there."""
     found = re.search(name + r' (\S+)', commands)
     return found and found.group(1)
 
@@ -114,7 +113,6 @@ def in_collection(path):
 
 
 def as_typed(path):
-    """Return how an easyconfig is called on a command line."""
     return shlex.quote(os.path.basename(path) if in_collection(path) else path)
 
 
@@ -300,7 +298,6 @@ class Change:
         self.least = max(self.least, min(self.pythons, key=release, default=self.least), key=release)
 
     def pin(self, version):
-        """Return the requirement of one version, as .in files name it."""
         return '%s==%s%s' % (self.name, version, self.build if self.index else '')
 
     def resolved(self, *requirements):

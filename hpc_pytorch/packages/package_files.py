@@ -22,7 +22,6 @@ from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
 
 def entry_of(path):
-    """Return a lock file's entry for this wheel or source."""
     name, version = name_and_version(path)
     digest = sha256_of(path)
     return Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
@@ -73,7 +72,6 @@ class PackageFiles:
             os.symlink(path, link)
 
     def missing_sources(self, entries):
-        """Return the entries whose source is not linked."""
         here = [name_and_version(name) for name in os.listdir(self.directory) if not name.endswith('.whl')]
         return [entry for entry in entries if (entry.name, entry.version) not in here]
 

@@ -40,7 +40,6 @@ class IndexNotReached(EasyBuildError):
 
 @contextmanager
 def lock_file(entries):
-    """Write a temporary lock file with just these entries."""
     with tempfile.NamedTemporaryFile('w', prefix='lock-', suffix='.txt', encoding='utf-8') as file:
         file.write('\n'.join(entry.text for entry in entries) + '\n')
         file.flush()

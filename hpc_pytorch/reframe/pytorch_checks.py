@@ -63,7 +63,6 @@ FAST = ('cxi', 'uverbs', 'OFI', 'InfiniBand')
 
 
 def easyconfig_of(module):
-    """Return the copy of its easyconfig that lies beside the installation."""
     path, = glob.glob(os.path.join(glob.escape(INSTALLED[module]), 'easybuild/provenance/*.eb'))
     return path
 

@@ -25,7 +25,6 @@ FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there
 
 
 def existing(path):
-    """Find the nearest directory that exists."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return path

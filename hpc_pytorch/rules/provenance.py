@@ -57,7 +57,6 @@ def collection_version():
 
 
 def packages(directory):
-    """Return {name: version} of the Python packages in an installation."""
     found = {}
     for path in glob.glob(glob.escape(directory) + '/lib/python3.*/site-packages/*.dist-info/METADATA'):
         with open(path, encoding='utf-8', errors='replace') as handle:
@@ -116,7 +115,6 @@ def restore_module(easyblock):
 
 
 def write(easyblock):
-    """Write the directory, before the installation is write-protected."""
     if build_option('extended_dry_run') or easyblock.cfg.path is None:
         return
     directory = directory_of(easyblock)

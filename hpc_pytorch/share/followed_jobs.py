@@ -88,7 +88,6 @@ class Job:
         self.notice(text)
 
     def notice(self, text):
-        """Look for what the job says of itself in what was added to the output."""
         for status in ENDED.findall(text):
             self.status = int(status)
         for number in GOES_ON.findall(text):

@@ -21,7 +21,6 @@ def find(directory):
 
 
 def unpack(wheel, directory):
-    """Unpack the shared libraries of a wheel; returns their paths."""
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
         packed.extractall(directory, [name for name in names if '.so' in os.path.basename(name)])

@@ -101,7 +101,6 @@ class WheelBuild(LockedEnvironment):
         return found
 
     def compilers(self):
-        """Return the system's compilers, as the variables that builds know."""
         names = self.system.compilers
         commands = {'CC': names['c'], 'CXX': names['cxx'], 'FC': names['fortran']}
         return {variable: command for variable, command in commands.items() if command}
@@ -120,7 +119,6 @@ class WheelBuild(LockedEnvironment):
         return ask(compiler, '--version').output.split('\n')[0]
 
     def nvcc(self):
-        """Return the compiler for the GPUs that were named: a module's, or the one on the path."""
         found = shutil.which('nvcc')
         if not found:
             raise EasyBuildError("found no nvcc, which compiles for the GPUs %s: put the bin directory of a CUDA "

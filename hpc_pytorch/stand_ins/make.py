@@ -78,7 +78,6 @@ def read_description(name):
 
 
 def pairs(text):
-    """Split the lines `NAME VALUE` of a value."""
     return [line.split(None, 1) for line in (text or '').splitlines() if line.strip()]
 
 
@@ -212,7 +211,6 @@ def module_text(name, module, part, prefix, opened):
 
 
 def python_version(prefix):
-    """Read the version of the Python in a virtual environment; empty for other parts."""
     path = prefix / 'pyvenv.cfg'
     if not path.exists():
         return ''

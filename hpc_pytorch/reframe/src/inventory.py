@@ -14,7 +14,6 @@ import sys
 
 
 def contents(path):
-    """Return the SHA256 of a file, as packages note it."""
     found = hashlib.sha256()
     with open(path, 'rb') as handle:
         for part in iter(lambda: handle.read(1 << 20), b''):

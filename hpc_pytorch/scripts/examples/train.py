@@ -38,7 +38,6 @@ signals = []
 
 
 def make_data(size, seed):
-    """Return what the model has to learn: the sine of a sum."""
     numbers = torch.Generator().manual_seed(seed)
     inputs = torch.rand(size, 16, generator=numbers)
     return TensorDataset(inputs, torch.sin(inputs.sum(dim=1, keepdim=True)))
@@ -67,7 +66,6 @@ def save_snapshot(directory, steps, state):
 
 
 def snapshots(directory):
-    """Return all snapshots, newest first."""
     paths = glob.glob(os.path.join(glob.escape(directory), 'snapshot-*.pt'))
     return sorted(paths, reverse=True)
 
@@ -163,7 +161,6 @@ def train(options, device):
 
 
 def fingerprint(model):
-    """Return a short name for the exact weights."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.cpu().numpy().tobytes())

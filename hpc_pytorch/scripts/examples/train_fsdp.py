@@ -28,7 +28,6 @@ signals = []
 
 
 def make_model(width, layers):
-    """Return a network, whose layers are sharded one by one."""
     model = nn.Sequential(nn.Linear(16, width))
     for _ in range(layers):
         model.append(nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)))
