@@ -47,7 +47,7 @@ def in_a_line(answer):
         # only memory has so many
         return human(answer)
     if isinstance(answer, list) and all(isinstance(one, list) for one in answer):
-        answer = map(new_system.core_word, answer)
+        return ' '.join(map(new_system.core_word, answer))
     return ' '.join(map(str, answer)) if isinstance(answer, (list, dict)) else str(answer)
 
 
