@@ -11,7 +11,9 @@ about() {
 
 given=$(about "$PBS_JOBID" Variable_List | sed 's/\\.//g' | tr , '\n' | sed -n 's/=.*//p')
 variables=HPC_JOB_RESTARTS
-options=()
+# resources such as job_priority may be charged; of an array, the array has what was typed
+read -ra options <<< "-N $PBS_JOBNAME $(about "${PBS_ARRAY_ID:-$PBS_JOBID}" Submit_arguments |
+    grep -oE -- '(^| )-l *[a-z_]+=[^ ]+' | tr '\n' ' ')"
 if grep -qx PATH <<< "$given"; then
     options+=(-V)
     given=

@@ -221,20 +221,25 @@ echo 9.pbs
 """
 PBS_JOB = """Job Id: 7.pbs
     Account_Name = other
-    depend = beforeok:8.pbs@pbs,beforenotok:6.pbs@pbs
     Variable_List = PBS_O_HOME=/home/me,%sLR=3\\,GONE=4,LO
 \tNG=5,UNSET=6,PBS_O_QUEUE=short
 """
+# of an array PBS says this only of the whole
+PBS_WHOLE = """    depend = beforeok:8.pbs@pbs,beforenotok:6.pbs@pbs
+    Submit_arguments = -v A='-N 3 -l 5' -l job_priority=economy -lwallti
+\tme=2:00:00 -N mine job
+"""
 
 
-@pytest.mark.parametrize('first, options', [
-    ('', '-A other -q short -v HPC_JOB_RESTARTS,LR,LONG,PBS_ARRAY_INDEX'),
-    # qsub -V
-    ('PATH=/bin,', '-V -A other -q short -v HPC_JOB_RESTARTS,PBS_ARRAY_INDEX')])
-def test_continued_on_pbs(jobscript, tmp_path, first, options):
+@pytest.mark.parametrize('array', ['', '7[].pbs'])
+@pytest.mark.parametrize('first, option, names', [
+    ('', '', 'HPC_JOB_RESTARTS,LR,LONG,PBS_ARRAY_INDEX'), ('PATH=/bin,', '-V ', 'HPC_JOB_RESTARTS,PBS_ARRAY_INDEX')])
+def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     """The next job gets what the user gave to qsub, and who waits for this job's end waits for that one's, too."""
     lines = jobscript('derecho', '--requeue', '3', 'train.py')
     (tmp_path / '7.pbs').write_text(PBS_JOB % first)
+    with open(tmp_path / (array or '7.pbs'), 'a') as handle:
+        handle.write(PBS_WHOLE)
     (tmp_path / '8.pbs').write_text('    depend = afterok:7.pbs@pbs,afterany:5.pbs@pbs\n')
     for name in ('qstat', 'qsub', 'qalter', 'sleep'):
         (tmp_path / name).write_text(PBS_COMMAND)
@@ -242,10 +247,12 @@ def test_continued_on_pbs(jobscript, tmp_path, first, options):
     text = '\n'.join(['(exit 85)'] + lines[lines.index('status=$?'):])
     done = subprocess.run(['bash', '-c', text, 'job'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs', 'PBS_O_QUEUE': 'short',
-                               'PBS_ARRAY_INDEX': '0', 'LR': '3', 'LONG': '5'})
+                               'PBS_ARRAY_ID': array, 'PBS_ARRAY_INDEX': '0', 'LR': '3', 'LONG': '5',
+                               'PBS_JOBNAME': 'mine'})
     assert done.returncode == 0 and 'the program continues in job 9.pbs\n' in done.stdout, done.stdout
     told = (tmp_path / 'told').read_text().splitlines()
-    assert told[:2] == ['qsub %s job' % options,
+    given = '-N mine -l job_priority=economy -lwalltime=2:00:00'
+    assert told[:2] == ['qsub %s %s-A other -q short -v %s job' % (given, option, names),
                         'qalter -W depend=afterok:7.pbs@pbs,afterany:5.pbs@pbs,afterok:9.pbs 8.pbs@pbs'], told
 
 
