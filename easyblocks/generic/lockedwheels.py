@@ -31,18 +31,16 @@ class LockedWheels(LockedEnvironment):
 
     def check_before_fetching(self):
         """Refuse wheels that do not fit this Python or processor, and a PyTorch for another ROCm than the module's."""
-        packages = self.locked('lock_files')
+        rocm = of_dependencies(self.cfg).get('rocm')
         for source in self.cfg['sources']:
             name = source if isinstance(source, str) else source['filename']
             if not name.endswith('.tar.gz'):
+                package = parse_wheel(name)
                 problem = why_not(name, self.python)
+                if package.name == 'torch':
+                    problem = problem or why_not_rocm(package.version, rocm)
                 if problem:
                     raise EasyBuildError("%s", problem)
-                packages.append(parse_wheel(name))
-        for package in packages:
-            problem = why_not_rocm(package.version, of_dependencies(self.cfg).get('rocm'))
-            if problem and package.name == 'torch':
-                raise EasyBuildError("%s", problem)
 
     def extract_step(self):
         """Wheels are not unpacked beforehand."""

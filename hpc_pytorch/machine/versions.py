@@ -40,7 +40,7 @@ def holds(when, features, versions):
 
 
 def of_dependencies(ec):
-    """Return the versions of an easyconfig's dependencies, by the name of the software or of the system's module."""
+    """Return the versions of an easyconfig's dependencies, by the name of the software, and of the system's module."""
     found = {}
     for dep in ec.dependencies():
         name, _, version = dep['full_mod_name'].partition('/')
@@ -48,6 +48,10 @@ def of_dependencies(ec):
             name, version = dep['name'], dep['version']
         if version:
             found[name] = version
+        # devel/cuda/12.8 is CUDA 12.8: external_modules.cfg
+        metadata = dep.get('external_module_metadata', {})
+        names = [software.lower() for software in metadata.get('name', ())]
+        found.update(zip(names, metadata.get('version', ())))
     return found
 
 

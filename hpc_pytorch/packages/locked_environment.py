@@ -244,8 +244,8 @@ class LockedEnvironment(EasyBlock):
             if applies and self.wants_gpus and gpu_code.is_cpu_only(entry.version, architecture):
                 stop(self, gpu_code.why_not_cpu_only(entry.version, self.system))
         packages = {entry.name: entry.version for entry in self.locked('lock_files')}
-        problem = gpu_code.why_not_cuda(packages, self.system)
-        if problem:
+        rocm = gpu_code.why_not_rocm(packages.get('torch', ''), of_dependencies(self.cfg).get('rocm'))
+        for problem in filter(None, [gpu_code.why_not_cuda(packages, self.system), rocm]):
             stop(self, problem)
 
     def divide_packages(self):
@@ -265,7 +265,6 @@ class LockedEnvironment(EasyBlock):
         return wheels, sources
 
     def other_sources_to_fetch(self):
-        """Return the entries of sources that are fetched, and not installed."""
         return []
 
     def fetch_step(self, *args, **kwargs):

@@ -205,6 +205,24 @@ def test_cuda_of_locks(eb, toy, system, package, says):
     assert ("Installing would stop:" in output) == bool(says) and (says or '') in output
 
 
+@pytest.mark.parametrize('module, refused', [
+    ('rocm/6.4.1', True), slow('ROCm/6.4.1', True), ('devel/rocm/6.4.1', True), ('devel/rocm/7.1.1', False)])
+def test_rocm_of_locks(eb, toy, module, refused):
+    """Another ROCm than the module's is refused, whatever the module is called."""
+    with open(toy.folder / 'toy.lock', 'a') as lock:
+        lock.write('torch==2.10.0+rocm7.1 --hash=sha256:%s\n' % (64 * 'f'))
+    with open(toy.easyconfig, 'a') as easyconfig:
+        easyconfig.write("dependencies = [('%s', EXTERNAL_MODULE)]\n" % module)
+    version = module.rpartition('/')[2]
+    (toy.folder / module).parent.mkdir(parents=True)
+    (toy.folder / module).write_text('#%Module1.0\n')
+    (toy.folder / 'external.cfg').write_text('[%s]\nname = ROCm\nversion = %s\n' % (module, version))
+    environment = dict(toy.online, MODULEPATH=str(toy.folder),
+                       EASYBUILD_EXTERNAL_MODULES_METADATA=str(toy.folder / 'external.cfg'))
+    output = eb('--system=frontier', '-x', toy.easyconfig, env=environment).stdout
+    assert refused == ('ROCm %s is loaded: one process would load both' % version in output), output
+
+
 @pytest.mark.parametrize('system, version, marker, refused', [
     ('bede', '2.10.0', '', True), slow('bede', '2.9.1+cpu', '', True), slow('bede', '2.11.0', '', False),
     slow('bede', '2.6.0+cu126', '', False), slow('bede', '2.10.0', " ; platform_machine == 'x86_64'", False),
