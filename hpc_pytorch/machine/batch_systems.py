@@ -83,7 +83,6 @@ class BatchSystem(object):
         return self.not_reached.search(output) or self.uncertain.search(output)
 
     def submit(self, command, script):
-        """Submit a script; returns the job's id."""
         for delay in TRY_AGAIN:
             time.sleep(delay)
             try:
