@@ -102,7 +102,7 @@ class ModulesShell(object):
 
     def versions(self, name):
         """List the versions of a module that can be loaded now: ['gcc/11.2.0', 'gcc/12.2.0']."""
-        base = name.partition('/')[0]
+        base = name.rpartition('/')[0] or name
         return [one for one in self.available(base) if one == name or one.startswith(base + '/')]
 
     def available(self, *names):

@@ -36,10 +36,16 @@ def test_ten_modules_in_order(shell):
     assert dict(os.environ) == before
 
 
-def test_first_that_is_missing(shell):
+def test_first_that_is_missing(shell, tmp_path):
     name, said = first_that_fails(shell, NAMES[:3] + ['m3/7.0', 'm4/1.0'])
     assert name == 'm3/7.0' and said == 'versions of it here: m3/1.0, m3/2.0'
     assert shell.loaded == NAMES[:3] and shell.versions('m3/7.0') == ['m3/1.0', 'm3/2.0']
+    # of this software, not of its category
+    for other in ('devel/cuda/12.8', 'devel/python/3.12'):
+        path = tmp_path / '0' / other
+        path.parent.mkdir(parents=True)
+        path.write_text('#%Module1.0\n')
+    assert first_that_fails(shell, ['devel/cuda/13.0'])[1] == 'versions of it here: devel/cuda/12.8'
     # whatever is loaded already
     shell.environ = dict(shell.beginning)
     shell.load(NAMES[:2])
