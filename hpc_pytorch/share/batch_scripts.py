@@ -315,7 +315,17 @@ def load_module(otherwise):
     environment = active_environment()
     if environment:
         lines.append('source %s || %s' % (shlex.quote(os.path.join(environment, 'bin/activate')), otherwise))
+    added = added_to_path(names)
+    if added:
+        lines.append('export PYTHONPATH=%s"${PYTHONPATH:+:$PYTHONPATH}"' % shlex.quote(':'.join(added)))
     return lines
+
+
+def added_to_path(modules):
+    """Return what the user has added to $PYTHONPATH since the modules were loaded: loading them again sets it anew."""
+    names = ['EBROOT' + name.split('/')[0].upper().replace('-', 'MINUS') for name in modules]
+    own = [os.path.join(os.environ[name], '') for name in names + ['VIRTUAL_ENV'] if os.environ.get(name)]
+    return [path for path in os.environ.get('PYTHONPATH', '').split(':') if path and not path.startswith(tuple(own))]
 
 
 def job_options(description):

@@ -73,6 +73,25 @@ def test_frontier(jobscript, tmp_path):
     assert not [line for line in lines if line.startswith('#SBATCH --ntasks')]
 
 
+@pytest.mark.parametrize('added', [['/home/me/src'], ['/home/me/my src', '.']])
+def test_added_to_python_path(jobscript, added):
+    """What the user added to $PYTHONPATH after `module load` is added after that of the job, too."""
+    module = {'EBROOTPYTORCH': '/sw/PyTorch/1.0', 'EBROOTFLASHMINUSATTN': '/sw/flash-attn/2',
+              'VIRTUAL_ENV': '/home/me/mine', 'LOADEDMODULES': 'PyTorch/1.0:flash-attn/2'}
+    theirs = ['/sw/flash-attn/2/lib/python3.12/site-packages', '/sw/PyTorch/1.0/lib/python3.12/site-packages']
+    path = ':'.join(added[:1] + ['/home/me/mine/lib/python3.12/site-packages'] + theirs + [''] + added[1:])
+    lines = jobscript('isambard-ai', '--stage', 'train.py', PYTHONPATH=path, **module)
+    line, = [line for line in lines if 'PYTHONPATH' in line]
+    load = lines.index('module load PyTorch/1.0 flash-attn/2 || exit')
+    assert load < lines.index(line) < lines.index('eval "$staged"')
+    for before, after in ((theirs[0], theirs[:1]), ('', [])):
+        done = subprocess.run(['bash', '-c', line + '; printenv PYTHONPATH'], env={'PYTHONPATH': before},
+                              stdout=subprocess.PIPE, text=True, check=True)
+        assert done.stdout == ':'.join(added + after) + '\n'
+    assert not [line for line in jobscript('isambard-ai', 'train.py', PYTHONPATH=':'.join(theirs), **module)
+                if 'PYTHONPATH' in line]
+
+
 def test_no_stage(jobscript, tmp_path):
     """A container's module cannot stage: known before the job waits."""
     (tmp_path / 'bin/pytorch-stage').unlink()
