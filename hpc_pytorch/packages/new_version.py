@@ -97,7 +97,7 @@ def command_of(path):
 
 
 def option(commands, name):
-    found = re.search(name + r' (\S+)', commands)
+    found = re.search(name + r'[ =](\S+)', commands)
     return found and found.group(1)
 
 
@@ -147,10 +147,11 @@ class Change:
 
     def changed(self, text):
         """Replace the version, the build such as rocm7.1, and companions' versions, where they are whole words."""
-        # another package may happen to have the same version
-        own = r'(?:(?<!==)|(?<=\b%s==))' % re.escape(self.name or '')
+        # pins and bounds of other packages may happen to have the same version
+        own = r'(?i:(?<![\w.-])%s) *(?:\[.*\])? *[=~]= *' % re.escape(self.name or normal_name(self.values['name']))
         for old, new in self.words.items():
-            text = re.sub(r'(?<![\d.])%s%s(?!\d|\.\d)' % (own, re.escape(old)), new, text)
+            pattern = r'(%s)?((?:[=<>~!]=|[<>]) *)?(?<![\d.])%s(?!\d|\.\d)' % (own, re.escape(old))
+            text = re.sub(pattern, lambda found: found[0] if found[2] else (found[1] or '') + new, text)  # noqa: B023
         return text
 
     def place(self, path):
@@ -190,7 +191,7 @@ class Change:
 
     def find_package(self):
         """Find the package whose version the easyconfig has, and what follows it in .in files, such as +rocm7.1."""
-        pinned = re.search(r'^([A-Za-z][\w.-]*)==%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old),
+        pinned = re.search(r'^([A-Za-z][\w.-]*) *(?:\[.*\])? *== *%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old),
                            ''.join(map(read, self.inputs)), re.M)
         if pinned:
             return pinned.group(1), pinned.group(2) or ''
@@ -321,7 +322,7 @@ class Change:
     def new_input(self, text):
         """Return an .in file for the new version; companions are those that say that they are made for it."""
         text = self.changed(text)
-        text = re.sub(r'(?<=--python-version )\S+', lambda found: max(self.least, found.group(), key=release), text)
+        text = re.sub(r'(?<=--python-version[ =])\S+', lambda found: max(self.least, found.group(), key=release), text)
         if BROUGHT.search(text):
             brought = self.resolved(self.pin(self.version)) if self.index else {'triton-rocm': '0'}
             for package in brought.items():
@@ -334,10 +335,12 @@ class Change:
             text = re.sub(listed + r'(?= *(?:$|[;#]))', package + bound, text, flags=re.M)
             text = re.sub(listed + r',? *(?=[<!])', package + bound + ',', text, flags=re.M)
         for name in COMPANIONS:
-            if re.search(r'^%s==' % name, text, re.M):
+            if re.search(r'^%s *==' % name, text, re.M):
                 version = self.companion(name)
                 line = '%s==%s%s\n' % (name, version.split('+')[0], self.build) if version else ''
-                text = re.sub(r'^%s==.*\n' % name, line, text, flags=re.M)
+                text = re.sub(r'^%s *==.*\n' % name, line, text, flags=re.M)
+        for line in re.findall(r'^(?!torch)[A-Za-z].*[=<>] *%s(?!\d|\.\d).*$' % re.escape(self.old), text, re.M):
+            self.to_check.append("%s: check whether it still fits: it has the older version" % line)
         return text
 
     def older(self):
@@ -384,10 +387,11 @@ class Change:
         for path in self.inputs:
             source = self.place(path)
             lock = os.path.splitext(source)[0] + '.lock'
-            # another easyconfig of the new version has the same build tools
+            # another easyconfig of the new version has the same build tools, unless they are for newer Pythons
             if not self.renewed and os.path.exists(source) and os.path.exists(lock):
-                made.update({source: read(source), lock: read(lock)})
-                continue
+                if release(option(read(source), '--python-version') or '0') <= release(self.least):
+                    made.update({source: read(source), lock: read(lock)})
+                    continue
             made[source] = read(path) if self.renewed else self.new_input(read(path))
             draft = Path(self.work, os.path.basename(source))
             draft.write_text(made[source], encoding='utf-8')
@@ -508,6 +512,8 @@ def write(given, names):
         for path, text in made.items():
             write_atomically(path, text)
         lines.append("To try it: ./eb -x %s (on another computer: --rehearse -x)" % as_typed(change.target))
+        if change.renewed:
+            lines.append("If it is installed, it keeps its packages until ./eb --rebuild %s" % as_typed(change.target))
     print(*lines, sep='\n')
     if change.by_hand:
         last = "%s cannot be installed before this is completed by hand:"

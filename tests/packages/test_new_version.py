@@ -87,6 +87,7 @@ def test_new_version(toy, call, eb):
     add(toy / 'index', 'numbers_of_toys', '5.2')
     output = call('--renew', easyconfig='toy-2.0.eb')
     assert '-numbers-of-toys==5.1' in output and '+numbers-of-toys==5.2' in output
+    assert output.endswith('until ./eb --rebuild %s\n' % (toy / 'toy-2.0.eb'))
     assert 'numbers-of-toys==5.2' in (toy / 'toy-2.0.lock').read_text()
 
 
@@ -464,26 +465,42 @@ def test_shared_locks(toy, made):
     assert sorted(made('2.0')[1]) == ['toy-2.0.eb', 'toy-2.0.in', 'toy-2.0.lock']
 
 
-def test_other_packages(toy, made):
+def test_locks_for_newer_pythons(toy, made):
+    """Those that another easyconfig of the new version has are for its Pythons, which may all be newer than here."""
+    for name in ('toy-2.0.in', 'toy-2.0.lock'):
+        (toy / name).write_text('#   %stoy-2.0.in -o toy-2.0.lock\n' % COMMAND.replace('3.11', '3.13'))
+    files = made('2.0')[1]
+    assert '--python-version 3.11 ' in files['toy-2.0.in'] and 'torch==2.0 ' in files['toy-2.0.lock']
+
+
+@pytest.mark.parametrize('pinned', ['transformers==', 'transformers[torch,vision]==', 'transformers [torch] == '])
+def test_other_packages(toy, made, pinned):
     """Of a software with a version of its own, and none of PyTorch's."""
     add(toy / 'index', 'transformers', '5.0', 'torch')
     add(toy / 'index', 'transformers', '5.1', 'torch')
     (toy / 'toy-5.0.in').write_text('#   %s--overrides <(printf \'%%s ; python_version < "0"\\n\' torch) toy-5.0.in '
-                                    '-o toy-5.0.lock\ntransformers==5.0\n' % COMMAND)
+                                    '-o toy-5.0.lock\n%s5.0\n' % (COMMAND, pinned))
     change, files = made('latest', 'toy-5.0.eb', EASYCONFIG.replace('1.0', '5.0'))
     assert change.version == '5.1' and 'transformers==5.1 ' in files['toy-5.1.lock']
     assert 'torch' not in re.sub('#.*', '', files['toy-5.1.lock']) and not change.by_hand
 
 
-def test_pin_of_another_package(toy, made):
-    """It stays, though that package happens to have the easyconfig's own version."""
+@pytest.mark.parametrize('own, pin', [
+    ('torch==1.0', '==1.0'), ('torch==1.0', ' == 1.0'), ('torch==1.0', ' <2.0, >= 1.0'),
+    ('torch', '<=1.0'), ('torch', '==1.0.*'), ('Toy~=1.0', '~=1.0'),
+])
+def test_pin_of_another_package(toy, made, own, pin):
+    """It stays, though that package happens to have the easyconfig's own version; so does a bound."""
     add(toy / 'index', 'numbers_of_toys', '1.0')
     add(toy / 'index', 'numbers_of_toys', '2.0')
-    source = toy / 'toy-1.0.in'
-    source.write_text(source.read_text().replace('torchvision==0.1.0', 'numbers-of-toys==1.0  # of toy-1.0'))
-    files = made('2.0')[1]
-    assert files['toy-2.0.in'].endswith('\ntorch==2.0\nnumbers-of-toys==1.0  # of toy-2.0\n')
-    assert 'numbers-of-toys==1.0 ' in files['toy-2.0.lock']
+    add(toy / 'index', 'toy', '2.0')
+    (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\n%s\nnumbers-of-toys%s  # of toy-1.0\n'
+                                    % (COMMAND, own, pin))
+    change, files = made('2.0')
+    lines = '%s\nnumbers-of-toys%s  # of toy-2.0' % (own.replace('=1', '=2'), pin)
+    assert files['toy-2.0.in'].endswith('\n%s\n' % lines) and 'numbers-of-toys==1.0 ' in files['toy-2.0.lock']
+    # whether another version is right for the new software, only a person knows
+    assert [line.split(': check ')[0] for line in change.to_check] == lines.splitlines()[1:]
 
 
 @pytest.mark.parametrize('before, behind', [('', ''), ('\n    ', ',\n')])
@@ -619,7 +636,7 @@ def test_setuptools_of_old_wheels(toy, made, version, setuptools):
     assert 'setuptools==%s ' % setuptools in files['toy-%s.lock' % version]
 
 
-@pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'torchaudio', 'torchaudio>=2.5'])
+@pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'torchaudio == 2.11.0', 'torchaudio', 'torchaudio>=2.5'])
 @pytest.mark.parametrize('version, audio', [('2.10', '2.10.0'), ('2.12', '2.11.0')])
 def test_torchaudio_that_names_no_torch(toy, made, listed, version, audio):
     """torchaudio 2.11.0 is for PyTorch 2.11 and later, and does not say so: an older one lacks its symbols."""
