@@ -120,6 +120,9 @@ def users_configuration():
         def postprocess(self):
             pass
 
+        # a site's naming scheme or toolchain would be unknown, as it is included by the above
+        validate = postprocess
+
     try:
         return OnlyRead(go_args=[], envvar_prefix='EASYBUILD')
     except Exception as problem:

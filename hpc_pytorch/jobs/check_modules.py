@@ -27,6 +27,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import CHECKED, installed, removed_by_hand
 from hpc_pytorch.packages.easybuild_errors import with_prefix
+from hpc_pytorch.rules.usage_hints import module_directory
 from ramgate import processes
 
 # by unit: how far a value may be from its reference; a site changes it in its file of references
@@ -105,9 +106,9 @@ def check(system, given, reframes):
     with contextlib.suppress(OSError):
         os.makedirs(place, exist_ok=True)
     if not os.access(place, os.W_OK):
-        raise UsersProblem("%s cannot be written to by you. Type: module use %s/all   and add --prefix=DIRECTORY with "
-                           "a directory of yours, for reports and logs" % (place, install_path('modules')))
-    os.environ['MODULEPATH'] = ':'.join([install_path('modules') + '/all', os.environ.get('MODULEPATH', '')])
+        raise UsersProblem("%s cannot be written to by you. Type: module use %s   and add --prefix=DIRECTORY with "
+                           "a directory of yours, for reports and logs" % (place, module_directory()))
+    os.environ['MODULEPATH'] = ':'.join([module_directory(), os.environ.get('MODULEPATH', '')])
     need_modules(given.check)
     path = os.path.join(place, 'settings.py')
     report = os.path.join(tempfile.gettempdir(), 'report.json')
@@ -220,7 +221,7 @@ def parse(words):
     given, others = parser.parse_known_args(words)
     # modules may stand behind ReFrame's options, and argparse takes ReFrame's options with blanks in them for modules
     others = (given.check or []) + others
-    given.check = [word for word in others if word.partition('/')[0] in CHECKED]
+    given.check = [word for word in others if set(word.split('/')[:2]) & set(CHECKED)]
     return given, given.easybuilds, [word for word in others if word not in given.check]
 
 
@@ -235,7 +236,7 @@ def act(given, reframes):
     given.references = os.path.abspath(given.references or own)
     if not given.update and not os.path.exists(given.references):
         print("There are no references yet (%s): speeds are not compared. To keep today's: --update" % given.references)
-    removed = list(removed_by_hand(install_path('modules') + '/all', install_path('software')))
+    removed = list(removed_by_hand(module_directory(), install_path('software')))
     for line in removed:
         print(line)
     report = check(system, given, reframes)
@@ -243,7 +244,7 @@ def act(given, reframes):
     if system.scheduler['kind'] != 'none' and not system.network['interfaces']:
         print("Which network the ranks use was not compared: `interfaces` is missing in [network] of %s/system.cfg"
               % system.directory)
-    for name, root in installed(install_path('modules') + '/all').items():
+    for name, root in installed(module_directory()).items():
         if name in report['modules']:
             compare_module(name, root)
     path = given.report or 'check-%s-%s.json' % (system.name, report['date'])

@@ -15,6 +15,7 @@ from hpc_pytorch.machine.batch_systems import ALIVE, CANCELLED, DONE, FAILED, RU
 from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import with_prefix
+from hpc_pytorch.rules.usage_hints import module_directory
 from hpc_pytorch.share.batch_scripts import first_that_fits
 
 STATES = parse(os.path.join(HERE, 'jobs/states.cfg'))
@@ -41,7 +42,7 @@ def state_of(record):
     """Return the state of a job, as Look; what matters is whether the module is there, whoever installed it."""
     look = look_at(record)
     if look.state in (FAILED, CANCELLED):
-        path = os.path.join(install_path('modules'), 'all', record['module'])
+        path = os.path.join(module_directory(), record['module'])
         # written since the job was submitted, by another one or without a job
         if any(os.path.exists(one) and os.path.getmtime(one) >= record['time'] for one in (path, path + '.lua')):
             return Look(DONE, look.word, "but the module is installed by now")

@@ -19,6 +19,7 @@ from hpc_pytorch.jobs.status import STATES, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
+from hpc_pytorch.rules.usage_hints import name_to_load
 from hpc_pytorch.share.batch_scripts import first_that_fits, missing_on_nodes
 
 
@@ -227,7 +228,7 @@ class SystemJobs:
         request = self.request(job)
         return new_record(
             job.name,
-            module=job.module,
+            module=name_to_load(job.module),
             scheduler=self.scheduler.kind,
             after=job.ids_before(),
             easyconfig=job.easyconfig().path,

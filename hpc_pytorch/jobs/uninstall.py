@@ -16,6 +16,7 @@ from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
 from hpc_pytorch.machine.module_files import files_of, root_of
 from hpc_pytorch.packages.easybuild_errors import with_prefix
 from hpc_pytorch.rules.installation_locks import check_owner, remove_stale_lock
+from hpc_pytorch.rules.usage_hints import module_directory
 
 DEPENDENCY = re.compile(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?")
 LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)')
@@ -31,7 +32,7 @@ def read(path):
 
 def module_files():
     """Find the module files of this prefix: {module: path}; those of other directories are links to them."""
-    directory = os.path.join(install_path('modules'), 'all')
+    directory = module_directory()
     paths = [path for path in files_of(directory, '*') if not os.path.islink(path)]
     return {re.sub(r'\.lua$', '', os.path.relpath(path, directory)): path for path in paths}
 
@@ -90,7 +91,7 @@ def uninstall(name, files):
     # those in directories of module classes are links; EasyBuild keeps the one before as NAME.bak_TIME
     relative = name + '.lua' if module.endswith('.lua') else name
     links = list(filter(os.path.islink, glob.glob(os.path.join(place, '*', glob.escape(relative)))))
-    modules = links + glob.glob(os.path.join(place, 'all', glob.escape(name) + '.bak_*')) + [module]
+    modules = links + glob.glob(glob.escape(os.path.join(module_directory(), name)) + '.bak_*') + [module]
     directories = [remains] + build_directories(name)
     remove(list(filter(os.path.exists, directories)))
     if module and os.path.exists(software):

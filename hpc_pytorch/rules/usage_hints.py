@@ -22,6 +22,22 @@ LMOD = "source {home}/init/{shell}"
 AUTOINIT = {'tcsh': "eval `{program} tcsh autoinit`", 'fish': "{program} fish autoinit | source"}
 
 
+def beginning_of_hierarchy():
+    """Return the directory, below that of all modules, in which a hierarchy begins; '' for another naming scheme."""
+    first = ActiveMNS().mns.det_init_modulepaths({})
+    return first[0] if len(first) == 1 else ''
+
+
+def module_directory():
+    """Return what users put on $MODULEPATH for this prefix."""
+    top = os.path.join(install_path('modules'), build_option('suffix_modules_path'))
+    return os.path.normpath(os.path.join(top, beginning_of_hierarchy()))
+
+
+def name_to_load(full_name):
+    return os.path.relpath(full_name, beginning_of_hierarchy() or os.curdir)
+
+
 def module_command(tool):
     """Return the line that gives the user's shell this modules tool; None if it has it."""
     home = os.path.dirname(os.path.dirname(tool.cmd))
@@ -38,10 +54,9 @@ def module_command(tool):
 def usage(ec, commands):
     """List the lines that make a module with these commands usable and check it."""
     lines = [module_command(modules_tool())]
-    modules = os.path.join(install_path('modules'), build_option('suffix_modules_path'))
-    if modules not in USERS_MODULEPATH:
-        lines.append("module use %s" % shlex.quote(modules))
-    lines.append("module load %s" % ec.full_mod_name)
+    if module_directory() not in USERS_MODULEPATH:
+        lines.append("module use %s" % shlex.quote(module_directory()))
+    lines.append("module load %s" % name_to_load(ec.full_mod_name))
     container = 'run-in-container' in commands
     if container and 'pytorch-srun' not in commands:
         # it may have no Python

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from hpc_pytorch.jobs import status
 from hpc_pytorch.machine.batch_systems import Look
 place, given, state = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
-status.install_path = lambda kind: '%s/%s' % (place, kind)
+status.module_directory = lambda: place + '/modules/all'
 status.files_of = lambda record: place + '/toy.token'
 status.mark_of = lambda name: 'mark'
 look = Look(state, 'CANCELLED', '') if state else None

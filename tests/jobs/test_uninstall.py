@@ -125,3 +125,30 @@ def test_installation_that_runs(toys):
         said = toys.run('--system=archer2', '--uninstall', name + '/1.0-ARCHER2', status=1, env=environ)
         assert 'Another installation holds' in said and 'process %d on' % os.getpid() in said
     assert toys.module('toy').exists()
+
+
+OWN_SCHEME = """from easybuild.tools.module_naming_scheme.easybuild_mns import EasyBuildMNS
+
+
+class SitesMNS(EasyBuildMNS):
+    '''As a site's EasyBuild module includes one.'''
+"""
+
+
+@pytest.mark.parametrize('variables, directory', [
+    ({'EASYBUILD_MODULE_NAMING_SCHEME': 'HierarchicalMNS'}, 'modules/all/Core'),
+    ({'EASYBUILD_MODULE_NAMING_SCHEME': 'SitesMNS', 'EASYBUILD_SUFFIX_MODULES_PATH': ''}, 'modules'),
+])
+def test_where_the_site_has_modules(toys, variables, directory):
+    """A hierarchy, or directories and a naming scheme of the site: what ./eb says can be typed, and it finds them."""
+    scheme = toys.directory / 'sites.py'
+    scheme.write_text(OWN_SCHEME)
+    variables = dict(variables, EASYBUILD_INCLUDE_MODULE_NAMING_SCHEMES=str(scheme), MODULESHOME='/usr/share/lmod/lmod')
+    top = toys.write('top', after=['base'])
+    toys.write('base')
+    said = toys.run(top, '--robot=%s' % toys.directory, env=variables)
+    assert ' module use %s/%s\n    module load top/1.0-ARCHER2\n' % (toys.eb.prefix, directory) in said
+    words = ('--system=archer2', '--uninstall', 'base/1.0-ARCHER2')
+    assert 'base/1.0-ARCHER2 is needed by top/1.0-ARCHER2' in toys.run(*words, status=1, env=variables)
+    toys.run('--system=archer2', '--uninstall', 'top/1.0-ARCHER2', 'base/1.0-ARCHER2', env=variables)
+    assert not left(toys.eb)

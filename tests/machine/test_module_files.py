@@ -110,3 +110,9 @@ def test_what_was_removed_by_hand(eb):
     assert second.startswith('%s is gone, but not its module, ' % (software / 'PyTorch/2.0'))
     said = eb('--check', 'PyTorch/1.0', status=1).stdout.splitlines()
     assert first in said and second in said
+    # in a hierarchy, with the name that the installation has printed
+    (modules / 'Core').mkdir()
+    (modules / 'PyTorch').rename(modules / 'Core/PyTorch')
+    (software / 'PyTorch/3.0/easybuild/provenance/provenance.json').write_text('{}')
+    said = eb('--check', 'Core/PyTorch/3.0', status=1, env={'EASYBUILD_MODULE_NAMING_SCHEME': 'HierarchicalMNS'}).stdout
+    assert 'Core/PyTorch/3.0 is not installed by this collection' in said and 'Found: PyTorch/3.0, in' in said
