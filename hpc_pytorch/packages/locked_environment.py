@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
-from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import build_option, source_paths
+from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
+from easybuild.tools.config import build_option, install_path, source_paths
 from easybuild.tools.environment import restore_env
 from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_file, write_file
 from easybuild.tools.modules import get_software_root
@@ -31,7 +31,7 @@ from hpc_pytorch.packages.package_files import PackageFiles, entry_of
 from hpc_pytorch.packages.pip import IndexNotReached, Pip, ask
 from hpc_pytorch.packages.pip_errors import last_words
 from hpc_pytorch.packages.progress import progress
-from hpc_pytorch.packages.wheel_tags import ask_python, find_python, pythons
+from hpc_pytorch.packages.wheel_tags import ask_python, closed_to_others, find_python, pythons
 
 # the system's modules need not be there
 FILES_ONLY = any(word.startswith(('--inject-checksums', '--module-only')) for word in sys.argv)
@@ -128,6 +128,10 @@ class LockedEnvironment(EasyBlock):
         if self.cfg['build_from_source'] and not build_option('module_only'):
             self.install_build_tools_of_system()
         print_msg("Python %s at %s; MPI: %s", self.python.version, self.python.path, mpi, log=self.log)
+        closed = closed_to_others(self.python.path, install_path())
+        if closed:
+            print_warning("Other users cannot run it: its Python is in %s, which they cannot enter. To install for "
+                          "them, put another Python first on $PATH, or add %s to the dependencies", closed, OWN_PYTHON)
 
     def find_python(self):
         """Find the first Python on this machine of those that the packages exist for."""

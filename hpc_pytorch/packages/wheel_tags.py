@@ -1,6 +1,7 @@
 """Which Python a wheel is for, by the tags in its name."""
 import json
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -51,6 +52,18 @@ def find_python(programs, versions):
         if python:
             found.append('%s (%s)' % (python.version, path))
     return None, ', '.join(found) or 'none'
+
+
+def closed_to_others(python, place):
+    """Return the directory of a Python that users of an installation in this place cannot enter; None without any."""
+    above = [directory for directory in pathlib.Path(os.path.realpath(place)).parents if directory.exists()]
+    if not all(directory.stat().st_mode & 0o011 for directory in above):
+        # it is for its owner alone
+        return None
+    for directory in reversed(pathlib.Path(os.path.realpath(python)).parents):
+        if directory not in above and not directory.stat().st_mode & 0o001:
+            return str(directory)
+    return None
 
 
 def parse_wheel(path):

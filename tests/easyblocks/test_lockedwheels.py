@@ -1,6 +1,9 @@
 """LockedWheels through ./eb, with small packages that the test makes: what is installed, and what is refused."""
 import os
+import shutil
 import subprocess
+import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -80,6 +83,22 @@ def test_module_only_and_other_modes(eb, toy):
     module.unlink()
     eb(toy.easyconfig, '--module-only', env=toy.offline)
     assert next(eb.modules.glob('toy/1.0*')).read_text() == before
+
+
+@pytest.mark.slow
+def test_python_of_a_home(eb, toy, tmp_path):
+    """What is installed for everybody with a Python that only its owner can enter: a warning, none for oneself."""
+    python = tmp_path / 'home/bin/python3'
+    python.parent.mkdir(parents=True)
+    shutil.copy(os.path.realpath(sys.executable), python)
+    python.parent.chmod(0o700)
+    environment = dict(toy.online, PATH='%s:%s' % (python.parent, os.environ['PATH']))
+    says = 'Other users cannot run it: its Python is in /'
+    assert says not in eb(toy.easyconfig, '--fetch', env=environment).stdout
+    with tempfile.TemporaryDirectory(dir='/tmp') as shared:
+        os.chmod(shared, 0o755)
+        eb.prefix = Path(shared) / 'sw'
+        assert says in eb(toy.easyconfig, '--fetch', env=environment).stdout
 
 
 @pytest.mark.slow

@@ -333,6 +333,15 @@ def test_ends_of_pbs_jobs(words, says):
     assert row['cause'].startswith(says)
 
 
+@pytest.mark.parametrize('status, says', [('53', 'it could not be started'), ('10', ''), ('9', ''), ('31', '')])
+def test_launch_failures(status, says):
+    """Slurm calls it so, too, if a signal ended the job's shell: scancel --batch --signal=USR1, which is 10."""
+    scripts = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/batch_scripts.py'))
+    words = 'JobState=FAILED Reason=JobLaunchFailure Dependency=(null) Requeue=1 ExitCode=0:%s RunTime=' % status
+    row = scripts['first_that_fits'](scripts['read_share']('batch_scripts.cfg'), 'slurm ended: ', words)
+    assert row.get('cause', '')[:len('it could not be started')] == says
+
+
 @pytest.mark.slow
 def test_left_early(slurm):
     """A rank that leaves with status 0 is named beside the one that fails for it."""
@@ -440,6 +449,20 @@ def test_interactive(slurm):
     assert {'rank 0 of 2', 'rank 1 of 2'} <= said('--nodes 2', 'salloc', '-N2')
     # as below srun --pty: the step has all cores of the job
     assert 'rank 0 of 1' in said('', 'srun', '-N1')
+
+
+@pytest.mark.slow
+def test_check_in_a_step(slurm):
+    """The step of srun --pty has all cores of the job: pytorch-check's two ranks share them."""
+    check = """import runpy, sys
+check = runpy.run_path(%r)['under_launcher']
+check.__globals__.update(SECONDS=20, find_launcher=lambda: 'srun --nodes=1 --ntasks=2 --cpus-per-task=1'.split())
+sys.executable = 'echo'
+print(check('mpi'))
+""" % str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-check')
+    done = subprocess.run(['srun', '-n1', '-c2', '-t5', sys.executable, '-c', check], env=slurm.environment, text=True,
+                          timeout=300, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert 'all_reduce over 2 ranks' in done.stdout, done.stdout
 
 
 def at_work(login, go):
