@@ -23,7 +23,7 @@ WAITS = parse(os.path.join(HERE, 'share/waits.cfg'))
 # seconds after which a job that was submitted without an answer does not come any more
 LATE = 600
 # how lines of a log begin that name an error
-ERRORS = ('ERROR', '=>> PBS', 'slurmstepd: error')
+ERRORS = re.compile(r'ERROR|=>> PBS|slurmstepd: error|\w+ +FAILS: ')
 
 
 def status_command():
@@ -107,7 +107,8 @@ def describe_failure(record, look):
     logs = list(Path(files_of(record) + '.failed').glob('*/*/*'))
     lines = log_tail(record, logs)
     found += known_errors.explain('\n'.join(lines)).splitlines() + ["EasyBuild's log: %s" % path for path in logs]
-    errors = [line for line in lines if line.startswith(ERRORS)]
+    # EasyBuild's log repeats what the job's has
+    errors = list(dict.fromkeys(filter(ERRORS.match, lines)))
     return found + (errors or [line for line in lines if ' ERROR ' in line] or lines)[-3:]
 
 

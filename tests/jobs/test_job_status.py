@@ -74,6 +74,17 @@ def test_log_of_others(described, tmp_path):
     assert 'encountered an error: no room' in text and 'INFO' not in text
 
 
+def test_check_that_failed(described, tmp_path):
+    """EasyBuild's error begins with what the check found in order: the probe that failed is named, too, and once."""
+    text = 'ERROR: Sanity check failed: pytorch-check (output: import   works: PyTorch\nmpi      FAILS: status 1:\n'
+    log = tmp_path / 'toy.token.failed/toy-1.0/1/easybuild.log'
+    log.parent.mkdir(parents=True)
+    for path in (tmp_path / 'log', log):
+        path.write_text(text + 'srun: error\ncompile  works\n' * 3)
+    said = described('failed', log=str(tmp_path / 'log'))
+    assert said.count('    ERROR: Sanity') == said.count('    mpi      FAILS: status 1:') == 1
+
+
 # shows what it finds in a prefix
 SHOW = """
 import sys

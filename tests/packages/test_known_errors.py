@@ -32,6 +32,8 @@ MESSAGES = (
     ("CMake Error at cmake/Dependencies.cmake:1204 (message):\n  Cannot find gloo\n", "without that option"),
     ("ImportError: cannot import name '_DEFAULT_NUM_WORKER_THREADS' from 'torch._C._distributed_rpc'",
      "USE_TENSORPIPE=0"),
+    ('appears to have been launched using "srun",\nbut OMPI was not built with SLURM\'s PMI support and therefore',
+     "SLURM_MPI_TYPE=pmix"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )
 
