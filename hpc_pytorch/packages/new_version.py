@@ -474,13 +474,11 @@ class Change:
 
 def find(name):
     """Return the path of an easyconfig, from a path or the name of one of the collection's."""
-    if os.path.isfile(name):
-        # the collection may be reached through a symbolic link
-        return os.path.join(os.path.realpath(os.path.dirname(name)), os.path.basename(name))
     path = easyconfig_path(name)
-    if path is None or os.sep in name:
-        raise UsersProblem("no easyconfig is called %s" % name)
-    return path
+    if path is None or os.sep in name and path != name:
+        raise UsersProblem("no easyconfig is called %s; for one outside the collection, give its path" % name)
+    # the collection may be reached through a symbolic link
+    return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
 
 
 def write(given, names):
