@@ -30,8 +30,10 @@ def start(command):
 
 
 def end_with_parent():
-    """Have the kernel end a child if this program is killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Have the kernel kill a child if this program is killed: at other signals, qsub that waits deletes its job."""
+    # as when a session is closed, or the login node is shut down
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def stop_printing():

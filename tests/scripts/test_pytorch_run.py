@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -160,16 +161,21 @@ def test_full_disk(nowhere):
     assert 'the job script cannot be written: No space left on device' in errors
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
-def test_killed(number):
-    """What waits for the job is not left."""
+@pytest.mark.parametrize('number', [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_killed(tmp_path, number):
+    """What waits for the job is not left, and does not delete it, as OpenPBS's qsub does at signals."""
+    waits = "trap 'echo qdel > told; exit' HUP INT QUIT TERM; echo > ready; while :; do sleep 0.1; done"
     program = "import sys, time; sys.path.insert(0, %r); import followed_jobs\n" % str(CHECKOUT / 'hpc_pytorch/share')
-    program += "print(followed_jobs.start(['sleep', '600']).pid, flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True) as called:
+    program += "print(followed_jobs.start(['bash', '-c', %r]).pid, flush=True); time.sleep(600)" % waits
+    with subprocess.Popen([sys.executable, '-c', program], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as called:
         waiting = Path('/proc', called.stdout.readline().strip())
-        assert (waiting / 'comm').read_text() == 'sleep\n'
-        called.send_signal(number)
+        patiently((tmp_path / 'ready').exists, "begin of what waits", 10)
+        # as when the login node is shut down
+        os.kill(int(waiting.name), signal.SIGTERM)
+        time.sleep(0.3)
+        os.kill(called.pid, number)
     patiently(lambda: not (waiting / 'cwd').exists(), "end of what waits", 10)
+    assert not (tmp_path / 'told').exists()
 
 
 def test_image_without_tee(tmp_path):
