@@ -10,32 +10,8 @@ import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
-STAGE = """
-# Python's files go to each node's own disk, once
-staged=$(pytorch-stage) || exit
-eval "$staged\""""
-OUTPUTS = """
-# what each rank prints is also kept in a file of its own
-export HPC_RANK_OUTPUTS="$PWD/{name}-{job}{turn}"
-mkdir -p "$HPC_RANK_OUTPUTS"
-"""
-# where an earlier program has run in the same job
-REMOVE = 'rm -f -- "$HPC_RANK_OUTPUTS"/rank-*.out\n'
-# a rank that waits for one that has failed is killed: the status of the first one counts
-STATUS = """status=$?
-first=$(cat "$HPC_RANK_OUTPUTS"/rank-*.out 2> /dev/null |
-    sed -n 's/.*: rank .* ended with status \\([1-9][0-9]*\\) at \\(.*\\)/\\2 \\1/p' | sort | head -n 1)
-if [ -n "$first" ]; then status=${first##* }; fi"""
-# 85: the program has saved, and is to go on; 129 to 192: something was killed (sys.exit(-1) is 255)
-AGAIN = """if ((status == 85 || (status > 128 && status <= 192))) && [ "${{{count}:-0}}" -lt {times} ]; then
-    {again} && exit
-fi"""
-# Ends a script that is followed: what was cancelled or ran out of time has not ended well, whatever its exit status.
-END = 'echo "pytorch-run: the program ended with status $status"'
 # PyTorch's, and those on top of it; extend-venv-activate, which is also where share/ is not, has the same
 MODULES = ('PyTorch', 'torch_mpi', 'Transformers', 'vLLM', 'flash-attn')
-# where a script that is followed cannot load the module
-NO_MODULE = 'echo "pytorch-run: the module or the virtual environment cannot be loaded"; exit 1'
 
 
 class Problem(Exception):
@@ -106,13 +82,14 @@ class Script:
         if self.kind not in self.batch_systems:
             raise Problem("there is no batch system here; on one machine: " + alone)
         self.words = self.batch_systems[self.kind]
+        self.parts = self.batch_systems['parts of scripts']
         self.launcher_words = read_share('launchers.cfg')[self.launcher['command']]
         # who starts the script in a job waits for its status
         self.in_a_job = self.words['inside'] in os.environ
         # what comes before the command that starts the ranks
-        self.preparation = OUTPUTS
+        self.preparation = self.parts['outputs']
         if self.in_a_job:
-            self.preparation += REMOVE
+            self.preparation += '\n' + self.parts['remove']
         # batch systems take no blanks or quotes in names, and no empty one; PBS no letters beyond ASCII
         self.name = re.sub(r'[^\w.+-]+', '_', name, flags=re.ASCII).lstrip('.-') or 'job'
         self.account = options.account or os.environ.get(self.scheduler.get('account_variable', ''))
@@ -233,24 +210,25 @@ class Script:
         if 'SLURM_STEP_ID' in os.environ:
             lines.append('export SLURM_OVERLAP=1')
         lines.append('')
-        lines += load_module('{ %s; }' % NO_MODULE if followed else 'exit')
+        lines += load_module('{ %s; }' % self.parts['no module'] if followed else 'exit')
         if self.options.stage:
-            lines.append(STAGE)
+            lines += ['', self.parts['stage']]
         turn = ''
         if self.options.requeue:
             turn = self.words['turn']
             lines.append(self.words['restarts'])
-        lines.append(self.preparation.format(name=self.name, job=self.words['job'], turn=turn))
+        lines += ['', self.preparation.format(name=self.name, job=self.words['job'], turn=turn), '']
         if self.options.requeue and 'requeue' in self.launcher_words:
             lines.append(self.launcher_words['requeue'])
         lines.append(' '.join(map(shlex.quote, self.launch())))
         if followed or self.options.requeue or self.in_a_job:
-            lines.append(STATUS)
+            lines.append(self.parts['status'])
             if self.options.requeue:
                 again = self.words['again'].format(share=shlex.quote(HERE))
-                lines.append(AGAIN.format(again=again, count=self.words['count'], times=self.options.requeue))
+                lines.append(self.parts['again'].format(again=again, count=self.words['count'],
+                                                        times=self.options.requeue))
             if followed:
-                lines.append(END)
+                lines.append(self.parts['end'])
             lines.append('exit "$status"')
         return '\n'.join(lines) + '\n'
 

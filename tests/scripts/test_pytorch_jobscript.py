@@ -177,7 +177,7 @@ def test_requeue(jobscript):
     """How each batch system tells the program before its time is up, and what the script does when it has left."""
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
     assert {'#SBATCH --requeue', '#SBATCH --open-mode=append', '#SBATCH --signal=USR1@120'} <= set(lines)
-    assert '    scontrol requeue "$job" && exit' in lines
+    assert 'scontrol requeue "$job" && exit' in lines
     # mpirun's ranks are no step of Slurm's
     for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 45)):
         text = '\n'.join(jobscript(system, '--requeue', '3', '--time', time, 'train.py'))
