@@ -105,7 +105,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         }
 
     def fetch_sources(self, *args, **kwargs):
-        """Fetch no sources if there is a wheel."""
         if not self.wheel:
             super().fetch_sources(*args, **kwargs)
 

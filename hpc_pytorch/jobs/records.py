@@ -45,12 +45,10 @@ def new_record(name, **facts):
 
 
 def files_of(record):
-    """Return the beginning of the names of a job's files."""
     return '%s.%s' % (record_path(record['name'])[:-len('.json')], record['token'])
 
 
 def write_record(record):
-    """Write a record, never half."""
     # goes with the job's other files where the disk is full
     partial = files_of(record) + '.partial'
     with open(partial, 'w') as handle:

@@ -56,7 +56,6 @@ def check_unused(name, files):
 
 
 def build_directories(name):
-    """Return the directories that an interrupted build of it left."""
     software, version = name.split('/', 1)
     top = os.path.join(build_path(), software)
     paths = glob.glob(os.path.join(glob.escape(top), '*', 'system-system*'))

@@ -53,7 +53,6 @@ def codename():
 
 
 def unpack_own_lmod():
-    """Unpack Lmod to .local/lmod, with its Lua where the machine has none."""
     say("unpacking Lmod to %s" % OWN_LMOD)
     own = codename()
     packages = {own: list(missing(REQUIREMENTS))}

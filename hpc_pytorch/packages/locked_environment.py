@@ -229,7 +229,6 @@ class LockedEnvironment(EasyBlock):
 
     @property
     def wants_gpus(self):
-        """True if PyTorch must have code for the GPUs of this system."""
         node = self.system.node
         return bool(node['gpus'] or node['gpu_architecture']) and gpu_code.CPU not in self.cfg['features']
 
@@ -477,7 +476,6 @@ class LockedEnvironment(EasyBlock):
         return paths
 
     def settings(self, variables=None):
-        """Return the settings of the system that apply, or what applies of these."""
         return self.system.settings_for(self.cfg['features'], of_dependencies(self.cfg), variables)
 
     def make_module_extra(self, *args, **kwargs):
@@ -510,7 +508,6 @@ class LockedEnvironment(EasyBlock):
             super().sanity_check_step(*args, **kwargs)
 
     def sanity_check_load_module(self, *args, **kwargs):
-        """With the module loaded, look whether everything in it works together."""
         loaded = super().sanity_check_load_module(*args, **kwargs)
         if self.sanity_check_module_loaded and not self.dry_run:
             problem = self.check_gpu_code() or self.check_packages()

@@ -42,7 +42,6 @@ def named_files(easyblock):
 
 
 def first_line(command, **options):
-    """Return the first line that a command prints, or what went wrong."""
     try:
         done = run(command, timeout=60, **options)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -29,7 +29,6 @@ def beginning_of_hierarchy():
 
 
 def module_directory():
-    """Return what users put on $MODULEPATH for this prefix."""
     top = os.path.join(install_path('modules'), build_option('suffix_modules_path'))
     return os.path.normpath(os.path.join(top, beginning_of_hierarchy()))
 

@@ -18,7 +18,6 @@ _running = []
 
 
 def begin(easyblock):
-    """Watch an installation whose easyconfig asks for it."""
     if easyblock.cfg.get('ramgate'):
         watch(easyblock)
 

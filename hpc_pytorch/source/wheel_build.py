@@ -29,7 +29,6 @@ RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
 
 
 def report_directory(easyblock):
-    """Return the directory of ramgate's report, where provenance looks for it."""
     return os.path.join(easyblock.builddir, 'ramgate')
 
 

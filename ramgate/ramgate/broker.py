@@ -78,7 +78,6 @@ class Broker:
         self.notify('finished', None)
 
     def pause(self):
-        """Return the seconds until something is due."""
         due = self.next_watch
         if self.schedule.compilations:
             due = min(due, self.next_look, self.next_plan if self.changed else due)
