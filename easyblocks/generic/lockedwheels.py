@@ -35,10 +35,9 @@ class LockedWheels(LockedEnvironment):
         for source in self.cfg['sources']:
             name = source if isinstance(source, str) else source['filename']
             if not name.endswith('.tar.gz'):
-                package = parse_wheel(name)
                 problem = why_not(name, self.python)
-                if package.name == 'torch':
-                    problem = problem or why_not_rocm(package.version, rocm)
+                if not problem and parse_wheel(name).name == 'torch':
+                    problem = why_not_rocm(parse_wheel(name).version, rocm)
                 if problem:
                     raise EasyBuildError("%s", problem)
 

@@ -38,7 +38,7 @@ def test_refused_without_it(eb, easyconfig):
     """The modules are not on this machine: their names and the option."""
     output = eb(easyconfig, '--robot', status=None)
     assert output.returncode != 0
-    assert 'does not have: cmake/3.21.3' in output.stdout and '--rehearse toy-1.0-ARCHER2.eb' in output.stdout
+    assert 'cannot be loaded: cmake/3.21.3' in output.stdout and '--rehearse toy-1.0-ARCHER2.eb' in output.stdout
 
 
 def test_dry_runs(eb, easyconfig):
