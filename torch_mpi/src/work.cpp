@@ -20,7 +20,7 @@ constexpr auto kSpin = std::chrono::milliseconds(20);
 // Naps last a quarter of the time without progress, within these limits.
 constexpr Clock::duration kShortestNap = std::chrono::microseconds(20), kLongestNap = std::chrono::microseconds(200);
 // Another program ran when a yield took so long. Twice in a row means that cores are scarce, for a while at least.
-constexpr auto kOthersRan = std::chrono::microseconds(30);
+constexpr auto kOthersRan = std::chrono::microseconds(300);
 constexpr auto kInARow = std::chrono::milliseconds(20);
 constexpr auto kScarce = std::chrono::milliseconds(100);
 
@@ -30,15 +30,22 @@ bool scarce(Clock::time_point now) {
   return now < scarce_until.load(std::memory_order_relaxed);
 }
 
+// How often this thread has left its core, of its own will or not.
+long departures() {
+  rusage usage;
+  return getrusage(RUSAGE_THREAD, &usage) == 0 ? usage.ru_nvcsw + usage.ru_nivcsw : 0;
+}
+
+// Those before the present wait, and its own naps: they say nothing of other programs.
+thread_local long known_departures = 0;
+
 // True when another program ran since `before`, while this thread had yielded; MPI yields in some tests, too.
 bool others_ran(Clock::time_point before, Clock::time_point now) {
-  thread_local long known = 0;
   static std::atomic<Clock::time_point> last{Clock::time_point{}};
-  rusage usage;
-  if (now - before < kOthersRan || getrusage(RUSAGE_THREAD, &usage) != 0)
+  if (now - before < kOthersRan)
     return false;
-  const long before_that = std::exchange(known, usage.ru_nvcsw + usage.ru_nivcsw);
-  if (known == before_that)
+  const long known = std::exchange(known_departures, departures());
+  if (known == known_departures)
     return false;  // data were moved all the time
   if (before - last.exchange(now, std::memory_order_relaxed) < kInARow)
     scarce_until.store(now + kScarce, std::memory_order_relaxed);
@@ -53,6 +60,7 @@ void rest(Clock::duration without_progress) {
   const auto now = Clock::now();
   if (without_progress > kSpin || scarce(now)) {
     std::this_thread::sleep_for(std::min(std::max(without_progress / 4, kShortestNap), kLongestNap));
+    known_departures = departures();
     return;
   }
   sched_yield();
@@ -228,6 +236,8 @@ bool MPIWork::wait(Milliseconds asked) {
       runtime.poll(*this);
       if (done())
         break;
+      if (turn == 0)
+        known_departures = departures();
       const auto now = Clock::now();
       const bool lost = others_ran(before, now), moved = now - before > kDataMoved;
       before = now;
