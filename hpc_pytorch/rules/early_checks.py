@@ -49,20 +49,20 @@ def check_external_modules(ec):
         searched = shell.environ.get('MODULEPATH') or 'an empty $MODULEPATH'
         raise EasyBuildError(
             "%s needs a module that cannot be loaded: %s; loaded before it: %s; %s. Searched: %s. %s",
-            easyconfig, name, before, why, searched, advice(easyconfig, name, why))
+            easyconfig, name, before, why, searched, advice(easyconfig, name, name in shell.versions(name)))
     if build_option('extended_dry_run'):
         # EasyBuild only pretends to load what it cannot see from the start, and prefixes then have no values
         opened = shell.environ['MODULEPATH'].split(os.pathsep)
         os.environ['MODULEPATH'] = os.pathsep.join(nub(curr_module_paths() + opened))
 
 
-def advice(easyconfig, module, why):
+def advice(easyconfig, module, exists):
     system = os.environ.get('HPC_PYTORCH_REHEARSAL')
     if system:
         return ("This is the test environment of %s. If the system has the module, add it to systems/%s/stand_in.cfg: "
                 "[module %s], with a part of hpc_pytorch/stand_ins/parts.cfg; else name another version in the "
                 "easyconfig's dependencies" % (system, system, module))
-    if why.startswith("it exists") and os.environ.get('LOADEDMODULES'):
+    if exists and os.environ.get('LOADEDMODULES'):
         return "If it excludes a module that you have loaded (module list), unload that one, and try again"
     return ("On the system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the "
             "system's test environment: ./eb --rehearse %s" % shlex.quote(easyconfig))
