@@ -28,6 +28,8 @@ def matches_module(pattern):
 # MPIs that are not compiled once for each compiler
 FOR_ANY_COMPILER = matches_module('|'.join(
     pattern for pattern, words in DATA['software'].items() if words.startswith(('impi', 'HPCX'))))
+MPIS = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
+MPI_OF_NO_CRAY = matches_module('|'.join(pattern for pattern in MPIS if pattern != 'cray-mpich'))
 OTHER_COMPILERS = next(iter(DATA['left out']))
 # which loaded modules may make room for one of these kinds
 REPLACES = {'environment': bool, 'compiler': matches_module(OTHER_COMPILERS)}
@@ -60,7 +62,8 @@ def describe(name, machine, modules):
     """Ask what system.cfg can have: {'section key': (value or None, where it comes from or why there is none)}."""
     kind = machine.system.scheduler['kind'] = machine.batch_system()
     values = {}
-    cray = 'PrgEnv-gnu' in [software for _, software, _ in modules]
+    software = {one for _, one, _ in modules}
+    cray = 'PrgEnv-gnu' in software and ('cray-mpich' in software or not has_mpi(modules))
     # dashes separate the words in names of easyconfigs
     suffix = name.replace('-', '')
     open_mpi = kind != 'slurm' and 'openmpi' in [part for _, _, part in modules]
@@ -152,15 +155,17 @@ def add(shell, name, kind):
     other = re.search(r'(?<![a-z\d])(?:%s)' % OTHER_COMPILERS, version, re.I)
     if kind == 'MPI' and other and not FOR_ANY_COMPILER(name) and not re.search('gcc|gnu', version, re.I):
         return "it is made for another compiler than GCC, which was not tried"
+    mpis = list(filter(MPI_OF_NO_CRAY, shell.loaded))
+    if kind == 'environment' and mpis and name not in shell.loaded:
+        return "%s is loaded, an MPI of another kind" % mpis[0]
     return shell.add(name, REPLACES.get(kind))
 
 
 def why_no_mpi(shell, name, kind):
     """Say why no MPI can be loaded after this module; None if one can be."""
     before = shell.environ
-    patterns = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
     said = add(shell, name, kind)
-    mpis = newest_first(shell, '|'.join(patterns))
+    mpis = newest_first(shell, '|'.join(MPIS))
     own = [mpi for mpi in mpis if not FOR_ANY_COMPILER(mpi)]
     if not said and all(add(shell, mpi, 'MPI') for mpi in own or mpis):
         said = "no MPI can be loaded with it"

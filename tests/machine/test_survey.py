@@ -534,6 +534,20 @@ def test_draft_keeps_the_mpi_that_is_not_the_default(cray, tmp_path):
         'PrgEnv-gnu/8.6.0', 'gcc-native/14.2', 'cray-mpich/8.1.30']
 
 
+def test_draft_keeps_the_mpi_that_is_not_the_cray_s(cray, place):
+    """Some Crays load a GCC and Open MPI of their own at login: its programming environment would bring another MPI."""
+    needs_program('tclsh')
+    machine = cray(top={'PrgEnv-gnu/8.6.0': 'module load cray-mpich', 'gcc/13.3': '', 'cray-mpich/9.0.1': '',
+                        'openmpi/5.0.5': 'conflict cray-mpich'})
+    shell = machine.modules_shell()
+    assert shell.load(['gcc', 'openmpi']) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
+    assert [name for name, _, _ in chosen] == ['gcc/13.3', 'openmpi/5.0.5']
+    assert 'PrgEnv-gnu/8.6.0: openmpi/5.0.5 is loaded, an MPI of another kind' in left_out
+    assert described(place, [('PrgEnv-gnu/8.6.0', 'PrgEnv-gnu', 'craype'), *chosen])['mpi_c'] == 'mpicc'
+
+
 @pytest.mark.slow
 def test_draft_replaces_the_compiler_of_login(cray, tmp_path):
     """Sites load Intel's or NVIDIA's at login; the MPI is then the one below GCC."""
