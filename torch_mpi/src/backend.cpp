@@ -1,6 +1,5 @@
 #include "backend.h"
 
-#include <cstring>
 #include <numeric>
 
 #include "reduction.h"
@@ -238,32 +237,25 @@ std::function<void()> MPIBackend::gathering(MPIWork& work, TensorList outputs, c
       room == input.numel() && (is_list || outputs[0].numel() % size_ == 0), "torch_mpi: all_gather: the input has ",
       input.numel(), " elements, but the output for this rank ", room);
   const auto from = send_buffer(work, input);
-  if (is_list && !same_length(outputs)) {
-    const std::vector<Piece> sends(outputs.size(), from);
-    std::vector<Piece> receives;
-    for (const auto& output : outputs)
-      receives.push_back(receive_buffer(work, output));
+  if (gathers_by_messages(size_, from.bytes) || (is_list && !same_length(outputs))) {
+    std::vector<Piece> sends(size_, from), receives;
+    if (is_list) {
+      for (const auto& output : outputs)
+        receives.push_back(receive_buffer(work, output));
+    } else {
+      char* const to = receive_buffer(work, outputs).data;
+      for (int rank = 0; rank < size_; ++rank)
+        receives.push_back({to + from.bytes * rank, from.bytes});
+    }
+    if (from.data == receives[rank_].data)  // in place
+      sends[rank_].bytes = receives[rank_].bytes = 0;
     return [&work, sends, receives] { exchange(work, sends, receives); };
   }
   char* const to = receive_buffer(work, outputs).data;
   return [this, &work, from, to] {
     const Span span(from.bytes);
-    char* const mine = to + from.bytes * rank_;
-    const bool in_place = from.data == mine && from.bytes > 0;
-    if (!gathers_by_messages(size_, from.bytes)) {
-      void* const source = in_place ? MPI_IN_PLACE : from.data;
-      work.begin("MPI_Iallgather", MPI_Iallgather, source, span.count, span.type, to, span.count, span.type);
-      return;
-    }
-    const int tag = Runtime::get().tag(Runtime::gathered);
-    for (int other = 0; other < size_; ++other)
-      if (other != rank_)
-        work.begin("MPI_Irecv", MPI_Irecv, to + from.bytes * other, span.count, span.type, other, tag);
-    for (int other = 0; other < size_; ++other)
-      if (other != rank_)
-        work.begin("MPI_Isend", MPI_Isend, from.data, span.count, span.type, other, tag);
-    if (!in_place && from.bytes > 0)
-      std::memcpy(mine, from.data, static_cast<size_t>(from.bytes));
+    void* const source = from.data == to + from.bytes * rank_ && from.bytes > 0 ? MPI_IN_PLACE : from.data;
+    work.begin("MPI_Iallgather", MPI_Iallgather, source, span.count, span.type, to, span.count, span.type);
   };
 }
 

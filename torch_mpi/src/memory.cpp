@@ -74,34 +74,6 @@ void copy_parts(const at::Tensor& flat, TensorList tensors, bool into_tensors) {
   }
 }
 
-struct AbsoluteTypes {
-  explicit AbsoluteTypes(const std::vector<Piece>& pieces)
-      : counts(pieces.size(), 1), displacements(pieces.size(), 0), types(pieces.size(), MPI_BYTE) {
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      if (pieces[i].bytes == 0) {
-        counts[i] = 0;
-        continue;
-      }
-      const Span span(pieces[i].bytes);
-      MPI_Aint address = 0;
-      int length = span.count;
-      MPI_Get_address(pieces[i].data, &address);
-      check_mpi(MPI_Type_create_hindexed(1, &length, &address, span.type, &types[i]), "MPI_Type_create_hindexed");
-      check_mpi(MPI_Type_commit(&types[i]), "MPI_Type_commit");
-    }
-  }
-  ~AbsoluteTypes() {
-    if (!Runtime::get().usable())
-      return;
-    std::lock_guard<std::mutex> lock(Runtime::get().mutex);
-    for (auto& type : types)
-      if (type != MPI_BYTE)
-        MPI_Type_free(&type);
-  }
-  std::vector<int> counts, displacements;
-  std::vector<MPI_Datatype> types;
-};
-
 Piece buffer(MPIWork& work, TensorList tensors, bool sends, bool receives) {
   const auto& first = tensors.front();
   const int64_t elements = total_elements(tensors), bytes = elements * static_cast<int64_t>(first.element_size());
@@ -169,14 +141,15 @@ Span::~Span() {
 }
 
 void exchange(MPIWork& work, const std::vector<Piece>& to, const std::vector<Piece>& from) {
-  // MPI reads these arrays until the operation is complete.
-  const auto sends = std::make_shared<AbsoluteTypes>(to);
-  work.keep(sends);  // at once: its destructor takes the lock
-  const auto receives = std::make_shared<AbsoluteTypes>(from);
-  work.keep(receives);
-  work.begin(
-      "MPI_Ialltoallw", MPI_Ialltoallw, MPI_BOTTOM, sends->counts.data(), sends->displacements.data(),
-      sends->types.data(), MPI_BOTTOM, receives->counts.data(), receives->displacements.data(), receives->types.data());
+  const int tag = Runtime::get().tag(Runtime::exchanged);
+  const auto begin_all = [&](const char* name, auto function, const std::vector<Piece>& pieces) {
+    for (size_t rank = 0; rank < pieces.size(); ++rank) {
+      const Span span(pieces[rank].bytes);
+      work.begin(name, function, pieces[rank].data, span.count, span.type, static_cast<int>(rank), tag);
+    }
+  };
+  begin_all("MPI_Irecv", MPI_Irecv, from);
+  begin_all("MPI_Isend", MPI_Isend, to);
 }
 
 }  // namespace torch_mpi

@@ -44,8 +44,8 @@ class Span {
   int count = 0;
 };
 
-// Every rank sends `to[i]` to rank i and receives `from[i]` from it, straight out of and into the tensors' memory
-// wherever that lies, of any length. To be called under the lock.
+// Every rank sends `to[i]` to rank i and receives `from[i]` from it, of any length. Empty ones are messages, too: so
+// those of one call never meet those of another. To be called under the lock.
 void exchange(MPIWork& work, const std::vector<Piece>& to, const std::vector<Piece>& from);
 
 }  // namespace torch_mpi

@@ -134,9 +134,6 @@ class MPIWork : public c10d::Work {
   void keep(at::Tensor tensor) {
     kept_.push_back(std::move(tensor));
   }
-  void keep(std::shared_ptr<void> data) {
-    kept_data_.push_back(std::move(data));
-  }
   // Under the lock, before anything else is posted: has the ranks compare their calls. It is over before the left
   // neighbour was heard unless this rank needs something of all.
   void compare(Call mine, Call expected, bool needs_all);
@@ -181,7 +178,6 @@ class MPIWork : public c10d::Work {
   const char* title_;
   Tensors outputs_;
   c10::SmallVector<at::Tensor, 2> kept_;
-  std::vector<std::shared_ptr<void>> kept_data_;
   c10::SmallVector<MPI_Request, 2> requests_;
   size_t complete_requests_ = 0;
   std::unique_ptr<Comparison> comparison_;
@@ -275,7 +271,7 @@ class Runtime {
   // Do the ranks compare their calls?
   bool compares = true;
   // The highest tags are reserved.
-  enum Reserved { notice, barrier, gathered, call, reserved };
+  enum Reserved { notice, barrier, exchanged, call, reserved };
   int tag(Reserved use) const {
     return highest_tag_ - use;
   }

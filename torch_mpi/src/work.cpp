@@ -185,7 +185,6 @@ void MPIWork::end(std::exception_ptr error) {
   if (mpi_is_done) {
     finish_.clear();
     kept_.clear();
-    kept_data_.clear();
   }
   c10d::Work::finish(error);  // under mutex_
   c10::intrusive_ptr<c10::ivalue::Future> future;

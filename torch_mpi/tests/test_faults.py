@@ -35,7 +35,7 @@ ENDS_ALL = {
     "raised": (3, [("ValueError: something is wrong here", 1), ("rank 1 ends by an error, so all ranks are ended", 1)]),
     "unheard": (2, [("ValueError: something is wrong here", 1), ("rank 1 ends by an error", 1)]),
     "exit_status": (3, [("started", 3), ("rank 1 ends with status 3, so all ranks are ended", 1)]),
-    "half_posted": (2, [("rank 1: DistBackendError: torch_mpi: MPI_Type_create_hindexed", 1),
+    "half_posted": (2, [("rank 1: DistBackendError: torch_mpi: MPI_Isend", 1),
                         ("rank 1: DistBackendError: torch_mpi: MPI_Ireduce_scatter_block", 1),
                         ("reduce_scatter of rank 1 could not be started", 2), ("has failed before", 1)]),
     "aborted": (3, [("the process group failed: rank 1: the process group was aborted", 2)]),

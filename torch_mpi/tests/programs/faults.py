@@ -503,7 +503,7 @@ def forked():
 
 
 def half_posted():
-    """The memory that rank 1 receives cannot be described; the second of two parts cannot be started there."""
+    """Rank 1 cannot send the last part of an all_to_all, nor start the second of two reductions."""
     rank, size = start(300)
     os.environ["MPI_DOES"] = "fail"
     group = dist.new_group(timeout=datetime.timedelta(seconds=20))
