@@ -260,9 +260,9 @@ std::function<void()> MPIBackend::gathering(MPIWork& work, TensorList outputs, c
 }
 
 auto MPIBackend::reduce_scattering(
-    MPIWork& work, const at::Tensor& output, const at::Tensor& input, const ReduceOp& op) {
+    MPIWork& work, const at::Tensor& output, const at::Tensor& input, const ReduceOp& op, TensorList parts) {
   TORCH_CHECK(
-      input.numel() == output.numel() * size_, "torch_mpi: reduce_scatter: the input must be ", size_,
+      !parts.empty() || input.numel() == output.numel() * size_, "torch_mpi: reduce_scatter: the input must be ", size_,
       " times as large as the output, but they have ", input.numel(), " and ", output.numel(), " elements");
   check_same_type(output, input, "reduce_scatter");
   const auto reduction = reduction_for(input.scalar_type(), op);
@@ -274,19 +274,23 @@ auto MPIBackend::reduce_scattering(
   const auto to = receive_buffer(work, output).data;
   then_divide(work, output, op, size_);
   const int64_t elements = output.numel(), width = output.element_size();
-  return [this, &work, reduction, from, to, elements, width] {
-    if (elements <= kPartLimit) {
+  return [this, &work, reduction, from, to, elements, width, parts] {
+    if (elements <= kPartLimit && same_length(parts)) {
       work.begin(
           "MPI_Ireduce_scatter_block", MPI_Ireduce_scatter_block, from, to, static_cast<int>(elements), reduction.type,
           reduction.op);
       return;
     }
-    for (int root = 0; root < size_; ++root)
-      in_parts(elements, [&](int64_t start, int count) {
-        const char* part = from + (root * elements + start) * width;
+    const char* part = from;
+    for (int root = 0; root < size_; ++root) {
+      const int64_t length = parts.empty() ? elements : parts[root].numel();
+      in_parts(length, [&](int64_t start, int count) {
         work.begin(
-            "MPI_Ireduce", MPI_Ireduce, part, to + start * width, count, reduction.type, reduction.op, root);
+            "MPI_Ireduce", MPI_Ireduce, part + start * width, to + start * width, count, reduction.type, reduction.op,
+            root);
       });
+      part += length * width;
+    }
   };
 }
 
@@ -472,26 +476,11 @@ WorkHandle MPIBackend::reduce_scatter(
   TORCH_CHECK(
       parts[rank_].numel() == output.numel(), "torch_mpi: reduce_scatter: the output has ",
       output.numel(), " elements, but the input for this rank ", parts[rank_].numel());
-  const auto& op = options.reduceOp;
-  const auto reduction = reduction_for(output.scalar_type(), op);
   auto work = make(OpType::REDUCE_SCATTER, "mpi:reduce_scatter", parts, outputs, options.timeout);
   // A copy in any case: the output is often one of the inputs, and MPI forbids the overlap.
   const at::Tensor source = concatenated(parts);
-  const auto call = call_of(parts, op);
-  if (same_length(parts))
-    return post(work, options, call, reduce_scattering(*work, output, source, op));
-  auto counts = std::make_shared<std::vector<int>>();
-  work->keep(counts);
-  for (const auto& part : parts) {
-    TORCH_CHECK(part.numel() <= kIntLimit, "torch_mpi: reduce_scatter: an uneven part has too many elements");
-    counts->push_back(static_cast<int>(part.numel()));
-  }
-  const auto from = send_buffer(*work, premultiplied(source, op)), to = receive_buffer(*work, output);
-  then_divide(*work, output, op, size_);
-  return post(work, options, call, [&] {
-    work->begin(
-        "MPI_Ireduce_scatter", MPI_Ireduce_scatter, from.data, to.data, counts->data(), reduction.type, reduction.op);
-  });
+  const auto call = call_of(parts, options.reduceOp);
+  return post(work, options, call, reduce_scattering(*work, output, source, options.reduceOp, parts));
 }
 
 WorkHandle MPIBackend::alltoall_base(

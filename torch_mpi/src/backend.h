@@ -71,7 +71,10 @@ class MPIBackend : public c10d::Backend {
   auto reducing(MPIWork& work, const at::Tensor& tensor, const c10d::ReduceOp& op);
   // `outputs`: one for each rank, or one with room for all.
   std::function<void()> gathering(MPIWork& work, TensorList outputs, const at::Tensor& input);
-  auto reduce_scattering(MPIWork& work, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op);
+  // `parts`: those that the input consists of, where they may differ in length.
+  auto reduce_scattering(
+      MPIWork& work, const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op,
+      TensorList parts = {});
 
   std::shared_ptr<Communicator> communicator_;
   Milliseconds timeout_;

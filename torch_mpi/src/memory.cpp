@@ -2,6 +2,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <limits>
+
 namespace torch_mpi {
 
 void await_stream(const at::Device& device) {
@@ -117,7 +119,7 @@ at::Tensor concatenated(TensorList tensors) {
 }
 
 Span::Span(int64_t bytes) {
-  if (bytes <= kIntLimit) {
+  if (bytes <= std::numeric_limits<int>::max()) {
     count = static_cast<int>(bytes);
     return;
   }

@@ -1,7 +1,6 @@
 // Tensors as MPI needs them: contiguous memory it can reach, and spans of bytes of any length.
 #pragma once
 
-#include <limits>
 #include <vector>
 
 #include "runtime.h"
@@ -10,9 +9,6 @@ namespace torch_mpi {
 
 // One tensor will do, too.
 using TensorList = at::ArrayRef<at::Tensor>;
-
-// The most elements that MPI-3 counts.
-constexpr int64_t kIntLimit = std::numeric_limits<int>::max();
 
 // For tensors on a GPU, until all is done that this thread has put on its stream there: before MPI reads or writes such
 // memory, and before a result is reported as complete.
