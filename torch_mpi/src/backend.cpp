@@ -80,7 +80,7 @@ Piece reduction_buffer(MPIWork& work, at::Tensor tensor, const ReduceOp& op, int
   const c10::NoGradGuard no_grad;
   if (C10_UNLIKELY(op == ReduceOp::PREMUL_SUM))
     tensor.copy_(premultiplied(tensor, op));
-  const auto buffer = in_place_buffer(work, tensor);
+  const auto buffer = memory_of(work, tensor, Use::both);
   then_divide(work, tensor, op, ranks);
   return buffer;
 }
@@ -236,14 +236,14 @@ std::function<void()> MPIBackend::gathering(MPIWork& work, TensorList outputs, c
   TORCH_CHECK(
       room == input.numel() && (is_list || outputs[0].numel() % size_ == 0), "torch_mpi: all_gather: the input has ",
       input.numel(), " elements, but the output for this rank ", room);
-  const auto from = send_buffer(work, input);
+  const auto from = memory_of(work, input, Use::send);
   if (gathers_by_messages(size_, from.bytes) || (is_list && !same_length(outputs))) {
     std::vector<Piece> sends(size_, from), receives;
     if (is_list) {
       for (const auto& output : outputs)
-        receives.push_back(receive_buffer(work, output));
+        receives.push_back(memory_of(work, output, Use::receive));
     } else {
-      char* const to = receive_buffer(work, outputs).data;
+      char* const to = memory_of(work, outputs, Use::receive).data;
       for (int rank = 0; rank < size_; ++rank)
         receives.push_back({to + from.bytes * rank, from.bytes});
     }
@@ -251,7 +251,7 @@ std::function<void()> MPIBackend::gathering(MPIWork& work, TensorList outputs, c
       sends[rank_].bytes = receives[rank_].bytes = 0;
     return [&work, sends, receives] { exchange(work, sends, receives); };
   }
-  char* const to = receive_buffer(work, outputs).data;
+  char* const to = memory_of(work, outputs, Use::receive).data;
   return [this, &work, from, to] {
     const Span span(from.bytes);
     void* const source = from.data == to + from.bytes * rank_ && from.bytes > 0 ? MPI_IN_PLACE : from.data;
@@ -270,8 +270,8 @@ auto MPIBackend::reduce_scattering(
   const auto* first = static_cast<const char*>(input.data_ptr());
   const auto* result = static_cast<const char*>(output.data_ptr());
   const bool overlap = result >= first && result < first + input.nbytes() && output.numel() > 0;
-  const auto from = send_buffer(work, premultiplied(overlap ? input.clone() : input, op)).data;
-  const auto to = receive_buffer(work, output).data;
+  const auto from = memory_of(work, premultiplied(overlap ? input.clone() : input, op), Use::send).data;
+  const auto to = memory_of(work, output, Use::receive).data;
   then_divide(work, output, op, size_);
   const int64_t elements = output.numel(), width = output.element_size();
   return [this, &work, reduction, from, to, elements, width, parts] {
@@ -301,7 +301,7 @@ WorkHandle MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions&
   check_rank(options.rootRank, "broadcast");
   auto work = make(OpType::BROADCAST, "mpi:broadcast", tensors, tensors, options.timeout);
   const int root = static_cast<int>(options.rootRank);
-  const auto buffer = root == rank_ ? send_buffer(*work, tensor) : receive_buffer(*work, tensor);
+  const auto buffer = memory_of(*work, tensor, root == rank_ ? Use::send : Use::receive);
   return post(work, options, {call_of(tensor, root), root != rank_}, [&] {
     // In parts, as MPICH 4.0 fails on one element of a large type.
     in_parts(buffer.bytes, [&](int64_t start, int count) {
@@ -364,7 +364,7 @@ WorkHandle MPIBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& optio
   const auto reduction = reduction_for(tensor.scalar_type(), op);
   auto work = make(OpType::REDUCE, "mpi:reduce", tensors, tensors, options.timeout);
   const auto buffer =
-      is_root ? reduction_buffer(*work, tensor, op, size_) : send_buffer(*work, premultiplied(tensor, op));
+      is_root ? reduction_buffer(*work, tensor, op, size_) : memory_of(*work, premultiplied(tensor, op), Use::send);
   return post(work, options, {call_of(tensor, op, root), is_root}, [&] {
     in_parts(tensor.numel(), [&](int64_t start, int count) {
       char* const part = buffer.data + start * tensor.element_size();
@@ -426,8 +426,8 @@ WorkHandle MPIBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, co
   const auto& input = only(inputs, "gather");
   const auto& list = list_of_root(outputs, input, options.rootRank, "gather");
   auto work = make(OpType::GATHER, "mpi:gather", inputs, list, options.timeout);
-  const auto from = send_buffer(*work, input);
-  char* const to = list.empty() ? nullptr : receive_buffer(*work, list).data;
+  const auto from = memory_of(*work, input, Use::send);
+  char* const to = list.empty() ? nullptr : memory_of(*work, list, Use::receive).data;
   const int root = static_cast<int>(options.rootRank);
   return post(work, options, {call_of(input, root), !list.empty()}, [&] {
     const Span span(from.bytes);
@@ -439,8 +439,8 @@ WorkHandle MPIBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, c
   const auto& output = only(outputs, "scatter");
   const auto& list = list_of_root(inputs, output, options.rootRank, "scatter");
   auto work = make(OpType::SCATTER, "mpi:scatter", list.empty() ? outputs : list, outputs, options.timeout);
-  const auto to = receive_buffer(*work, output);
-  char* const from = list.empty() ? nullptr : send_buffer(*work, list).data;
+  const auto to = memory_of(*work, output, Use::receive);
+  char* const from = list.empty() ? nullptr : memory_of(*work, list, Use::send).data;
   const int root = static_cast<int>(options.rootRank);
   return post(work, options, {call_of(output, root), list.empty()}, [&] {
     const Span span(to.bytes);
@@ -512,8 +512,8 @@ WorkHandle MPIBackend::alltoall_base(
     }
     return made;
   };
-  const auto sends = pieces(input, send_buffer(*work, input), input_splits);
-  const auto receives = pieces(output, receive_buffer(*work, output), output_splits);
+  const auto sends = pieces(input, memory_of(*work, input, Use::send), input_splits);
+  const auto receives = pieces(output, memory_of(*work, output, Use::receive), output_splits);
   return post(work, options, agreement_of(input, rank_, sends, receives), [&] {
     if (!even)
       return exchange(*work, sends, receives);
@@ -532,8 +532,8 @@ WorkHandle MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::A
   auto work = make(OpType::ALLTOALL, "mpi:all_to_all", inputs, outputs, options.timeout);
   std::vector<Piece> sends, receives;
   for (int i = 0; i < size_; ++i) {
-    sends.push_back(send_buffer(*work, inputs[i]));
-    receives.push_back(receive_buffer(*work, outputs[i]));
+    sends.push_back(memory_of(*work, inputs[i], Use::send));
+    receives.push_back(memory_of(*work, outputs[i], Use::receive));
   }
   const auto agreement = agreement_of(inputs[0], rank_, sends, receives);
   return post(work, options, agreement, [&] { exchange(*work, sends, receives); });
@@ -547,7 +547,7 @@ WorkHandle MPIBackend::send(Tensors& tensors, int rank, int tag) {
   check_tag(tag);
   auto work = make(OpType::SEND, "mpi:send", tensors, {}, timeout_);
   work->set_peer(rank);
-  const auto from = send_buffer(*work, tensor);
+  const auto from = memory_of(*work, tensor, Use::send);
   return post_message(work, [&] {
     const Span span(from.bytes);
     work->begin("MPI_Isend", MPI_Isend, from.data, span.count, span.type, rank, tag);
@@ -563,7 +563,7 @@ WorkHandle MPIBackend::recv(Tensors& tensors, int rank, int tag) {
   auto work = make(
       any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors, timeout_);
   work->set_peer(rank);
-  const auto to = receive_buffer(*work, tensor);
+  const auto to = memory_of(*work, tensor, Use::receive);
   return post_message(work, [&] {
     const Span span(to.bytes);
     work->begin("MPI_Irecv", MPI_Irecv, to.data, span.count, span.type, rank, tag);

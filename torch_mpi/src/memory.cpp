@@ -76,7 +76,9 @@ void copy_parts(const at::Tensor& flat, TensorList tensors, bool into_tensors) {
   }
 }
 
-Piece buffer(MPIWork& work, TensorList tensors, bool sends, bool receives) {
+}  // namespace
+
+Piece memory_of(MPIWork& work, TensorList tensors, Use use) {
   const auto& first = tensors.front();
   const int64_t elements = total_elements(tensors), bytes = elements * static_cast<int64_t>(first.element_size());
   if (adjacent(work, tensors)) {
@@ -89,27 +91,13 @@ Piece buffer(MPIWork& work, TensorList tensors, bool sends, bool receives) {
   if (!reachable(work, first.device()))
     options = options.device(at::kCPU).pinned_memory(first.is_cuda());
   const at::Tensor flat = at::empty({elements}, options);
-  if (sends)
+  if (use != Use::receive)
     copy_parts(flat, tensors, /*into_tensors=*/false);
-  if (receives)
+  if (use != Use::send)
     work.then([flat, kept = tensors.vec()] { copy_parts(flat, kept, /*into_tensors=*/true); });
   await_stream(first.device());
   work.keep(flat);
   return {static_cast<char*>(flat.data_ptr()), bytes};
-}
-
-}  // namespace
-
-Piece send_buffer(MPIWork& work, TensorList tensors) {
-  return buffer(work, tensors, /*sends=*/true, /*receives=*/false);
-}
-
-Piece receive_buffer(MPIWork& work, TensorList tensors) {
-  return buffer(work, tensors, /*sends=*/false, /*receives=*/true);
-}
-
-Piece in_place_buffer(MPIWork& work, TensorList tensors) {
-  return buffer(work, tensors, /*sends=*/true, /*receives=*/true);
 }
 
 at::Tensor concatenated(TensorList tensors) {

@@ -19,11 +19,12 @@ struct Piece {
   int64_t bytes;
 };
 
+// What MPI does with memory.
+enum class Use { send, receive, both };
+
 // The memory of these tensors in one piece, which the work keeps: their own where they are adjacent and MPI reaches it,
-// else a copy, which is made now (send_buffer), copied to them at the end (receive_buffer), or both (in_place_buffer).
-Piece send_buffer(MPIWork& work, TensorList tensors);
-Piece receive_buffer(MPIWork& work, TensorList tensors);
-Piece in_place_buffer(MPIWork& work, TensorList tensors);
+// else a copy, which is made now (to send), copied to them at the end (to receive), or both.
+Piece memory_of(MPIWork& work, TensorList tensors, Use use);
 // A copy of all of them in one piece, on their device.
 at::Tensor concatenated(TensorList tensors);
 
