@@ -495,14 +495,9 @@ WorkHandle MPIBackend::alltoall_base(
       !even || input.numel() == output.numel(), "torch_mpi: all_to_all: input and output must be equally large");
   auto work = make(OpType::ALLTOALL_BASE, "mpi:all_to_all", input, {output}, options.timeout);
   const auto pieces = [this](const at::Tensor& tensor, const Piece& buffer, const std::vector<int64_t>& splits) {
-    const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
+    c10d::checkSplitSizes(splits, tensor, size_);
+    const int64_t rows = tensor.size(0);
     const int64_t row = rows == 0 ? 0 : buffer.bytes / rows;
-    TORCH_CHECK(
-        splits.empty() ? rows % size_ == 0
-                       : splits.size() == static_cast<size_t>(size_) &&
-                std::accumulate(splits.begin(), splits.end(), int64_t(0)) == rows,
-        "torch_mpi: all_to_all: the split sizes must be ", size_, " and sum up to the first dimension, ", rows,
-        ", or that be a multiple of ", size_);
     std::vector<Piece> made;
     char* data = buffer.data;
     for (int i = 0; i < size_; ++i) {

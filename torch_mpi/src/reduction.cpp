@@ -1,5 +1,7 @@
 #include "reduction.h"
 
+#include <ATen/OpMathType.h>
+
 #include <array>
 #include <functional>
 #include <map>
@@ -35,31 +37,25 @@ struct Builtin {
   Kind kind;
 };
 
-const std::map<at::ScalarType, Builtin>& builtin_types() {
-  static const std::map<at::ScalarType, Builtin> table = {
-      {at::kByte, {MPI_UINT8_T, integer}},
-      {at::kChar, {MPI_INT8_T, integer}},
-      {at::kShort, {MPI_INT16_T, integer}},
-      {at::kInt, {MPI_INT32_T, integer}},
-      {at::kLong, {MPI_INT64_T, integer}},
+const std::map<at::ScalarType, Builtin> builtin_types = {
+    {at::kByte, {MPI_UINT8_T, integer}},
+    {at::kChar, {MPI_INT8_T, integer}},
+    {at::kShort, {MPI_INT16_T, integer}},
+    {at::kInt, {MPI_INT32_T, integer}},
+    {at::kLong, {MPI_INT64_T, integer}},
 #if TORCH_MPI_TORCH_IS_AT_LEAST(2, 3)
-      {at::kUInt16, {MPI_UINT16_T, integer}},
-      {at::kUInt32, {MPI_UINT32_T, integer}},
-      {at::kUInt64, {MPI_UINT64_T, integer}},
+    {at::kUInt16, {MPI_UINT16_T, integer}},
+    {at::kUInt32, {MPI_UINT32_T, integer}},
+    {at::kUInt64, {MPI_UINT64_T, integer}},
 #endif
-      {at::kFloat, {MPI_FLOAT, floating}},
-      {at::kDouble, {MPI_DOUBLE, floating}},
-      {at::kComplexFloat, {MPI_C_FLOAT_COMPLEX, complex}},
-      {at::kComplexDouble, {MPI_C_DOUBLE_COMPLEX, complex}},
-      {at::kBool, {MPI_C_BOOL, boolean}},
-  };
-  return table;
-}
+    {at::kFloat, {MPI_FLOAT, floating}},
+    {at::kDouble, {MPI_DOUBLE, floating}},
+    {at::kComplexFloat, {MPI_C_FLOAT_COMPLEX, complex}},
+    {at::kComplexDouble, {MPI_C_DOUBLE_COMPLEX, complex}},
+    {at::kBool, {MPI_C_BOOL, boolean}},
+};
 
 // For types MPI does not know: operations of our own, which compute in float.
-template <class T>
-constexpr bool is_complex = std::is_same_v<T, c10::complex<c10::Half>>;
-
 struct Minimum {  // NaN wins, as in torch.minimum
   float operator()(float a, float b) const {
     return a != a || a < b ? a : b;
@@ -73,7 +69,7 @@ struct Maximum {
 
 template <class T, class Function>
 void combine(void* in, void* inout, int* count, MPI_Datatype*) {
-  using W = std::conditional_t<is_complex<T>, c10::complex<float>, float>;
+  using W = at::opmath_type<T>;
   const T* from = static_cast<const T*>(in);
   T* into = static_cast<T*>(inout);
   for (int i = 0; i < *count; ++i)
@@ -87,7 +83,7 @@ MPI_User_function* function_of(Op op) {
     return combine<T, std::plus<>>;
   if (op == Op::PRODUCT)
     return combine<T, std::multiplies<>>;
-  if constexpr (!is_complex<T>) {
+  if constexpr (!c10::is_complex<T>::value) {
     if (op == Op::MIN)
       return combine<T, Minimum>;
     if (op == Op::MAX)
@@ -126,8 +122,8 @@ Reduction reduction_for(at::ScalarType type, Op asked) {
   check_meaning(asked != Op::AVG || type != at::kBool);
   // Two are sums; the backend scales before or after.
   const Op op = asked == Op::AVG || asked == Op::PREMUL_SUM ? Op::SUM : asked;
-  const auto builtin = builtin_types().find(type);
-  if (builtin != builtin_types().end()) {
+  const auto builtin = builtin_types.find(type);
+  if (builtin != builtin_types.end()) {
     const MPI_Op found_op = builtin_op(builtin->second.kind, op);
     check_meaning(found_op != MPI_OP_NULL);
     return {builtin->second.type, found_op};
