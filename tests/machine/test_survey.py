@@ -484,6 +484,7 @@ def test_draft_takes_no_hpcx_for_debugging(cray):
 @pytest.mark.parametrize('mpis, chosen', [
     (['openmpi/4.1.7--nvhpc--25.3', 'openmpi/4.1.6--gcc--12.2.0-cuda-12.2'], 'openmpi/4.1.6--gcc--12.2.0-cuda-12.2'),
     slow(['openmpi/intel/5.0.8', 'openmpi/gcc/5.0.3'], 'openmpi/gcc/5.0.3'),
+    (['openmpi/arm23/5.0.8', 'openmpi/4.1.8-iccifort-2020.4', 'openmpi/icc19/4.1.7', 'openmpi/4.1.5'], 'openmpi/4.1.5'),
     slow(['openmpi/5.0.5-intel', 'openmpi/5.0.5-nvidia25.1', 'openmpi/5.0.6-aocc', 'openmpi/4.1.5'], 'openmpi/4.1.5'),
     slow(['mpich/4.3-oneapi', 'impi/2021.15.0-intel-compilers-2025.1.1'], 'impi/2021.15.0-intel-compilers-2025.1.1'),
 ])
