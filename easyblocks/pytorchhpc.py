@@ -206,7 +206,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
             print_msg("%s could not be kept in the source path: %s", os.path.basename(self.wheel), err, log=self.log)
 
     def make_module_extra(self, *args, **kwargs):
-        """Besides the environment, name where the wheel is."""
         text = super().make_module_extra(*args, **kwargs)
         return text + self.module_generator.set_environment('PYTORCH_WHEELS', self.path('wheels'))
 

@@ -104,7 +104,6 @@ class SingularityContainer(Binary):
 
     @property
     def runtime(self):
-        """Return the program that runs containers here, or None."""
         return shutil.which('singularity') or shutil.which('apptainer')
 
     @property

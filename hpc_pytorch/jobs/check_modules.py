@@ -153,7 +153,6 @@ def update_references(path, report):
 
 
 def show_results(report):
-    """Print how many checks passed; returns the exit status."""
     failed = not report['modules']
     for module, checks in sorted(report['modules'].items()):
         passed = [one['result'] == 'pass' for one in checks.values()]

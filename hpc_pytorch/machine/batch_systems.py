@@ -99,7 +99,6 @@ class BatchSystem(object):
         raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
 
     def end(self, command):
-        """Run a command that ends jobs; others' jobs are theirs."""
         output = self.ask(command)[1]
         if re.search('denied|unauthorized', output, re.I):
             raise Refused(output.replace('\n', ' '))
@@ -150,7 +149,6 @@ class Slurm(BatchSystem):
         return re.findall(r'^ *(\d+)\|(%s.*?) *$' % re.escape(mark), output, re.M)
 
     def look(self, job):
-        """Return what Slurm says of a job; None if it has forgotten it."""
         status, output = self.ask(['scontrol', '--oneliner', 'show', 'job', job])
         facts = self.accounted(job) if status else dict(re.findall(r'(\w+)=(\S*)', output))
         if status and not facts and re.search('invalid job id', output, re.I):
@@ -247,7 +245,6 @@ class Pbs(BatchSystem):
         raise NoAnswer("qstat: %s" % (output.replace('\n', ' ') or "nothing: servers may hide other people's jobs"))
 
     def look(self, job):
-        """Return what PBS says of a job, with its history; None if it has forgotten it."""
         facts = self.facts(job)
         if facts is None:
             return None

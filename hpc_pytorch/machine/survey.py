@@ -151,7 +151,6 @@ def stop(*_):
 
 
 def main(arguments):
-    """Ask, compare, print; returns 1 if something differs."""
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, allow_abbrev=False)
     parser.add_argument('--survey', nargs='?', metavar='FILE')
     either = parser.add_mutually_exclusive_group()

@@ -7,7 +7,7 @@ from hpc_pytorch import parse
 
 PAIRS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'pairs.cfg')
 CONDITION = re.compile(r'(?P<name>[A-Za-z][\w.+-]*?)(?:(?P<relation>>=|<)(?P<version>\d[\w.]*))?$')
-RELATIONS = {'>=': operator.ge, '<': operator.lt}
+RELATIONS = {'>=': operator.ge, '<': operator.lt, '<=': operator.le, '~=': operator.ge}
 # the order in which results are shown
 RESULTS = ('fails', 'slow', 'untested', 'works')
 

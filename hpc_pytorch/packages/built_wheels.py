@@ -51,7 +51,6 @@ def read_note(directory):
 
 
 def read_interrupted(builddir):
-    """Return the note of an interrupted build; None if none can be read."""
     return read_json(os.path.join(builddir, INTERRUPTED), {'source': str, 'cmake_output': str, 'facts': dict})
 
 

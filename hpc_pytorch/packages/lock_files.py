@@ -5,7 +5,7 @@ from collections import namedtuple
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.machine.versions import release
+from hpc_pytorch.machine.versions import release, satisfies
 
 # Easyconfig parameters that name lock files.
 LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_lock_files')
@@ -13,12 +13,19 @@ LOCK_PARAMETERS = ('lock_files', 'lock_files_instead', 'build_lock_files', 'mpi_
 Locked = namedtuple('Locked', 'name version hashes text')
 # Stands for a SHA256 that somebody has to look up; nothing has it.
 UNKNOWN = '0' * 64
-# A line of an .in file that holds for every machine: the package, and the version that it pins.
-LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *(?:== *([\w.]+)(?:\+[\w.]+)?|[<>!~][^;#\n]*)? *(?:#.*)?$')
+# A line of an .in file: the package, its versions, and a marker if it is not for every machine.
+LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *([<>=!~][^;#\n]*)?(;.*?)?(?:#.*)?$')
+# One of these versions that can be compared: no * or !
+BOUND = re.compile(r'(<=?|[>=~]=) *([\w.]+)(?![\w.*!])')
 
 
 def normal_name(name):
     return re.sub(r'[-_.]+', '-', name).lower()
+
+
+def any_spelling(name):
+    """Return an expression for a package's name, as PyYAML and scikit_learn are written, too."""
+    return '(?i:%s)' % '[-_.]+'.join(map(re.escape, normal_name(name).split('-')))
 
 
 def other_version(entries, software, version):
@@ -57,6 +64,17 @@ def read_lock(path):
         raise UsersProblem("%s is not a complete lock file: %s" % (path, problem))
 
 
+def has(entries, name, versions):
+    """True if a lock has a package as a line of an .in file asks for it, as far as the numbers of versions tell."""
+    found = [entry.version for entry in entries if entry.name == normal_name(name)]
+    for relation, bound in BOUND.findall(versions):
+        if relation == '==' and other_version(entries, name, bound):
+            return False
+        if relation != '==' and not all(satisfies(version, relation, bound) for version in found):
+            return False
+    return bool(found)
+
+
 def check_list(path, entries, pythons=()):
     """Refuse a lock of newer Pythons, or one that lacks what the .in file beside it lists: its command was not run."""
     source = Path(path).with_suffix('.in')
@@ -69,12 +87,10 @@ def check_list(path, entries, pythons=()):
         raise UsersProblem("%s is for Python %s and newer, and python_versions has %s, too. Leave that out, or write "
                            "--python-version %s into the command in %s, and run it"
                            % (path, least, ', '.join(older), min(older, key=release), source))
-    names = {entry.name for entry in entries}
-    for name, version in LISTED.findall(text):
-        locked = normal_name(name) in names and not (version and other_version(entries, name, version))
-        if not locked and not re.search(r'--no-emit-package %s\s' % re.escape(name), text):
+    for name, versions, marker in LISTED.findall(text):
+        if not marker and not has(entries, name, versions) and '--no-emit-package %s ' % name not in text:
             raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"
-                               % (source, '=='.join(filter(None, [name, version]))))
+                               % (source, name + versions.replace(' ', '')))
 
 
 def sha256_of(path):

@@ -25,7 +25,8 @@ from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import read_table
-from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, normal_name, other_version, parse_lock, read_lock
+from hpc_pytorch.packages.lock_files import (
+    LISTED, LOCK_PARAMETERS, UNKNOWN, any_spelling, normal_name, other_version, parse_lock, read_lock)
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
@@ -148,7 +149,7 @@ class Change:
     def changed(self, text):
         """Replace the version, the build such as rocm7.1, and companions' versions, where they are whole words."""
         # pins and bounds of other packages may happen to have the same version
-        own = r'(?i:(?<![\w.-])%s) *(?:\[.*\])? *[=~]= *' % re.escape(self.name or normal_name(self.values['name']))
+        own = r'(?<![\w.-])%s *(?:\[.*\])? *[=~]= *' % any_spelling(self.name or self.values['name'])
         for old, new in self.words.items():
             pattern = r'(%s)?((?:[=<>~!]=|[<>]) *)?(?<![\d.])%s(?!\d|\.\d)' % (own, re.escape(old))
             text = re.sub(pattern, lambda found: found[0] if found[2] else (found[1] or '') + new, text)  # noqa: B023
@@ -191,10 +192,10 @@ class Change:
 
     def find_package(self):
         """Find the package whose version the easyconfig has, and what follows it in .in files, such as +rocm7.1."""
-        pinned = re.search(r'^([A-Za-z][\w.-]*) *(?:\[.*\])? *== *%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old),
-                           ''.join(map(read, self.inputs)), re.M)
-        if pinned:
-            return pinned.group(1), pinned.group(2) or ''
+        for name, versions, _ in LISTED.findall('\n'.join(map(read, self.inputs))):
+            pinned = re.match(r'== *%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old), versions)
+            if pinned:
+                return normal_name(name), pinned.group(1) or ''
         if 'PYPI_SOURCE' in self.text:
             return normal_name(self.values['name']), ''
         # its wheels have the versions of its source, unless it names those of a place of their own
@@ -325,20 +326,20 @@ class Change:
         text = re.sub(r'(?<=--python-version[ =])\S+', lambda found: max(self.least, found.group(), key=release), text)
         if BROUGHT.search(text):
             brought = self.resolved(self.pin(self.version)) if self.index else {'triton-rocm': '0'}
-            for package in brought.items():
-                line = '%s==%s' % package
-                if BROUGHT.match(line):
-                    text = BROUGHT.sub(line, text)
+            lines = ['%s==%s' % package for package in brought.items()]
+            for line in filter(BROUGHT.match, lines):
+                text = BROUGHT.sub(line, text)
         for package, bound in self.older().items():
             # instead of a lower bound, and before others
-            listed = r'^%s(?: *>=? *[\w.]+(?= *(?:$|[,;#])))?' % package
+            listed = r'^%s(?: *>=? *[\w.]+(?= *(?:$|[,;#])))?' % any_spelling(package)
             text = re.sub(listed + r'(?= *(?:$|[;#]))', package + bound, text, flags=re.M)
             text = re.sub(listed + r',? *(?=[<!])', package + bound + ',', text, flags=re.M)
         for name in COMPANIONS:
-            if re.search(r'^%s *==' % name, text, re.M):
+            pinned = r'(?m)^%s *==' % any_spelling(name)
+            if re.search(pinned, text):
                 version = self.companion(name)
                 line = '%s==%s%s\n' % (name, version.split('+')[0], self.build) if version else ''
-                text = re.sub(r'^%s *==.*\n' % name, line, text, flags=re.M)
+                text = re.sub(pinned + r'.*\n', line, text)
         for line in re.findall(r'^(?!torch)[A-Za-z].*[=<>] *%s(?!\d|\.\d).*$' % re.escape(self.old), text, re.M):
             self.to_check.append("%s: check whether it still fits: it has the older version" % line)
         return text
@@ -473,7 +474,6 @@ class Change:
 
 
 def find(name):
-    """Return the path of an easyconfig, from a path or the name of one of the collection's."""
     path = easyconfig_path(name)
     if path is None or os.sep in name and path != name:
         raise UsersProblem("no easyconfig is called %s; for one outside the collection, give its path" % name)

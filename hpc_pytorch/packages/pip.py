@@ -25,7 +25,6 @@ COMMANDS = {}
 
 
 def without(*prefixes):
-    """Return the environment without the variables that begin with these."""
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
@@ -55,7 +54,6 @@ class Pip:
         self.path = path or python.path
 
     def __call__(self, *arguments, environment=None, **options):
-        """Run pip; callers look at the exit code."""
         variables = without('PYTHON')
         if arguments[0] != 'download':
             variables = dict(without('PYTHON', 'PIP_'), PIP_CONFIG_FILE=os.devnull)

@@ -78,7 +78,7 @@ def explain(output, store, python):
     if servers:
         return "\nNo index with %s %s could be reached:\n%s" % (name, version, servers)
     if (name, version) in SOURCE.findall(output):
-        return ("\nIts source exists, but no wheel for Python %s on %s. Add to the easyconfig: build_from_source = [%r]"
-                " and, for setuptools and wheel, build_lock_files = ['on-top-build.lock']"
-                % (python.version, python.machine, name))
+        return ("\nIts source exists, but no wheel for Python %s on %s. If it has wheels for other Pythons, leave this "
+                "one out of python_versions. Else add to the easyconfig: build_from_source = [%r] and, for setuptools "
+                "and wheel, build_lock_files = ['on-top-build.lock']" % (python.version, python.machine, name))
     return "\nNo index has %s %s for Python %s on %s." % (name, version, python.version, python.machine)

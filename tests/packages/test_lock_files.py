@@ -60,8 +60,15 @@ def test_damaged(tmp_path):
     ('other ; python_version < "3.8"', ''),
     ('other', 'other'),
     ('toy>=1.0\nother', 'other'),
-    ('other != 1.8', 'other'),
-    ('other [extra] >= 1, < 3  # why', 'other'),
+    ('other != 1.8', 'other!=1.8'),
+    ('other [extra] >= 1, < 3  # why', 'other>=1,<3'),
+    ('toy >=0.9, <=1.0, !=1.5\nToy_Box ~= 2.0', ''),
+    ('toy==1.*\ntoy-box<3', ''),
+    ('toy<1', 'toy<1'),
+    ('toy >=0.9, <1 # as in the .in file before a rebase', 'toy>=0.9,<1'),
+    ('toy-box>=2.1', 'toy-box>=2.1'),
+    ('toy-box~=2.1', 'toy-box~=2.1'),
+    ('toy>=2 ; python_version < "3.12"', ''),
     ('toy==1.5', 'toy==1.5'),
 ])
 def test_list_that_was_changed(tmp_path, listed, lacks):

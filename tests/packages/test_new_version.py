@@ -485,6 +485,15 @@ def test_other_packages(toy, made, pinned):
     assert 'torch' not in re.sub('#.*', '', files['toy-5.1.lock']) and not change.by_hand
 
 
+@pytest.mark.parametrize('listed', ['Numbers_of.Toys', 'numbers-of-toys [extra] '])
+def test_names_as_people_write_them(toy, made, listed):
+    """PyYAML and scikit_learn are pyyaml and scikit-learn for uv: such a pin was a traceback."""
+    (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\n%s==1.0\n' % (COMMAND, listed))
+    change, files = made('latest')
+    assert files['toy-5.1.in'].endswith('\n%s==5.1\n' % listed) and 'numbers-of-toys==5.1 ' in files['toy-5.1.lock']
+    assert not change.by_hand and not change.to_check
+
+
 @pytest.mark.parametrize('own, pin', [
     ('torch==1.0', '==1.0'), ('torch==1.0', ' == 1.0'), ('torch==1.0', ' <2.0, >= 1.0'),
     ('torch', '<=1.0'), ('torch', '==1.0.*'), ('Toy~=1.0', '~=1.0'),
@@ -611,7 +620,7 @@ def test_command_with_a_directory(toy, made, place):
     assert (toy / 'toy-1.0.lock').read_text() == 'torch==1.0 --hash=sha256:1\n'
 
 
-@pytest.mark.parametrize('listed', ['numpy', 'numpy>=1.24', 'numpy >= 1.20, <3  # ours', 'numpy<3', 'numpy!=1.25'])
+@pytest.mark.parametrize('listed', ['numpy', 'numpy>=1.24', 'numpy >= 1.20, <3  # ours', 'NumPy<3', 'numpy!=1.25'])
 @pytest.mark.parametrize('version, numpy', [('2.2', '1.26.4'), ('2.3', '2.1')])
 def test_numpy_of_old_wheels(toy, made, version, numpy, listed):
     """PyTorch before 2.3 was compiled with NumPy 1: with 2, it says that NumPy is not available."""
@@ -636,7 +645,7 @@ def test_setuptools_of_old_wheels(toy, made, version, setuptools):
     assert 'setuptools==%s ' % setuptools in files['toy-%s.lock' % version]
 
 
-@pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'torchaudio == 2.11.0', 'torchaudio', 'torchaudio>=2.5'])
+@pytest.mark.parametrize('listed', ['torchaudio==2.11.0', 'Torchaudio == 2.11.0', 'torchaudio', 'TorchAudio>=2.5'])
 @pytest.mark.parametrize('version, audio', [('2.10', '2.10.0'), ('2.12', '2.11.0')])
 def test_torchaudio_that_names_no_torch(toy, made, listed, version, audio):
     """torchaudio 2.11.0 is for PyTorch 2.11 and later, and does not say so: an older one lacks its symbols."""
