@@ -13,7 +13,8 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import easyconfigs_of
 from hpc_pytorch.machine.versions import PAIRS, release
 from hpc_pytorch.packages.images import images_in
-from hpc_pytorch.packages.new_version import Change, as_typed, in_collection, named_file, plain_values, read
+from hpc_pytorch.packages.new_version import (
+    Change, NotPublished, as_typed, in_collection, named_file, plain_values, read)
 
 HALF_A_YEAR = datetime.timedelta(days=183)
 # documents of a generation that is kept as it was
@@ -40,12 +41,24 @@ def newest_of_each(paths, unknown):
     return {path: values for _, path, values in newest.values()}
 
 
+def newest_version(path, values, work, unknown):
+    """Return the newest version; without one its packages may still be older than those of the indexes."""
+    try:
+        return Change(path, 'latest', work).version
+    except NotPublished as problem:
+        # .in files are not beside what is installed
+        if not in_collection(path):
+            raise
+        unknown.append("%s: %s" % (as_typed(path), problem))
+        return values['version']
+
+
 def about_versions(path, values, unknown):
     """Report a newer version of an easyconfig, else newer packages in its locks; `unknown` gets errors."""
     name = as_typed(path)
     with tempfile.TemporaryDirectory(prefix='outdated-') as work:
         try:
-            version = Change(path, 'latest', work).version
+            version = newest_version(path, values, work, unknown)
             locked = values.get('lock_files') and version == values['version']
             made = Change(path, None, work).make() if locked else {}
         except UsersProblem as problem:

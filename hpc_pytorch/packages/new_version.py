@@ -53,6 +53,10 @@ class NotReached(UsersProblem):
     """An index that did not answer: it may have what is asked for."""
 
 
+class NotPublished(UsersProblem):
+    """No index has the software itself, as of a list of packages with a version of its own."""
+
+
 @functools.lru_cache()
 def pip_settings():
     """Return what pip was told of indexes and certificates, as uv's variables."""
@@ -223,7 +227,7 @@ class Change:
         if self.name:
             version = self.ask_indexes(version)
         elif version == 'latest':
-            raise UsersProblem("which version is the newest is not known here: look at %s, and name it instead of "
+            raise NotPublished("which version is the newest is not known here: look at %s, and name it instead of "
                                "`latest`" % self.values['homepage'])
         if asked == 'latest' and release(version) < release(self.old):
             return self.old

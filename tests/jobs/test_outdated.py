@@ -79,6 +79,25 @@ def test_in_a_checkout_of_others(tmp_path, monkeypatch):
     assert not list(outdated.about_versions(str(path), values, []))
 
 
+def test_list_with_a_version_of_its_own(tmp_path, monkeypatch):
+    """A site's list of packages, version 2026.10: only a person knows the next version; its packages are compared."""
+    path = tmp_path / 'Stack-2026.10-site.eb'
+    (tmp_path / 'Stack-2026.10.lock').write_text('old\n')
+
+    def ask(path, version, work):
+        if version == 'latest':
+            raise outdated.NotPublished("which version is the newest is not known here")
+        return SimpleNamespace(make=lambda: {'/x/Stack-2026.10.lock': 'new\n'})
+
+    monkeypatch.setattr(outdated, 'Change', ask)
+    values = {'version': '2026.10', 'lock_files': ['Stack-2026.10.lock']}
+    unknown = []
+    assert not list(outdated.about_versions(str(path), values, unknown)) and len(unknown) == 1
+    monkeypatch.setattr(outdated, 'in_collection', lambda _: True)
+    line, = outdated.about_versions(str(path), values, unknown)
+    assert 'newer packages in Stack-2026.10.lock: ./eb --renew ' in line and len(unknown) == 2
+
+
 def test_older_modules(tmp_path):
     """One that stays beside a newer one is not behind; an easyconfig that is not ours is named by its path."""
     values = {'name': 'toy', 'version': '2.0', 'versionsuffix': '-Bede'}
