@@ -184,11 +184,14 @@ class Machine(object):
         for line in re.findall(r'(?:.*[|]){5}.*', self.output(*PARTITIONS['slurm'], *own)):
             name, layout, megabytes, gres, share, state = line.strip().split('|')
             sockets, cores, threads = map(int, layout.replace('+', '').split(':'))
+            gpus = re.findall(r'gpu:((?!intel|pvc|max\d|[^:]*\dg\.)[\w.-]+:|)(\d+)\b', gres)
+            kinds = {kind for kind, _ in gpus}
             facts = {
                 'cores': sockets * cores,
                 'threads': threads,
                 'memory': int(megabytes.rstrip('+')) << 20,
-                'gpus': sum(map(int, re.findall(r'gpu(?::(?!intel|pvc|max\d|[^:]*\dg\.)[\w.-]+)?:(\d+)\b', gres))),
+                'gpus': sum(int(count) for _, count in gpus),
+                'gpu_kind': kinds.pop() if len(kinds) == 1 else '',
                 'exclusive': share == 'EXCLUSIVE',
                 'up': state == 'up',
             }

@@ -88,7 +88,8 @@ def describe(name, machine, modules):
             values['scheduler options'] = '--hint=nomultithread', "jobs ask for cores, and Slurm counts threads"
         # many sites whose jobs have whole nodes do not count GPUs
         if facts['gpus']:
-            values['scheduler gpus_option'] = '--gpus-per-node=', 'sinfo counts GPUs'
+            # without their kind, jobs get those of any node in the partition
+            values['scheduler gpus_option'] = '--gpus-per-node=' + facts['gpu_kind'], 'sinfo'
         if facts['gpus'] or not values['node gpus'][0]:
             values['node gpus'] = facts['gpus'], 'sinfo'
     values['node gpu_cores'] = gpu_cores(machine, values['node gpus'][0], values['node cores'][0])

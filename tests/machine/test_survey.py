@@ -742,7 +742,8 @@ def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
     place.command('sinfo', REAL)
     found = described(place)
     assert [found[key] for key in ('partition', 'cores', 'threads_per_core', 'gpus')] == ['gpu', 64, 2, 4]
-    assert found['gpus_option'] == '--gpus-per-node='
+    # or jobs would get any GPUs: slices of MIG, or those of another node
+    assert found['gpus_option'] == '--gpus-per-node=nvidia_a100-sxm4-80gb:'
     # or ranks would get half of the cores that their job asks for
     assert found['options'] == '--hint=nomultithread'
     place.command('sinfo', 'old|2:32:1|515000|(null)|NO|up')
@@ -769,7 +770,12 @@ def test_draft_in_a_partition_of_several_kinds(place):
     place.command('sinfo', '\n'.join([line % 'rtx2080ti:8', line % 'a100:2']))
     place.replace('bin/sinfo', '/sh\n', "/sh\ncase $* in *--nodes=n1) echo '%s'; exit; esac\n" % line % 'a100:2')
     job = {'SLURM_JOB_ID': '1', 'SLURM_JOB_PARTITION': 'gpu'}
-    assert [described(place, **job, **more)['gpus'] for more in ({}, {'SLURMD_NODENAME': 'n1'})] == [8, 2]
+    found = [described(place, **job, **more) for more in ({}, {'SLURMD_NODENAME': 'n1'})]
+    assert [(one['gpus'], one['gpus_option']) for one in found] == [
+        (8, '--gpus-per-node=rtx2080ti:'), (2, '--gpus-per-node=a100:')]
+    for gpus in ('4(S:0-3)', 'tesla:2,gpu:kepler:2'):
+        place.command('sinfo', line % gpus)
+        assert described(place, **job)['gpus_option'] == '--gpus-per-node='
 
 
 def test_draft_of_a_queue_that_is_open(place):
