@@ -165,11 +165,11 @@ class Written(Exception):
     """The text of a module file, at the moment when EasyBuild would write it."""
 
 
-def written_today(easyconfig):
+def written_today(easyconfig, hidden):
     """Return the path and the text of the module file that --module-only would write; all hooks run."""
     from easybuild.framework.easyblock import get_easyblock_instance
     from easybuild.framework.easyconfig.easyconfig import process_easyconfig
-    easyblock = get_easyblock_instance(process_easyconfig(easyconfig)[0])
+    easyblock = get_easyblock_instance(process_easyconfig(easyconfig, hidden=hidden)[0])
     sites = easyblock.hooks.get('module_write_hook', lambda *_: None)
 
     def keep(*args):
@@ -187,17 +187,18 @@ def written_today(easyconfig):
 def compare_module(name, root):
     """Print how a module file differs from what today's settings, hooks and EasyBuild would make of its easyconfig."""
     easyconfig, = map(str, Path(root, 'easybuild/provenance').glob('*.eb'))
-    before = os.environ.copy()
+    before, hidden = os.environ.copy(), '/.' in name
     try:
         # it prints which Python and MPI it finds
         with contextlib.redirect_stdout(io.StringIO()):
-            path, text = written_today(easyconfig)
+            path, text = written_today(easyconfig, hidden)
         lines = difflib.unified_diff(Path(path).read_text().splitlines(), text.splitlines(), lineterm='', n=0)
         changed = [line for line in list(lines)[2:] if not line.startswith('@@')]
         if changed:
             print("%s would not be written like this today:" % path, *changed, sep='\n  ')
+            options = '--hidden --installpath=' if hidden else '--installpath='
             top = os.path.dirname(install_path('software'))
-            print("To write it again: ./eb %s --module-only --force --installpath=%s" % (easyconfig, top))
+            print("To write it again: ./eb %s --module-only --force %s%s" % (easyconfig, options, top))
     except (EasyBuildError, UsersProblem, OSError) as problem:
         print("%s was not compared with what would be written today: %s" % (name, problem))
     finally:

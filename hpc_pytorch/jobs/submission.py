@@ -19,7 +19,7 @@ from hpc_pytorch.jobs.status import STATES, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
-from hpc_pytorch.rules.usage_hints import name_to_load
+from hpc_pytorch.rules.usage_hints import name_to_load, show
 from hpc_pytorch.share.batch_scripts import first_that_fits, missing_on_nodes
 
 
@@ -124,6 +124,9 @@ class SystemJobs:
                                  "directory: --job-output-dir=DIRECTORY", self.log_directory())
 
     def make_job(self, script, name, env_vars=None, hours=None, cores=None):
+        if build_option('hidden'):
+            # EasyBuild 5.4.1 hides all modules of a chain, and adds it once more for those that are to be hidden
+            script = script.replace(' --hidden', '', 1)
         return Job(name, script, hours)
 
     def queue(self, job, dependencies=frozenset()):
@@ -161,6 +164,8 @@ class SystemJobs:
             print_msg(self.take_back(), log=self.log)
             raise
         self.lock.close()
+        if not self.jobs:
+            show()
         for job in self.jobs:
             print_msg("%s %s", job.module, job.describe(job in already), log=self.log)
         # print_msg folds lines at 80 columns, and half of a command asks about another prefix

@@ -37,11 +37,16 @@ def module_files():
     return {re.sub(r'\.lua$', '', os.path.relpath(path, directory)): path for path in paths}
 
 
+def visible(name):
+    """Return a module's name without the dot of --hidden, as its software is called."""
+    return name.replace('/.', '/')
+
+
 def used_by(record):
-    """List the modules that a job installs, and those that its easyconfig depends on."""
+    """List the modules that a job installs, and those that its easyconfig depends on, as if none were hidden."""
     path = record['easyconfig']
     text = read(path) if os.path.exists(path) else ''
-    return [record['module']] + ['%s/%s%s' % dependency for dependency in DEPENDENCY.findall(text)]
+    return [visible(record['module'])] + ['%s/%s%s' % dependency for dependency in DEPENDENCY.findall(text)]
 
 
 def check_unused(name, files):
@@ -50,13 +55,13 @@ def check_unused(name, files):
     if users:
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
     for record in read_records():
-        if name in used_by(record) and state_of(record).state in ALIVE + (UNKNOWN,):
+        if visible(name) in used_by(record) and state_of(record).state in ALIVE + (UNKNOWN,):
             raise EasyBuildError("%s is needed by job %s, which installs %s: cancel that first",
                                  name, record['job'], record['module'])
 
 
 def build_directories(name):
-    software, version = name.split('/', 1)
+    software, version = visible(name).split('/', 1)
     top = os.path.join(build_path(), software)
     paths = glob.glob(os.path.join(glob.escape(top), '*', 'system-system*'))
     return [path for path in paths if os.path.relpath(path, top).replace('/system-system', '', 1) == version]
@@ -67,12 +72,13 @@ def uninstall(name, files):
     top = install_path('software')
     check_unused(name, files)
     module = files.get(name, '')
-    software = root_of(module) or '/' if module else os.path.join(top, name)
+    own = os.path.join(top, visible(name))
+    software = root_of(module) or '/' if module else own
     # what is removed has this name first, so that the next call removes what an interrupted one has left
     remains = os.path.join(os.path.dirname(software), '.removed-' + os.path.basename(software))
     if not module and not os.path.isdir(remains):
         # the first installation of it has no module yet
-        remove_stale_lock(det_lock_path(os.path.join(top, name).replace('/', '_')))
+        remove_stale_lock(det_lock_path(own.replace('/', '_')))
         raise EasyBuildError("%s is not installed in %s; found: %s", name, install_path('modules'),
                              ' '.join(files) or 'no modules')
     # the prefix may be a link, now or when it was installed
@@ -82,8 +88,13 @@ def uninstall(name, files):
     for directory in (software, remains, os.path.dirname(module)):
         check_owner(directory)
     files.pop(name, None)
+    # a hidden one, and a visible one that --module-only wrote
+    same = [other for other, path in files.items() if module and root_of(path) == software]
+    rest = ", %s, and the remains of its build" % software
+    if same:
+        rest = ". Its software stays, as %s needs it" % ' '.join(same)
     if build_option('dry_run') or build_option('extended_dry_run'):
-        print("Would remove %s: its module, %s, and the remains of its build" % (name, software))
+        print("Would remove %s: its module%s" % (name, rest))
         return
     remove_stale_lock(det_lock_path(software.replace('/', '_')))
     place = glob.escape(install_path('modules'))
@@ -91,9 +102,9 @@ def uninstall(name, files):
     relative = name + '.lua' if module.endswith('.lua') else name
     links = list(filter(os.path.islink, glob.glob(os.path.join(place, '*', glob.escape(relative)))))
     modules = links + glob.glob(glob.escape(os.path.join(module_directory(), name)) + '.bak_*') + [module]
-    directories = [remains] + build_directories(name)
+    directories = [] if same else [remains] + build_directories(name)
     remove(list(filter(os.path.exists, directories)))
-    if module and os.path.exists(software):
+    if module and os.path.exists(software) and not same:
         os.rename(software, remains)
     remove(list(filter(os.path.lexists, modules + [remains])))
     for path in modules + directories:
@@ -103,7 +114,7 @@ def uninstall(name, files):
     for record in read_records():
         if record['module'] == name:
             remove_record(record)
-    print("Removed %s: its module, %s, and the remains of its build" % (name, software))
+    print("Removed %s: its module%s" % (name, rest))
 
 
 def main(arguments):

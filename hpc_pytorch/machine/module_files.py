@@ -75,9 +75,11 @@ def removed_by_hand(modules, software):
 
 
 def files_of(directory, name):
-    """List module files of this software, but no directories, no broken links (Lmod's `default`) and no backups."""
-    paths = glob.glob(os.path.join(glob.escape(directory), name, '*'))
-    return sorted(path for path in paths if os.path.isfile(path) and '.bak_' not in path)
+    """List module files, also hidden ones: no directories, broken links (Lmod's `default`), backups and settings."""
+    top = os.path.join(glob.escape(directory), name)
+    paths = glob.glob(top + '/*') + glob.glob(top + '/.*')
+    others = re.compile(r'.*\.bak_|\.modulerc|\.version$')
+    return sorted(path for path in paths if os.path.isfile(path) and not others.match(os.path.basename(path)))
 
 
 def root_of(path):

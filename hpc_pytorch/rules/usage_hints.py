@@ -86,7 +86,13 @@ def show():
     if build_option('extended_dry_run'):
         return
     for ec in ASKED_FOR:
+        name = name_to_load(ec.full_mod_name)
+        path = os.path.join(module_directory(), name)
         if modules_tool().exist([ec.full_mod_name])[0]:
+            if not any(map(os.path.exists, (path, path + '.lua'))):
+                print_msg("\n%s is in another directory of your $MODULEPATH (module show %s), not in %s. To install it "
+                          "there, too, add --rebuild\n" % (name, name, module_directory()), prefix=False)
+                continue
             place = os.path.join(install_path('software'), ActiveMNS().det_install_subdir(ec), 'bin')
             commands = os.listdir(place) if os.path.isdir(place) else []
             lines = '\n    '.join(usage(ec, commands))

@@ -12,7 +12,7 @@ import pytest
 from batch_systems.real_slurm import wait_for
 from common import CHECKOUT, SCRIPTS, clean_environment, needs_root
 
-from checks.small_module import NAME, small_module
+from checks.small_module import NAME, SMALL, small_module
 from small_software import sha256
 
 from hpc_pytorch.machine.systems import FOR_JOBS
@@ -183,6 +183,13 @@ def test_written_today(module):
 To write it again: ./eb %s --module-only --force --installpath=%s
 ''' % (file, easyconfig, module.eb.prefix) in output, output
     assert files() == before and easyconfig in before
+    hidden = file.with_name('.' + file.name)
+    file.rename(hidden)
+    output = module.eb(SMALL, '--check', 'PyTorch/.2.13.0-small', '--name=probe=import', status=None,
+                       cwd=module.directory).stdout
+    assert '%s would not be written like this today:\n' % hidden in output, output
+    assert ' --module-only --force --hidden --installpath=%s\n' % module.eb.prefix in output
+    hidden.rename(file)
     # what cannot be asked costs nothing else
     module.promise(EASYCONFIG % (3, 1))
     output = module.check('--name=probe=import')[0]

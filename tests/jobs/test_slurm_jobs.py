@@ -107,6 +107,16 @@ def test_chain(toys, slurm, lmod, checkout):
     assert not toys.submit(top)
 
 
+def test_hidden(toys):
+    """--hidden hides what was asked for, as without --job, and not the modules below it."""
+    toys.write('base')
+    toys.submit(toys.write('top', after=['base']), '--hidden')
+    ended = toys.wait_for_end()
+    assert all('  done (COMPLETED' in text for text in ended.values()), ended
+    assert list(ended) == ['base/1.0-ARCHER2', 'top/.1.0-ARCHER2'] and toys.module('base').exists()
+    assert toys.module('top').with_name('.1.0-ARCHER2.lua').exists() and not toys.module('top').exists()
+
+
 def test_python_of_the_login_node(toys, toy):
     """The wheels are for a Python that the user has activated: the job knows it (tests/packages/test_wheel_tags.py)."""
     own = toys.directory / 'own'

@@ -97,6 +97,26 @@ def test_what_is_beside_modules(toys):
     assert 'Removed toy/1.0-ARCHER2' in toys.run(*words, 'toy/1.0-ARCHER2')
 
 
+def test_hidden(toys):
+    """A hidden module needs others, and has the name that its installation prints; released, it leaves the software."""
+    top = toys.write('top', after=['base'])
+    toys.write('base')
+    assert 'module load top/.1.0-ARCHER2' in toys.run(top, '--robot=%s' % toys.directory, '--hidden')
+    (toys.eb.modules / 'top/.modulerc.lua').write_text('-- the default\n')
+    words = ('--system=archer2', '--uninstall')
+    assert 'base/1.0-ARCHER2 is needed by top/.1.0-ARCHER2' in toys.run(*words, 'base/1.0-ARCHER2', status=1)
+    assert 'found: base/1.0-ARCHER2 top/.1.0-ARCHER2\n' in toys.run(*words, 'other', status=1)
+    toys.run(top, '--module-only', '--force')
+    said = toys.run(*words, 'top/.1.0-ARCHER2')
+    assert 'Removed top/.1.0-ARCHER2: its module. Its software stays, as top/1.0-ARCHER2 needs it' in said
+    assert (toys.eb.prefix / 'software/top/1.0-ARCHER2/easybuild').exists() and toys.module('top').exists()
+    toys.run(top, '--module-only', '--force', '--hidden')
+    toys.run(*words, 'top/1.0-ARCHER2')
+    toys.run(*words, 'top/.1.0-ARCHER2', 'base/1.0-ARCHER2')
+    (toys.eb.modules / 'top/.modulerc.lua').unlink()
+    assert not left(toys.eb) and not list(toys.eb.prefix.glob('software/*/*'))
+
+
 @pytest.mark.parametrize('installed', ['toy', 'top'])
 def test_job_that_needs_it(toys, installed):
     """A job that may be alive keeps what it installs, and what that depends on."""

@@ -81,11 +81,11 @@ def test_backups_are_no_modules(tmp_path):
     (tmp_path / 'root/easybuild/provenance').mkdir(parents=True)
     (tmp_path / 'root/easybuild/provenance/provenance.json').write_text('{}')
     (tmp_path / 'PyTorch').mkdir()
-    for name in ('2.0.lua', '2.0.bak_20261124154327_20514'):
+    for name in ('2.0.lua', '2.0.bak_20261124154327_20514', '.3.0.lua', '.3.0.bak_20261124154327_20514'):
         (tmp_path / 'PyTorch' / name).write_text('local root = "%s"\n' % (tmp_path / 'root'))
     (tmp_path / 'PyTorch/default').symlink_to('1.0.lua')
     (tmp_path / 'PyTorch/more').mkdir()
-    assert installed(str(tmp_path)) == {'PyTorch/2.0': str(tmp_path / 'root')}
+    assert installed(str(tmp_path)) == {name: str(tmp_path / 'root') for name in ('PyTorch/2.0', 'PyTorch/.3.0')}
     assert not list(removed_by_hand(str(tmp_path), str(tmp_path)))
 
 

@@ -31,3 +31,20 @@ def test_in_a_job(toys):
     output = toys.eb(path, '--system=workstation', cwd=toys.directory,
                      env={'MODULEPATH': str(toys.eb.modules), 'HPC_JOB_TURN': 'nid1'}).stdout
     assert 'module use %s\n' % toys.eb.modules in output
+
+
+@pytest.mark.parametrize('option', ['--robot', '--job'])
+def test_installed_in_another_prefix(toys, tmp_path, option):
+    """A module of the site's prefix counts as installed, but nothing of it is in one's own: no line says so."""
+    path = toys.write('toy')
+    toys.run(path)
+    # Slurm has no jobs
+    program = tmp_path / 'squeue'
+    program.write_text('#!/bin/sh\n')
+    program.chmod(0o755)
+    env = {'MODULEPATH': str(toys.eb.modules), 'PATH': '%s:/usr/bin:/bin' % tmp_path, 'SBATCH_ACCOUNT': 'x01'}
+    toys.eb.prefix = tmp_path / 'mine'
+    said = toys.eb(path, '--system=archer2', option, cwd=tmp_path, env=env).stdout
+    assert 'module use' not in said
+    assert ('toy/1.0-ARCHER2 is in another directory of your $MODULEPATH (module show toy/1.0-ARCHER2), not in '
+            '%s/mine/modules/all. To install it there, too, add --rebuild' % tmp_path) in said
