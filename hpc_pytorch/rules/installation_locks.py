@@ -9,6 +9,7 @@ from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option, install_path
 from easybuild.tools.filetools import det_lock_path, remove_dir
 
+from hpc_pytorch import read_json
 from hpc_pytorch.machine.batch_systems import alive, own_job
 from hpc_pytorch.packages.easybuild_errors import refuse
 from hpc_pytorch.rules import policy
@@ -90,10 +91,15 @@ def take(easyblock):
     """Record this process as the owner, before EasyBuild takes the lock."""
     # a dry run shows also what is installed already
     replaces = not build_option('extended_dry_run') or build_option('rebuild') or build_option('force')
-    if policy.going_to_install() and replaces:
+    # that of a dry run is another one
+    place = os.path.join(install_path('software'), easyblock.install_subdir)
+    if build_option('module_only'):
+        # --check compares the module file with this note
+        place = os.path.join(place, 'easybuild/provenance')
+        replaces = replaces and easyblock.mod_filepath in (read_json(os.path.join(place, 'module.json'), {}) or ())
+    if replaces and (policy.going_to_install() or build_option('module_only')):
         try:
-            # that of a dry run is another one
-            check_owner(os.path.join(install_path('software'), easyblock.install_subdir))
+            check_owner(place)
         except EasyBuildError as problem:
             refuse(problem.msg)
     lock_path = lock_of(easyblock)

@@ -9,6 +9,7 @@ import glob
 import json
 import os
 import socket
+import stat
 import subprocess
 import time
 
@@ -103,8 +104,16 @@ def directory_of(easyblock):
 def note_module(easyblock):
     """Note the module file's SHA256, also of one that is written alone, for ./eb --check."""
     path, directory = easyblock.mod_filepath, directory_of(easyblock)
-    if not build_option('extended_dry_run') and os.path.exists(path) and os.access(directory, os.W_OK):
-        write_json(os.path.join(directory, 'module.json'), {path: sha256_of(path)})
+    if build_option('extended_dry_run') or not os.path.exists(path) or not os.path.exists(directory):
+        return
+    note, mode = os.path.join(directory, 'module.json'), os.stat(directory).st_mode
+    with contextlib.suppress(PermissionError):
+        # --read-only-installdir has taken the owner's right to write away
+        if not os.access(directory, os.W_OK):
+            os.chmod(directory, mode | stat.S_IWUSR)
+        write_json(note + '.partial', {path: sha256_of(path)})
+        os.replace(note + '.partial', note)
+        os.chmod(directory, mode)
 
 
 def restore_module(easyblock):

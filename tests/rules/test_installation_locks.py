@@ -1,5 +1,6 @@
 """Locks of installations: a dead owner's goes, everybody else's stays."""
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -14,22 +15,30 @@ from easybuild.tools import config
 from hpc_pytorch.packages import easybuild_errors
 from hpc_pytorch.rules import installation_locks
 
-config.init_build_options({"extended_dry_run": True, sys.argv[2]: True})
+config.init_build_options(dict({"extended_dry_run": True}, **{option: True for option in sys.argv[2].split()}))
 installation_locks.install_path = lambda kind: sys.argv[1]
 os.access = lambda path, mode: False
 os.geteuid = lambda: -1
-installation_locks.take(SimpleNamespace(installdir="/tmp/__ROOT__/toy/1.0", install_subdir="toy/1.0"))
+installation_locks.take(SimpleNamespace(installdir="/tmp/__ROOT__/toy/1.0", install_subdir="toy/1.0",
+                                        mod_filepath="/modules/toy/1.0.lua"))
 print(*easybuild_errors.FOUND)
 '''
 
 
-@pytest.mark.parametrize('option', ['rebuild', 'force', 'debug'])
-def test_somebody_elses_in_a_dry_run(tmp_path, option):
-    """It is named, as the installation would stop, where that would replace it."""
-    (tmp_path / 'toy/1.0').mkdir(parents=True)
+@pytest.mark.parametrize('option, noted', [
+    ('rebuild', ''), ('force', ''), ('debug', ''),
+    # a module of one's own for their software, and theirs, of which the installation has a note
+    ('module_only force', '/mine/toy/1.0.lua'), ('module_only force', '/modules/toy/1.0.lua'),
+])
+def test_somebody_elses_in_a_dry_run(tmp_path, option, noted):
+    """It is named, as the installation would stop, where that would replace it, or a module that --check compares."""
+    note = tmp_path / 'toy/1.0/easybuild/provenance/module.json'
+    note.parent.mkdir(parents=True)
+    note.write_text('{"%s": "its checksum"}' % noted)
     said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', PROGRAM, str(tmp_path), option], cwd=CHECKOUT,
                           env=clean_environment(), stdout=subprocess.PIPE, check=True, text=True).stdout
-    assert ('%s/toy/1.0 belongs to somebody else' % tmp_path in said) == (option != 'debug')
+    stops = option in ('rebuild', 'force') or noted.startswith('/modules')
+    assert (re.search('%s/toy/1.0.* belongs to somebody else' % tmp_path, said) is not None) == stops
 
 
 @pytest.mark.parametrize('job', ['slurm:77', 'slurm:78'])

@@ -4,9 +4,12 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
-from common import EB
+from common import CHECKOUT, EB, clean_environment
 from small_software import Toy, sha256, site_hooks
 
 pytestmark = pytest.mark.slow
@@ -50,6 +53,45 @@ def test_enough_to_rebuild(eb, tmp_path):
     again(kept / facts['easyconfig'], '--robot', env=dict(toy.online, HPC_SYSTEM=facts['system']))
     made = json.loads((again.prefix / 'software/toy/1.0/easybuild/provenance/provenance.json').read_text())
     assert (made['packages'], made['files']) == (facts['packages'], facts['files'])
+
+
+NOTE = '''
+import os, sys
+from types import SimpleNamespace
+from easybuild.tools import config
+from hpc_pytorch.rules import provenance
+
+config.init_build_options({"module_only": True})
+os.chdir(sys.argv[1])
+if os.getuid() == 0:
+    os.setuid(65534)
+provenance.note_module(SimpleNamespace(mod_filepath='1.0.lua', installdir='toy'))
+'''
+
+
+@pytest.fixture
+def place():
+    """A directory that others can enter, too."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
+
+
+def test_note_of_a_module_where_nothing_can_be_written(place):
+    """A site has --read-only-installdir: a module that is written alone is noted, and the right to write ends again."""
+    module, note = place / '1.0.lua', place / 'toy/easybuild/provenance/module.json'
+    module.write_text('new')
+    note.parent.mkdir(parents=True)
+    note.write_text('{}')
+    if os.getuid() == 0:
+        for path in (note, note.parent):
+            os.chown(path, 65534, 65534)
+    note.chmod(0o444)
+    note.parent.chmod(0o555)
+    subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', NOTE, str(place)], cwd=CHECKOUT,
+                   env=clean_environment(), check=True)
+    assert json.loads(note.read_text()) == {'1.0.lua': sha256(module)}
+    assert note.parent.stat().st_mode & 0o777 == 0o555 and list(note.parent.iterdir()) == [note]
 
 
 def test_module_only_leaves_it_alone(eb, tmp_path):
