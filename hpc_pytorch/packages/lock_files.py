@@ -15,8 +15,8 @@ Locked = namedtuple('Locked', 'name version hashes text')
 UNKNOWN = '0' * 64
 # A line of an .in file: the package, its versions, and a marker if it is not for every machine.
 LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *([<>=!~][^;#\n]*)?(;.*?)?(?:#.*)?$')
-# One of these versions that can be compared: no * or !
-BOUND = re.compile(r'(<=?|[>=~]=) *([\w.]+)(?![\w.*!])')
+# One of these versions that can be compared: no *, ! or zero in front, as 2024.07 is 2024.7 in a lock
+BOUND = re.compile(r'(<=?|[>=~]=) *(?!\S*\.0\d)([\w.]+)(?![\w.*!])')
 
 
 def normal_name(name):

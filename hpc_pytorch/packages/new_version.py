@@ -44,7 +44,7 @@ PIP_SETTINGS = {
     'trusted-host': 'UV_INSECURE_HOST',
 }
 NO_METADATA = '[[dependency-metadata]]\nname = "%s"\nrequires-dist = []\n'
-VERSION = re.compile(r'v?(\d+(?:[.-]?(?:a|b|rc|post|dev)?\d+)*)(\+[\w.]+)?$')
+VERSION = re.compile(r'v?(\d+(?:[.-]?(?:a|b|rc|post|dev)?\d+)*[a-z]?)(\+[\w.]+)?$')
 # Comments of an easyconfig that name versions are true for its own.
 COMMENTS = re.compile(r'^ *#.*\n(?: *#.*\n)*|(?<=\S)  # .*', re.M)
 

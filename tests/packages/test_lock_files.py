@@ -64,6 +64,7 @@ def test_damaged(tmp_path):
     ('other [extra] >= 1, < 3  # why', 'other>=1,<3'),
     ('toy >=0.9, <=1.0, !=1.5\nToy_Box ~= 2.0', ''),
     ('toy==1.*\ntoy-box<3', ''),
+    ('toy==1.00\ntoy-box>=1.07.04', ''),
     ('toy<1', 'toy<1'),
     ('toy >=0.9, <1 # as in the .in file before a rebase', 'toy>=0.9,<1'),
     ('toy-box>=2.1', 'toy-box>=2.1'),

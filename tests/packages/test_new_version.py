@@ -267,6 +267,14 @@ def test_as_it_is_published(made, version, result):
     assert 'toy-%s.eb' % result in made(version)[1]
 
 
+def test_version_like_that_of_a_toolchain(toy, made):
+    """A list of one's own may be called 2025b, as EasyBuild's toolchains are."""
+    (toy / 'toy-2025b.in').write_text('#   %stoy-2025b.in -o toy-2025b.lock\nnumbers-of-toys\n' % COMMAND)
+    change, files = made('2026a', 'toy-2025b.eb', EASYCONFIG.replace('1.0', '2025b'))
+    assert {'toy-2026a.in', 'toy-2026a.lock', 'toy-2026a.eb'} == set(files) and not change.by_hand
+    assert "version = '2026a'" in files['toy-2026a.eb'] and 'toy-2026a.in -o toy-2026a.lock' in files['toy-2026a.in']
+
+
 @pytest.mark.parametrize('version', ['', '2.*', '>=2', 'newest', '2.0 ', '2.x', '2.0-', 'v', '2..0'])
 def test_no_version(made, version):
     with pytest.raises(UsersProblem, match='expected a version such as'):
