@@ -18,12 +18,15 @@ if grep -qx PATH <<< "$given"; then
     options+=(-V)
     given=
 fi
-for name in $given PBS_ARRAY_INDEX; do
+for name in $given; do
     # PBS sets its own again
     if [[ $name != PBS_O_* && $name != HPC_JOB_RESTARTS ]] && printenv "$name" > /dev/null; then
         variables+=,$name
     fi
 done
+# of an array this part alone, whether -J was given to qsub or is in the script, where it counts again
+index=${PBS_ARRAY_INDEX:-}
+[ -z "$index" ] || options+=(-J "$index-$((index + 1)):2")
 account=$(about "$PBS_JOBID" Account_Name)
 [ -z "$account" ] || options+=(-A "$account")
 # the one that it was submitted to; the job's own may be one that only routes lead to

@@ -252,7 +252,7 @@ PBS_WHOLE = """    depend = beforeok:8.pbs@pbs,beforenotok:6.pbs@pbs
 
 @pytest.mark.parametrize('array', ['', '7[].pbs'])
 @pytest.mark.parametrize('first, option, names', [
-    ('', '', 'HPC_JOB_RESTARTS,LR,LONG,PBS_ARRAY_INDEX'), ('PATH=/bin,', '-V ', 'HPC_JOB_RESTARTS,PBS_ARRAY_INDEX')])
+    ('', '', 'HPC_JOB_RESTARTS,LR,LONG'), ('PATH=/bin,', '-V ', 'HPC_JOB_RESTARTS')])
 def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     """The next job gets what the user gave to qsub, and who waits for this job's end waits for that one's, too."""
     lines = jobscript('derecho', '--requeue', '3', 'train.py')
@@ -266,12 +266,14 @@ def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     text = '\n'.join(['(exit 85)'] + lines[lines.index('status=$?'):])
     done = subprocess.run(['bash', '-c', text, 'job'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs', 'PBS_O_QUEUE': 'short',
-                               'PBS_ARRAY_ID': array, 'PBS_ARRAY_INDEX': '0', 'LR': '3', 'LONG': '5',
-                               'PBS_JOBNAME': 'mine'})
+                               'PBS_ARRAY_ID': array, 'PBS_ARRAY_INDEX': '4' if array else '', 'LR': '3',
+                               'LONG': '5', 'PBS_JOBNAME': 'mine'})
     assert done.returncode == 0 and 'the program continues in job 9.pbs\n' in done.stdout, done.stdout
     told = (tmp_path / 'told').read_text().splitlines()
     given = '-N mine -l job_priority=economy -lwalltime=2:00:00'
-    assert told[:2] == ['qsub %s %s-A other -q short -v %s job' % (given, option, names),
+    # of an array only this part, though the script may have all of it: #PBS -J
+    index = '-J 4-5:2 ' if array else ''
+    assert told[:2] == ['qsub %s %s%s-A other -q short -v %s job' % (given, option, index, names),
                         'qalter -W depend=afterok:7.pbs@pbs,afterany:5.pbs@pbs,afterok:9.pbs 8.pbs@pbs'], told
 
 
