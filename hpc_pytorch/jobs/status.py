@@ -28,7 +28,7 @@ ERRORS = re.compile(r'ERROR|=>> PBS|slurmstepd: error|\w+ +FAILS: ')
 
 def status_command():
     eb = os.environ.get('HPC_PYTORCH_COMMAND')
-    command = eb + ' --job-status' if eb else 'python3 -m hpc_pytorch.jobs.status'
+    command = eb + ' --job-status' if eb else shlex.join([sys.executable, '-m', 'hpc_pytorch.jobs.status'])
     decisive = ('--prefix', '--installpath', '--subdir-software', '--configfiles')
     if any(argument.startswith(decisive) for argument in sys.argv):
         top, name = os.path.split(install_path('software'))
@@ -174,3 +174,7 @@ def show_jobs(easyconfigs):
 
 def main(arguments):
     return with_prefix(arguments, show_jobs)
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

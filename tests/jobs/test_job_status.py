@@ -1,5 +1,6 @@
 """./eb --job-status where the batch system says little: what a job's own files, and the jobs before it, still tell."""
 import json
+import shlex
 import subprocess
 
 import pytest
@@ -107,3 +108,15 @@ def test_any_age(tmp_path):
                           text=True, stdout=subprocess.PIPE, timeout=100).stdout
     assert [line.split('  ')[0] for line in said.splitlines()] == ['old', 'ahead'], said
     assert len(list(jobs.iterdir())) == 2
+
+
+def test_command_of_plain_eb(tmp_path):
+    """What plain eb prints works in a shell whose python3 does not have the collection."""
+    environment = {'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(CHECKOUT), 'EASYBUILD_PREFIX': str(tmp_path),
+                   'EASYBUILD_ALLOW_USE_AS_ROOT_AND_ACCEPT_CONSEQUENCES': '1'}
+    program = 'from hpc_pytorch.jobs import status; print(status.status_command())'
+    command = [str(CHECKOUT / '.venv/bin/python'), '-c', program]
+    for _ in range(2):
+        output = subprocess.run(command, env=environment, check=True, text=True, stdout=subprocess.PIPE).stdout
+        command = shlex.split(output)
+    assert 'No jobs were submitted in %s/software' % tmp_path in output, output

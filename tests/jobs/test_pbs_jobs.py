@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -658,13 +659,16 @@ def test_eb_from_elsewhere(place, toys, pbs):
     output = eb(easyconfig, '--job', env=dict(environment, PBS_ACCOUNT='NCAR0001', COLUMNS='80')).stdout
     assert '== toy/1.0-Derecho is job 1.pbs' in output
     # half of it would ask about another prefix
-    assert re.search(r'status: python3 -m hpc_pytorch\.jobs\.status --installpath=%s$' % eb.prefix, output, re.M)
+    shown = re.search(r'status: (\S+ -m hpc_pytorch\.jobs\.status --installpath=%s)$' % eb.prefix, output, re.M).group(1)
     deadline = time.monotonic() + 120
     while pbs.job('1')['job_state'] != 'F':
         assert time.monotonic() < deadline
         time.sleep(0.1)
     log = (toys.directory / 'toy-1.0-Derecho-1.pbs.out').read_text()
     assert pbs.job('1')['Exit_status'] == 0, log
+    done = subprocess.run(shlex.split(shown), env=dict(clean_environment(), **environment), check=True, text=True,
+                          stdout=subprocess.PIPE)
+    assert 'toy/1.0-Derecho  job 1.pbs  done (' in done.stdout, done.stdout
     # what our hooks say at the end
     assert 'module load toy/1.0-Derecho' in log
     assert (toys.eb.prefix / 'software/toy/1.0-Derecho/easybuild/provenance/provenance.json').exists()
