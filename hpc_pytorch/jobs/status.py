@@ -90,9 +90,7 @@ def describe_progress(record):
     lines = log_tail(record) or ["nothing in its log yet"]
     shown = [line for line in lines if line.startswith('== ')][-1:]
     last = first_line(files_of(record) + '.progress') or lines[-1]
-    if last not in shown:
-        shown.append(last)
-    return [re.sub('^== ', '', line).strip() for line in shown]
+    return [re.sub('^== ', '', line).strip() for line in dict.fromkeys(shown + [last])]
 
 
 def describe_failure(record, look):

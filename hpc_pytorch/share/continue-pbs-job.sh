@@ -25,8 +25,7 @@ for name in $given; do
     fi
 done
 # of an array this part alone, whether -J was given to qsub or is in the script, where it counts again
-index=${PBS_ARRAY_INDEX:-}
-[ -z "$index" ] || options+=(-J "$index-$((index + 1)):2")
+[ -z "${PBS_ARRAY_INDEX:-}" ] || options+=(-J "$PBS_ARRAY_INDEX-$((PBS_ARRAY_INDEX + 1)):2")
 account=$(about "$PBS_JOBID" Account_Name)
 [ -z "$account" ] || options+=(-A "$account")
 # the one that it was submitted to; the job's own may be one that only routes lead to
