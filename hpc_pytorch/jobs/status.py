@@ -28,7 +28,7 @@ ERRORS = re.compile(r'ERROR|=>> PBS|slurmstepd: error|\w+ +FAILS: ')
 
 def status_command():
     eb = os.environ.get('HPC_PYTORCH_COMMAND')
-    command = eb + ' --job-status' if eb else shlex.join([sys.executable, '-m', 'hpc_pytorch.jobs.status'])
+    command = eb + ' --job-status' if eb else '%s -m hpc_pytorch.jobs.status' % shlex.quote(sys.executable)
     decisive = ('--prefix', '--installpath', '--subdir-software', '--configfiles')
     if any(argument.startswith(decisive) for argument in sys.argv):
         top, name = os.path.split(install_path('software'))
