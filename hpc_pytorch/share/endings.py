@@ -17,6 +17,8 @@ KILLED = re.compile(r'^srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed$', re.M)
 # statuses of ranks that have not failed
 WELL = ('0', '85')
 EXCEPTION = r'^(?:\[rank%s\]: ?)?([\w.]+(?:Error|Exception|Interrupt)\b.*)$'
+# what a rank raises that has lost another; it may end before that one, whose connections close first
+LOST = re.compile(r'closed by (remote )?peer|reset by peer|Broken pipe|remote process exit')
 # bytes at the end of the output in which they are looked for; a rank's own last line is shorter
 TAIL, LINE = 1000000, 4000
 
@@ -98,12 +100,18 @@ def directory_of(output):
     return max(found, key=os.path.getmtime, default=base)
 
 
+def follows_another(text, rank, status):
+    """Tell whether a rank, by its own output, only failed as another had: it lost that one, or was told to end."""
+    exceptions = re.findall(EXCEPTION % rank, text, re.M)
+    return bool(LOST.search(exceptions[-1])) if exceptions else status == '143'
+
+
 def why(output, texts):
     """Yield lines on the rank that failed first, who had left before it, and the reason, as far as the outputs tell."""
     directory = directory_of(output)
     files = glob.glob(os.path.join(glob.escape(directory), 'rank-*.out'))
-    last_lines = '\n'.join(read_tail(path, LINE) for path in files)
-    ended = sorted(RANK.findall(last_lines or ''.join(texts)), key=lambda found: found[-1])
+    last_lines = {os.path.basename(path): read_tail(path, LINE) for path in files}
+    ended = sorted(RANK.findall('\n'.join(last_lines.values()) or ''.join(texts)), key=lambda found: found[-1])
     failed = [found for found in ended if found[2] not in WELL]
     if not failed or failed[0][2] == '143':
         # the others were only told to end, unless all were
@@ -111,8 +119,9 @@ def why(output, texts):
         failed = [(rank, host, '137', '') for host, rank in KILLED.findall(before)] + failed
     rank = r'\d+'
     if failed:
-        rank, host, code, time = failed[0]
-        yield "rank %s on %s ended first, with status %s" % (rank, host, code)
+        rank, host, code, time = min(failed, key=lambda found: follows_another(
+            last_lines.get('rank-%s.out' % found[0], ''), found[0], found[2]))
+        yield "rank %s on %s failed first, with status %s" % (rank, host, code)
         left = [found for found in ended if found[2] in WELL and found[3] < time]
         if left:
             yield "rank %s had ended before that (rank %s on %s, with status %s): did the others wait for it?" % (

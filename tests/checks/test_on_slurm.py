@@ -193,7 +193,7 @@ def test_killed_rank(cluster, tmp_path):
         "while not os.path.exists(script) or os.path.exists('/proc/' + open(script).read().strip()):\n"
         "    time.sleep(0.05)\nsys.exit('Connection closed by peer\\n' * 100)\n" % str(tmp_path / 'script'))
     reasons = cluster.reasons('train.*nodes=2', '-SSpeedCheck.executable=pytorch-srun %s/rank.py' % tmp_path)
-    assert re.search(r'^rank 1 on nid\d+ ended first, with status 137', reasons, re.M), reasons
+    assert re.search(r'^rank 1 on nid\d+ failed first, with status 137', reasons, re.M), reasons
     # Slurm may lose what ranks print last
     assert 'output of each rank: ' in reasons
 

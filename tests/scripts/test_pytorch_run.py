@@ -304,7 +304,7 @@ def test_why_it_failed(slurm, end, status, says):
     assert ended == status
     last = errors.splitlines()[-3:]
     node = re.search(r'^rank 1 is on (\S+)$', output, re.M).group(1)
-    assert last[0] == 'pytorch-run: rank 1 on %s ended first, with status %d' % (node, status), output + errors
+    assert last[0] == 'pytorch-run: rank 1 on %s failed first, with status %d' % (node, status), output + errors
     # where its own output tells nothing, the job's may
     assert (says or 'a node failed') in last[1]
     assert re.fullmatch(r'pytorch-run: output of each rank: fail-\d+/rank-\*\.out', last[2])
@@ -312,10 +312,10 @@ def test_why_it_failed(slurm, end, status, says):
 
 @pytest.mark.parametrize('lines, says', [
     (['srun: error: nid2: task 1: Killed', '*** STEP 1.0 ON nid1 CANCELLED AT T ***'],
-     'rank 1 on nid2 ended first, with status 137'),
+     'rank 1 on nid2 failed first, with status 137'),
     # as by scancel, and not at once
     (['*** STEP 1.0 ON nid1 CANCELLED AT T ***', 'srun: error: nid2: task 1: Killed'],
-     'rank 0 on nid1 ended first, with status 143'),
+     'rank 0 on nid1 failed first, with status 143'),
 ])
 def test_killed_with_pytorch_srun(tmp_path, lines, says):
     """A rank of which only srun can say anything: nobody else is blamed, who was told to end for it."""
@@ -324,6 +324,29 @@ def test_killed_with_pytorch_srun(tmp_path, lines, says):
     (tmp_path / 'train-7/rank-1.out').touch()
     why = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['why']
     assert next(why(str(tmp_path / 'train-7.out'), ['\n'.join(lines)])) == says
+
+
+@pytest.mark.parametrize('outputs, says', [
+    # (each rank's last exception, status, time): connections close before the process has ended
+    ([('[rank0]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5030.', 1, '05:01'),
+      ('[rank1]: RuntimeError: loss is NaN', 1, '05:02')], ['rank 1 on n1 failed first, with status 1', 'loss is NaN']),
+    ([('[rank0]: RuntimeError: Read error [10.0.0.1]:5030: Connection reset by peer', 1, '05:01'),
+      ('the data are not there', 3, '05:02')], ['rank 1 on n1 failed first, with status 3']),
+    # as srun ends the others once the first process has ended
+    ([('[rank0]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5030.', 1, '05:01'),
+      ("[rank1]: KeyError: 'lr'", 143, '05:02')], ['rank 1 on n1 failed first, with status 143', "KeyError: 'lr'"]),
+    ([('[rank0]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5030.', 1, '05:01'),
+      ('waits', 143, '05:02')], ['rank 0 on n0 failed first, with status 1', 'Connection closed by peer']),
+])
+def test_loses_another(tmp_path, outputs, says):
+    """A rank that fails as it has lost another, and ends before that one, is not named for it."""
+    (tmp_path / 'train-7').mkdir()
+    for rank, output in enumerate(outputs):
+        (tmp_path / ('train-7/rank-%d.out' % rank)).write_text(
+            '%s\npytorch-srun: rank %d on n%d ended with status %d at %s\n' % (output[0], rank, rank, *output[1:]))
+    why = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['why']
+    lines = list(why(str(tmp_path / 'train-7.out'), ['']))
+    assert len(lines) == len(says) + 1 and all(map(str.__contains__, lines, says)), lines
 
 
 @pytest.mark.parametrize('words, says', [
@@ -357,7 +380,7 @@ def test_left_early(slurm):
         "              for name in os.listdir(os.environ['HPC_RANK_OUTPUTS'])):\n    time.sleep(0.1)\n"
         "raise RuntimeError('Connection closed by peer')\n")
     status, output, errors = slurm('--nodes', '2', '--time', '5', 'early.py')
-    assert status == 1 and re.search(r'rank 0 on \S+ ended first, with status 1', errors), output + errors
+    assert status == 1 and re.search(r'rank 0 on \S+ failed first, with status 1', errors), output + errors
     assert re.search(r'rank 1 had ended before that \(rank 1 on nid\d+, with status 0\)', errors), errors
 
 
