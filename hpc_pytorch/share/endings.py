@@ -85,11 +85,9 @@ def find_reasons(texts, rank):
     for text in texts:
         found = [(re.search(row['pattern'], text), row['reason']) for row in map(ERRORS.__getitem__, ERRORS.sections())]
         known = [reason.format(*match.groups()) for match, reason in found if match]
-        if known:
-            return known
-        exceptions = re.findall(EXCEPTION % rank, text, re.M)
-        if exceptions:
-            return exceptions[-1:]
+        reasons = known or re.findall(EXCEPTION % rank, text, re.M)[-1:]
+        if reasons:
+            return reasons
     return []
 
 
