@@ -185,13 +185,12 @@ class Machine(object):
             name, layout, megabytes, gres, share, state = line.strip().split('|')
             sockets, cores, threads = map(int, layout.replace('+', '').split(':'))
             gpus = re.findall(r'gpu:((?!intel|pvc|max\d|[^:]*\dg\.)[\w.-]+:|)(\d+)\b', gres)
-            kinds = {kind for kind, _ in gpus}
             facts = {
                 'cores': sockets * cores,
                 'threads': threads,
                 'memory': int(megabytes.rstrip('+')) << 20,
                 'gpus': sum(int(count) for _, count in gpus),
-                'gpu_kind': kinds.pop() if len(kinds) == 1 else '',
+                'gpu_kind': gpus[0][0] if len(gpus) == 1 else '',
                 'exclusive': share == 'EXCLUSIVE',
                 'up': state == 'up',
             }

@@ -306,7 +306,7 @@ def test_partition_with_nodes_of_two_kinds(place):
         place.command('sinfo', '\n'.join(lines))
         machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
         assert machine.partitions()['gpu'] == {'cores': 64, 'threads': 1, 'memory': 512 << 30, 'gpus': 4,
-                                               'exclusive': False, 'up': True}
+                                               'gpu_kind': 'a100:', 'exclusive': False, 'up': True}
 
 
 def test_sizes_are_for_people(place, monkeypatch):
