@@ -99,7 +99,7 @@ def show():
             print_msg("\nTo use it, now and in job scripts:\n\n    %s\n" % lines, prefix=False)
             scheduler = current(ec.path).scheduler
             if 'pytorch-run' in commands and scheduler['kind'] != 'none':
-                account = ' --account PROJECT' if 'account_variable' in scheduler else ''
+                account = ' --account PROJECT' if scheduler['account_variable'] else ''
                 print_msg("To train on two nodes, from a login node:\n\n    pytorch-run --nodes 2 --time 10%s"
                           " your_script.py\n" % account, prefix=False)
             on_top = mpi_on_top(ec)

@@ -11,9 +11,12 @@ def test_usage_hints(toys):
     assert [line.strip() for line in block.splitlines()] == [
         'module use %s' % toys.eb.modules, 'module load toy/1.0-ARCHER2']
     assert 'your_script' not in output
-    output = toys.run(toys.write('trains', commands=['mkdir %(installdir)s/bin',
-                                                     'touch %(installdir)s/bin/pytorch-run']))
+    path = toys.write('trains', commands=['mkdir %(installdir)s/bin', 'touch %(installdir)s/bin/pytorch-run'])
+    output = toys.run(path)
     assert 'login node:\n\n    pytorch-run --nodes 2 --time 10 --account PROJECT your_script.py\n' in output
+    # its jobs name no project
+    output = toys.run(path, '--system=isambard-ai', '--rebuild')
+    assert 'login node:\n\n    pytorch-run --nodes 2 --time 10 your_script.py\n' in output
     # the easyconfig on top goes into the same prefix
     path = toys.write('toy').with_name('PyTorch-2.13.0-workstation.eb')
     text = toys.write('toy').read_text().replace("'toy'", "'PyTorch'").replace("'1.0'", "'2.13.0'")
