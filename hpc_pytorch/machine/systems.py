@@ -62,12 +62,10 @@ CONVERSIONS = {
     'yes_or_no': lambda value: value == 'yes',
     'size': size,
     'dated': lambda value: tuple(value.split(' ', 1)),
-    'words': str.split,
-    'hosts': str.split,
     'core_lists': lambda value: [core_list(word) for word in value.split()],
     'conditions': conditions,
 }
-LISTS = ('words', 'hosts', 'core_lists', 'conditions')
+LISTS = ('words', 'hosts', 'suffixes', 'core_lists', 'conditions')
 # of one key: its type, whether it must be there, and what it means
 Key = collections.namedtuple('Key', 'kind required meaning')
 Type = collections.namedtuple('Type', 'name pattern expected')
@@ -128,7 +126,7 @@ def typed(kind, value):
         value = ' '.join(value.split())
     if not re.match(kind.pattern, value):
         raise ValueError("expected " + kind.expected)
-    convert = CONVERSIONS.get(kind.name, str)
+    convert = CONVERSIONS.get(kind.name, str.split if kind.name in LISTS else str)
     return convert(value)
 
 

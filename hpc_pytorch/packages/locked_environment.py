@@ -76,6 +76,9 @@ class LockedEnvironment(EasyBlock):
         super().__init__(*args, **kwargs)
         with as_easybuild_error():
             self.system = current(self.cfg.filename())
+        unknown = sorted(set(self.cfg['features']).difference(FEATURES))
+        if unknown:
+            raise EasyBuildError("unknown features: %s; known ones: %s", ' '.join(unknown), ' '.join(FEATURES))
         # both are known when the dependencies are loaded; paths of (mpicc, mpicxx), or None without an MPI
         self.python = None
         self.mpi_compilers = None

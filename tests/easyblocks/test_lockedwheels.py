@@ -102,6 +102,15 @@ def test_python_of_a_home(eb, toy, tmp_path):
 
 
 @pytest.mark.slow
+def test_unknown_feature(eb, toy):
+    """Its settings would be left out without a word."""
+    text = toy.easyconfig.read_text()
+    toy.easyconfig.write_text(text + "features = ['GPU', 'nccl']\n")
+    output = eb('-x', toy.easyconfig, env=toy.online, status=1).stdout
+    assert 'unknown features: GPU; known ones: gpu cpu nccl' in output
+
+
+@pytest.mark.slow
 def test_nodes_with_another_processor(eb, toy, on_arm):
     """A login node of another kind would fetch and install wheels that no compute node can use."""
     bede = ['--system=bede', toy.easyconfig]

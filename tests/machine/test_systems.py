@@ -193,6 +193,8 @@ def test_settings_by_feature_and_version(tmp_path):
         ('gpus_option = --gpus-per-node=4', 'ends in = or :'),
         ('account_variable = p12345', 'name of an environment variable'),
         ('account_variable = $SBATCH_ACCOUNT', 'name of an environment variable'))],
+    ('easyconfig_suffix = Test', 'easyconfig_suffix = my-machine', ['words without dashes']),
+    ('architecture = x86_64', 'architecture = arm64', ['such as x86_64 or aarch64']),
     *[('cores = 64', 'cores = 64\ngpu_architecture = ' + wrong, ['such as gfx90a or 8.0'])
       for wrong in ('A100', 'sm_80', '80', '8.0 9.0')],
     *[('title = Test', 'title = Test\nhost_names = ' + wrong, ['patterns separated by blanks'])
