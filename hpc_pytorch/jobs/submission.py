@@ -6,9 +6,9 @@ import shlex
 import signal
 import sys
 
-from easybuild.framework.easyconfig.easyconfig import process_easyconfig
+from easybuild.framework.easyconfig.easyconfig import ActiveMNS, process_easyconfig
 from easybuild.tools.build_log import EasyBuildError, print_msg
-from easybuild.tools.config import build_option, build_path, source_paths
+from easybuild.tools.config import build_option, build_path, install_path, source_paths
 from easybuild.tools.modules import modules_tool
 
 from hpc_pytorch import HERE, UsersProblem
@@ -18,6 +18,7 @@ from hpc_pytorch.jobs.requests import request_for
 from hpc_pytorch.jobs.status import STATES, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.rules.installation_locks import check_owner
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
 from hpc_pytorch.rules.usage_hints import name_to_load, show
 from hpc_pytorch.share.batch_scripts import first_that_fits, missing_on_nodes
@@ -140,6 +141,10 @@ class SystemJobs:
             for job in self.jobs:
                 if self.submitted_before(job):
                     already.append(job)
+                else:
+                    # the job would stop there, after its time in the queue
+                    subdir = ActiveMNS().det_install_subdir(job.easyconfig())
+                    check_owner(os.path.join(install_path('software'), subdir))
             for job in self.jobs:
                 if job not in already:
                     self.submit(job)

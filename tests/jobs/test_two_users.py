@@ -151,7 +151,7 @@ def test_installation_of_the_other(both):
     ann.run(*words)
     words = [ben.write('toy'), '--buildpath=%s' % ben.directory, *SHARED]
     uninstall = ['--uninstall', 'toy/1.0-ARCHER2']
-    for more in ([*words, '--rebuild'], [*uninstall, '-x'], uninstall):
+    for more in ([*words, '--rebuild'], [*words, '--rebuild', '--job'], [*uninstall, '-x'], uninstall):
         assert 'software/toy/1.0-ARCHER2 belongs to somebody else' in ben.run(*more, status=1)
         assert ann.module('toy').exists()
     assert 'belongs to somebody else' in ben.run(*words, '--rebuild', '-x').partition('Installing would stop:')[2]
