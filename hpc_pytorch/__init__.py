@@ -74,7 +74,7 @@ def write_atomically(path, text):
     """Write a file completely or not at all; one that has this text already stays untouched."""
     path = str(path)
     if os.path.exists(path):
-        with open(path, encoding='utf-8') as handle:
+        with open(path, encoding='utf-8', errors='replace') as handle:
             if handle.read() == text:
                 return
     os.makedirs(os.path.dirname(path), exist_ok=True)

@@ -27,6 +27,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import CHECKED, installed, removed_by_hand
 from hpc_pytorch.packages.easybuild_errors import with_prefix
+from hpc_pytorch.rules.disk_space import existing
 from hpc_pytorch.rules.usage_hints import module_directory
 from ramgate import processes
 
@@ -103,11 +104,10 @@ def kill_marked(mark):
 
 def check(system, given, reframes):
     place = os.path.join(os.path.dirname(install_path('software')), 'hpc-pytorch-checks')
-    with contextlib.suppress(OSError):
-        os.makedirs(place, exist_ok=True)
-    if not os.access(place, os.W_OK):
+    if not os.access(existing(place), os.W_OK):
         raise UsersProblem("%s cannot be written to by you. Type: module use %s   and add --prefix=DIRECTORY with "
                            "a directory of yours, for reports and logs" % (place, module_directory()))
+    os.makedirs(place, exist_ok=True)
     os.environ['MODULEPATH'] = ':'.join([module_directory(), os.environ.get('MODULEPATH', '')])
     need_modules(given.check)
     path = os.path.join(place, 'settings.py')
@@ -236,6 +236,8 @@ def act(given, reframes):
     given.references = os.path.abspath(given.references or own)
     if not given.update and not os.path.exists(given.references):
         print("There are no references yet (%s): speeds are not compared. To keep today's: --update" % given.references)
+    if given.update and not os.access(existing(given.references), os.W_OK):
+        raise UsersProblem("%s cannot be written to by you. Add --references=FILE" % given.references)
     removed = list(removed_by_hand(module_directory(), install_path('software')))
     for line in removed:
         print(line)

@@ -19,7 +19,7 @@ from pathlib import Path
 from easybuild.tools.config import build_option, build_path, install_path
 from easybuild.tools.filetools import is_parent_path
 
-from hpc_pytorch import read_json
+from hpc_pytorch import read_json, write_atomically
 from hpc_pytorch.machine.batch_systems import SCHEDULERS, WORDS
 
 # what a record has at least; one without it is damaged
@@ -49,12 +49,7 @@ def files_of(record):
 
 
 def write_record(record):
-    # goes with the job's other files where the disk is full
-    partial = files_of(record) + '.partial'
-    with open(partial, 'w') as handle:
-        json.dump(record, handle, indent=2, sort_keys=True)
-        handle.write('\n')
-    os.replace(partial, record_path(record['name']))
+    write_atomically(record_path(record['name']), json.dumps(record, indent=2, sort_keys=True) + '\n')
 
 
 def read_record(path):

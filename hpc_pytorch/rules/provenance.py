@@ -18,7 +18,7 @@ from easybuild.tools.filetools import copy_file, mkdir, write_file
 from easybuild.tools.toolchain.toolchain import RPATH_WRAPPERS_SUBDIR
 from easybuild.tools.version import VERSION as EASYBUILD_VERSION
 
-from hpc_pytorch import HERE, VERSION
+from hpc_pytorch import HERE, VERSION, write_atomically
 from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.commands import run
@@ -93,10 +93,6 @@ def facts(easyblock, files):
     }
 
 
-def write_json(path, content):
-    write_file(path, json.dumps(content, indent=2, sort_keys=True) + '\n')
-
-
 def directory_of(easyblock):
     return os.path.join(easyblock.installdir, 'easybuild', 'provenance')
 
@@ -111,8 +107,7 @@ def note_module(easyblock):
         # --read-only-installdir has taken the owner's right to write away
         if not os.access(directory, os.W_OK):
             os.chmod(directory, mode | stat.S_IWUSR)
-        write_json(note + '.partial', {path: sha256_of(path)})
-        os.replace(note + '.partial', note)
+        write_atomically(note, json.dumps({path: sha256_of(path)}) + '\n')
         os.chmod(directory, mode)
 
 
@@ -134,7 +129,8 @@ def write(easyblock):
         path = os.path.join(easyblock.builddir, 'ramgate', name)
         if os.path.exists(path):
             copy_file(path, os.path.join(directory, 'ramgate', name))
-    write_json(os.path.join(directory, 'provenance.json'), facts(easyblock, files))
+    text = json.dumps(facts(easyblock, files), indent=2, sort_keys=True) + '\n'
+    write_file(os.path.join(directory, 'provenance.json'), text)
     # EasyBuild moves it from the temporary directory, whose group may be another than that of the prefix
     for place in glob.glob(os.path.dirname(easyblock.logfile) + '/reprod*/**/', recursive=True):
         with contextlib.suppress(PermissionError):

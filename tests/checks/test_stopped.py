@@ -1,6 +1,7 @@
 """./eb --check that is stopped, or that stops by itself (hpc_pytorch/jobs/check_modules.py)."""
 import subprocess
 
+import pytest
 from common import CHECKOUT
 
 # a process that waits for a file that never comes: the kernel lets no signal through to it
@@ -26,11 +27,12 @@ def test_what_cannot_be_killed():
 
 
 REFUSED = """
-import os
+import os, sys
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.jobs import check_modules
 os.environ['HPC_SYSTEM'] = 'workstation'
-given, _, reframes = check_modules.parse(['--check', '--references', 'typo.json'])
+os.access = lambda *_: False
+given, _, reframes = check_modules.parse(['--check', *sys.argv[1:]])
 try:
     check_modules.act(given, reframes)
 except UsersProblem as problem:
@@ -38,8 +40,13 @@ except UsersProblem as problem:
 """
 
 
-def test_references_of_no_file():
-    """Nothing would be compared: one line, before any check."""
-    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', REFUSED], cwd=CHECKOUT, check=True, text=True,
-                          stdout=subprocess.PIPE, timeout=100).stdout
-    assert said.startswith('typo.json cannot be read: ') and said.count('\n') == 1, said
+@pytest.mark.parametrize('words, expected', [
+    (['--references', 'typo.json'], 'typo.json cannot be read: '),
+    (['--update'], '%s/hpc_pytorch/reframe/references/workstation.json cannot be written to by you. Add --references='
+                   % CHECKOUT),
+])
+def test_references_of_no_file(words, expected):
+    """Nothing would be compared, or kept, as in a colleague's clone: one line, before any check."""
+    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', REFUSED, *words], cwd=CHECKOUT, check=True,
+                          text=True, stdout=subprocess.PIPE, timeout=100).stdout
+    assert said.startswith(expected) and said.count('\n') == 1, said
