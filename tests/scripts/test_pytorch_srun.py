@@ -101,11 +101,14 @@ def test_output_is_kept(script, tmp_path):
     left = (tmp_path / 'printed').read_text()
     os.kill(int(left), signal.SIGKILL)
     assert read().startswith(left)
-    # of one alone only what the job script looks for, as Hydra forgets the status of a rank to which it passed a signal
+    # of one alone its status, too, unless all is well: Hydra forgets that of a rank to which it passed a signal
     alone = dict(OPEN_MPI, OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_SIZE='1', OMPI_COMM_WORLD_LOCAL_RANK='0',
                  OMPI_COMM_WORLD_LOCAL_SIZE='1', HPC_RANK_OUTPUTS=str(kept))
-    for status, note in ((0, ''), (1, ''), (85, r'pytorch-srun: rank 0 on \S+ ended with status 85 at \S+\n')):
-        run(script, '-c', 'raise SystemExit(%d)' % status, status=status, **alone)
+    end = 'import os, signal, sys; %s'
+    for code, status, noted in (('', 0, None), ('sys.exit(1)', 1, 1), ('sys.exit(85)', 85, 85),
+                                ('os.kill(os.getpid(), signal.SIGUSR1)', -signal.SIGUSR1, 128 + signal.SIGUSR1)):
+        run(script, '-c', end % code, status=status, **alone)
+        note = r'pytorch-srun: rank 0 on \S+ ended with status %d at \S+\n' % noted if noted else ''
         assert re.fullmatch(note, (kept / 'rank-0.out').read_text())
     # a directory that is not there is no reason to stop
     assert run(script, '-c', 'print(1)', **dict(told, HPC_RANK_OUTPUTS=str(tmp_path / 'none')))[0] == '1\n'
