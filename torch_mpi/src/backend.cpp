@@ -11,9 +11,6 @@ using c10d::OpType;
 using c10d::ReduceOp;
 using Posts = std::vector<std::function<void()>>;
 
-// A reduction of more elements, a broadcast of more bytes, is several ones, on all ranks alike.
-constexpr int64_t kPartLimit = int64_t(1) << 30;
-
 // Below a megabyte Open MPI's own non-blocking all_gather takes up to twice as long as the messages it consists of
 // (torch_mpi/benchmarks).
 bool gathers_by_messages(int ranks, int64_t bytes) {
@@ -83,17 +80,6 @@ Piece reduction_buffer(MPIWork& work, at::Tensor tensor, const ReduceOp& op, int
   const auto buffer = memory_of(work, tensor, Use::both);
   then_divide(work, tensor, op, ranks);
   return buffer;
-}
-
-// Calls `post` with the start and the length of each part, at least once: an empty tensor is a call of MPI, too.
-template <class Post>
-void in_parts(int64_t length, const Post& post) {
-  int64_t start = 0;
-  do {
-    const int count = static_cast<int>(std::min(kPartLimit, length - start));
-    post(start, count);
-    start += count;
-  } while (start < length);
 }
 
 // What a call of this rank is like, and what the left neighbour's must be like.

@@ -15,8 +15,6 @@ void await_stream(const at::Device& device) {
 
 namespace {
 
-constexpr int64_t kBlock = int64_t(1) << 30;
-
 // May MPI be handed a pointer to the memory of this device?
 bool reachable(const MPIWork& work, const at::Device& device) {
   if (device.is_cpu())
@@ -111,17 +109,16 @@ Span::Span(int64_t bytes) {
     count = static_cast<int>(bytes);
     return;
   }
-  MPI_Datatype block, blocks;
-  MPI_Type_contiguous(static_cast<int>(kBlock), MPI_BYTE, &block);
-  MPI_Type_contiguous(static_cast<int>(bytes / kBlock), block, &blocks);
-  const int rest = static_cast<int>(bytes % kBlock);
-  int lengths[] = {1, rest};
-  MPI_Aint starts[] = {0, static_cast<MPI_Aint>(bytes - rest)};
-  MPI_Datatype types[] = {blocks, MPI_BYTE};
-  check_mpi(MPI_Type_create_struct(2, lengths, starts, types, &type), "MPI_Type_create_struct");
+  std::vector<int> lengths;
+  std::vector<MPI_Aint> starts;
+  in_parts(bytes, [&](int64_t start, int length) {
+    starts.push_back(start);
+    lengths.push_back(length);
+  });
+  const int parts = static_cast<int>(lengths.size());
+  check_mpi(
+      MPI_Type_create_hindexed(parts, lengths.data(), starts.data(), MPI_BYTE, &type), "MPI_Type_create_hindexed");
   check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
-  MPI_Type_free(&blocks);
-  MPI_Type_free(&block);
   count = 1;
 }
 

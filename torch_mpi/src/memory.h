@@ -28,6 +28,20 @@ Piece memory_of(MPIWork& work, TensorList tensors, Use use);
 // A copy of all of them in one piece, on their device.
 at::Tensor concatenated(TensorList tensors);
 
+// A reduction of more elements, a broadcast of more bytes, is several ones, on all ranks alike.
+constexpr int64_t kPartLimit = int64_t(1) << 30;
+
+// Calls `post` with the start and the length of each part, at least once: an empty tensor is a call of MPI, too.
+template <class Post>
+void in_parts(int64_t length, const Post& post) {
+  int64_t start = 0;
+  do {
+    const int count = static_cast<int>(std::min(kPartLimit, length - start));
+    post(start, count);
+    start += count;
+  } while (start < length);
+}
+
 // `count` elements of `type` are so many bytes. More than MPI can count are one element of a type of their own, which
 // lives as long as this object (MPI keeps what a pending operation needs).
 class Span {
