@@ -48,11 +48,6 @@ PYBIND11_MODULE(_c, module) {
   module.def(
       "start", [](Milliseconds timeout) { Runtime::get().start(timeout); }, py::arg("timeout"),
       py::call_guard<py::gil_scoped_release>());
-  Runtime::get().signal_check = [] {
-    const py::gil_scoped_acquire python;
-    if (PyErr_CheckSignals() != 0)
-      throw py::error_already_set();
-  };
   module.def("world_rank", [] { return Runtime::get().world_rank; });
   module.def("world_size", [] { return Runtime::get().world_size; });
   module.def("library_version", &library_version);

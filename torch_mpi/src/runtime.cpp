@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <torch/csrc/utils/pybind.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,8 +41,11 @@ void Runtime::check_usable() const {
 }
 
 void Runtime::check_signals() const {
-  if (signal_check && syscall(SYS_gettid) == getpid())  // Python acts on them in its first thread
-    signal_check();
+  if (syscall(SYS_gettid) != getpid())  // Python acts on them in its first thread
+    return;
+  const pybind11::gil_scoped_acquire python;
+  if (PyErr_CheckSignals() != 0)
+    throw pybind11::error_already_set();
 }
 
 void Runtime::start(Milliseconds timeout) {

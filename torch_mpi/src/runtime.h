@@ -120,9 +120,6 @@ class MPIWork : public c10d::Work {
   void synchronize() override {
     wait(kNoTimeout);
   }
-  void abort() override {
-    give_up("aborted");
-  }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
   // Under the lock: has MPI begin a part of the operation. `function` takes these, the communicator and a request.
@@ -264,7 +261,6 @@ class Runtime {
   std::shared_ptr<Communicator> create(const std::vector<int>& world_ranks, Milliseconds timeout);
 
   // Set once, before or by start().
-  std::function<void()> signal_check;
   enum gpu_platform platform = GPU_PLATFORM_OTHER;
   int world_rank = 0;
   int world_size = 1;
