@@ -27,9 +27,6 @@ def load():
     try:
         from . import _c
     except ImportError as error:
-        # its own check of the MPI library
-        if "torch_mpi was built for" in str(error):
-            raise MPIUnavailable(str(error))
         raise MPIUnavailable("torch_mpi: %s; load the MPI it was built for, the one of %s, or install it again" % (
             error, _built.compiler))
     return _c

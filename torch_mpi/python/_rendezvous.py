@@ -20,14 +20,10 @@ def rendezvous(url, timeout=None, **_):
     rank = _c.world_rank()
     store, hosts = meet(timeout or datetime.timedelta(minutes=30))
     here = hosts[rank]
-    numbers = {
-        "RANK": rank,
-        "WORLD_SIZE": len(hosts),
-        "LOCAL_RANK": hosts[:rank].count(here),
-        "LOCAL_WORLD_SIZE": hosts.count(here),
-    }
-    for name, number in numbers.items():
-        os.environ[name] = str(number)
+    os.environ["RANK"] = str(rank)
+    os.environ["WORLD_SIZE"] = str(len(hosts))
+    os.environ["LOCAL_RANK"] = str(hosts[:rank].count(here))
+    os.environ["LOCAL_WORLD_SIZE"] = str(hosts.count(here))
     yield store, rank, len(hosts)
 
 

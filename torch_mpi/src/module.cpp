@@ -27,11 +27,9 @@ void check_library() {
 #endif
   const std::string version = library_version();
   const std::string loaded = version.find("Open MPI") != std::string::npos ? "Open MPI" : "MPICH";
-  if (loaded == built_for)
-    return;
-  throw py::import_error(c10::str(
-      "torch_mpi was built for ", built_for, ", but the MPI library loaded in this process is ", version,
-      ". Load the MPI that it was built for, or install torch_mpi again with that library's mpicxx."));
+  if (loaded != built_for)
+    throw py::import_error(
+        c10::str("it was built for ", built_for, ", but the MPI library loaded in this process is ", version));
 }
 
 }  // namespace

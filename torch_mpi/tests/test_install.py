@@ -95,7 +95,7 @@ def test_another_mpi_loaded(installed):
     """The other family's library comes first: refused with its name, and torch says that there is no MPI."""
     other = {"mpich": "libmpi.so.40", "openmpi": "libmpich.so.12"}[installed.mpi]
     output = installed.alone("import torch_mpi; " + AVAILABLE, LD_PRELOAD=other)
-    assert "torch_mpi was built for" in output and "but the MPI library loaded in this process is" in output, output
+    assert "torch_mpi: it was built for" in output and "but the MPI library loaded in this process is" in output, output
     assert ABSENT_IMPORTED in output, output
 
 
