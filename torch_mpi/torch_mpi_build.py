@@ -29,14 +29,10 @@ def pytorch():
     return torch
 
 
-def refuse_without_setuptools():
-    """Exit where setuptools is missing, or has no command for wheels, which came with 70.1."""
-    if not find_spec("setuptools") or not (find_spec("wheel") or find_spec("setuptools.command.bdist_wheel")):
-        sys.exit("torch_mpi: expected setuptools and wheel in %s; run: pip install setuptools wheel, then: %s" % (
-            sys.executable, COMMAND))
-
-
 pytorch()
-refuse_without_setuptools()
+# setuptools has its own command for wheels from 70.1 on
+if not find_spec("setuptools") or not (find_spec("wheel") or find_spec("setuptools.command.bdist_wheel")):
+    sys.exit("torch_mpi: expected setuptools and wheel in %s; run: pip install setuptools wheel, then: %s" % (
+        sys.executable, COMMAND))
 
 from setuptools.build_meta import *  # noqa: E402,F401,F403

@@ -4,7 +4,7 @@
 ``.pth`` file of this package is read, without that import too. See README.rst.
 """
 
-from ._process import MPIUnavailable, start
+from ._process import MPIUnavailable, load, start
 from ._register import register
 
 __all__ = ["MPIUnavailable", "gpu_aware", "library_version", "register", "start"]
@@ -12,14 +12,12 @@ __all__ = ["MPIUnavailable", "gpu_aware", "library_version", "register", "start"
 
 def library_version():
     """Return what the MPI library of this process calls itself."""
-    from . import _c
-    return _c.library_version()
+    return load().library_version()
 
 
 def gpu_aware():
     """Return True if GPU tensors are passed to MPI as they are; call it after init_process_group."""
-    from . import _c
-    return _c.gpu_aware()
+    return load().gpu_aware()
 
 
 register()

@@ -47,10 +47,8 @@ void divide(at::Tensor tensor, int by) {
   const auto type = tensor.scalar_type();
   if (at::isIntegralType(type, /*includeBool=*/false))
     tensor.div_(by, "trunc");
-  else if (type == at::kComplexHalf)
-    tensor.copy_(tensor.to(at::kComplexFloat).div_(by));
-  else if (c10::elementSize(type) == 1)
-    tensor.copy_(tensor.to(at::kFloat).div_(by));
+  else if (type == at::kComplexHalf || c10::elementSize(type) == 1)
+    tensor.copy_(tensor.to(at::toOpMathType(type)).div_(by));
   else
     tensor.div_(by);
 }
@@ -92,11 +90,11 @@ struct Agreement {
 
 Call call_of(TensorList tensors, int64_t root = Call::kNone) {
   Call call;
-  uint64_t lengths = 14695981039346656037u;  // FNV-1a, by numbers in place of bytes
+  size_t lengths = 0;
   for (const auto& tensor : tensors) {
     call.type = static_cast<int32_t>(tensor.scalar_type());
     call.elements += tensor.numel();
-    lengths = (lengths ^ static_cast<uint64_t>(tensor.numel())) * 1099511628211u;
+    lengths = c10::hash_combine(lengths, static_cast<size_t>(tensor.numel()));
   }
   call.lengths = static_cast<int64_t>(lengths);
   call.root = static_cast<int32_t>(root);

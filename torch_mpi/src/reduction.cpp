@@ -1,7 +1,5 @@
 #include "reduction.h"
 
-#include <ATen/OpMathType.h>
-
 #include <array>
 #include <functional>
 #include <map>

@@ -364,9 +364,7 @@ MPI_Comm Runtime::create_group(const std::vector<int>& world_ranks, Milliseconds
     std::lock_guard<std::mutex> lock(mutex);
     round = created_[world_ranks]++;  // the same on all members
   }
-  for (int rank : world_ranks)
-    round = (round * 1099511628211u) ^ (static_cast<uint64_t>(rank) + 7);
-  round >>= 1;
+  round = c10::get_hash(round, world_ranks) >> 1;
   agree(world_ranks, static_cast<int64_t>(round), timeout);
   MPI_Comm made = MPI_COMM_NULL;
   MPI_Group all, some;
