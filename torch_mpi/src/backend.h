@@ -15,7 +15,6 @@ class MPIBackend : public c10d::Backend {
  public:
   MPIBackend(std::shared_ptr<Communicator> communicator, Milliseconds timeout);
 
-  // Of all processes MPI started when `ranks` is empty, else of these, which alone call it.
   static c10::intrusive_ptr<MPIBackend> create(const std::vector<int>& ranks, Milliseconds timeout);
 
   const std::string getBackendName() const override {

@@ -141,15 +141,13 @@ Reduction reduction_for(at::ScalarType type, Op asked) {
 }
 
 #if defined(OPEN_MPI)
-namespace {
-
 constexpr int kTree = 0, kRing = 1;
 // Of what is sent at once in a ring; below, a tree's fewer steps are faster.
 constexpr int64_t kRingPart = 2048;
 
 // Open MPI's non-blocking all_reduce in place sends all of it up a tree and down again, whatever its size. From 4.1 on
 // a control variable of MPI's tool interface makes it a ring, which moves two parts in `ranks` of it instead.
-MPI_T_cvar_handle all_reduce_variable() {
+static MPI_T_cvar_handle all_reduce_variable() {
   int level = 0, index = 0, count = 0, value = kTree;
   MPI_T_cvar_handle handle = nullptr;
   const bool usable = MPI_T_init_thread(MPI_THREAD_SERIALIZED, &level) == MPI_SUCCESS &&
@@ -158,8 +156,6 @@ MPI_T_cvar_handle all_reduce_variable() {
       MPI_T_cvar_read(handle, &value) == MPI_SUCCESS && value == kTree;  // else the user has chosen
   return usable ? handle : nullptr;
 }
-
-}  // namespace
 
 void choose_all_reduce(int64_t bytes, int ranks) {
   static const MPI_T_cvar_handle variable = all_reduce_variable();

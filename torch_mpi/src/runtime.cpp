@@ -305,13 +305,9 @@ std::map<int, int64_t> ControlMessages::receive(const std::vector<int>& ranks, C
   return values;
 }
 
-namespace {
-
-[[noreturn]] void ranks_missing() {
+[[noreturn]] static void ranks_missing() {
   C10_THROW_ERROR(DistBackendError, "torch_mpi: timed out creating a process group: not all of its ranks came");
 }
-
-}  // namespace
 
 // Creating a communicator blocks and knows no timeout, so it may only begin when all members are sure to take part. The
 // first one waits for all; as some may have timed out since, it asks all once more, and then decides.
