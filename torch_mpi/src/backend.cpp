@@ -1,5 +1,6 @@
 #include "backend.h"
 
+#include <cstring>
 #include <numeric>
 
 #include "reduction.h"
@@ -231,9 +232,13 @@ std::function<void()> MPIBackend::gathering(MPIWork& work, TensorList outputs, c
       for (int rank = 0; rank < size_; ++rank)
         receives.push_back({to + from.bytes * rank, from.bytes});
     }
-    if (from.data == receives[rank_].data)  // in place
+    if (input.is_cpu() && from.bytes > 0) {  // or it is there already: in place
+      std::memmove(receives[rank_].data, from.data, static_cast<size_t>(from.bytes));
       sends[rank_].bytes = receives[rank_].bytes = 0;
-    return [&work, sends, receives] { exchange(work, sends, receives); };
+    }
+    return [this, &work, sends = std::move(sends), receives = std::move(receives)] {
+      exchange(work, rank_, sends, receives);
+    };
   }
   char* const to = memory_of(work, outputs, Use::receive).data;
   return [this, &work, from, to] {
@@ -495,7 +500,7 @@ WorkHandle MPIBackend::alltoall_base(
   const auto receives = pieces(output, memory_of(*work, output, Use::receive), output_splits);
   return post(work, options, agreement_of(input, rank_, sends, receives), [&] {
     if (!even)
-      return exchange(*work, sends, receives);
+      return exchange(*work, rank_, sends, receives);
     const Span span(sends[0].bytes);
     work->begin(
         "MPI_Ialltoall", MPI_Ialltoall, sends[0].data, span.count, span.type, receives[0].data, span.count, span.type);
@@ -515,7 +520,7 @@ WorkHandle MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::A
     receives.push_back(memory_of(*work, outputs[i], Use::receive));
   }
   const auto agreement = agreement_of(inputs[0], rank_, sends, receives);
-  return post(work, options, agreement, [&] { exchange(*work, sends, receives); });
+  return post(work, options, agreement, [&] { exchange(*work, rank_, sends, receives); });
 }
 
 // -------------------------------------------------------------------------------------------- point to point

@@ -127,12 +127,14 @@ Span::~Span() {
     MPI_Type_free(&type);
 }
 
-void exchange(MPIWork& work, const std::vector<Piece>& to, const std::vector<Piece>& from) {
-  const int tag = Runtime::get().tag(Runtime::exchanged);
+void exchange(MPIWork& work, int rank, const std::vector<Piece>& to, const std::vector<Piece>& from) {
+  const int tag = Runtime::get().tag(Runtime::exchanged), size = static_cast<int>(to.size());
   const auto begin_all = [&](const char* name, auto function, const std::vector<Piece>& pieces) {
-    for (size_t rank = 0; rank < pieces.size(); ++rank) {
-      const Span span(pieces[rank].bytes);
-      work.begin(name, function, pieces[rank].data, span.count, span.type, static_cast<int>(rank), tag);
+    for (int other = 0; other < size; ++other) {
+      if (other == rank && to[rank].bytes == 0)
+        continue;
+      const Span span(pieces[other].bytes);
+      work.begin(name, function, pieces[other].data, span.count, span.type, other, tag);
     }
   };
   begin_all("MPI_Irecv", MPI_Irecv, from);
