@@ -123,11 +123,10 @@ Agreement agreement_of(
 
 template <class Options, class Post>
 WorkHandle post(const WorkPointer& work, const Options& options, const Agreement& agreement, const Post& requests) {
-  Runtime::get().post(work, asked_async(options, 0), [&] {
+  return Runtime::get().post(work, asked_async(options, 0), [&] {
     work->compare(agreement.mine, agreement.expected, agreement.needs_all);
     requests();
   });
-  return work;
 }
 
 template <class Options>
@@ -137,14 +136,6 @@ WorkHandle post_all(
     for (auto& each : posts)
       each();
   });
-}
-
-// Nothing distinguishes an isend from a send, which is waited for at once: the progress thread is not woken for either,
-// but finds what nobody waits for within milliseconds.
-template <class Post>
-WorkHandle post_message(const WorkPointer& work, const Post& requests) {
-  Runtime::get().post(work, /*asynchronous=*/false, requests);
-  return work;
 }
 
 }  // namespace
@@ -532,7 +523,9 @@ WorkHandle MPIBackend::send(Tensors& tensors, int rank, int tag) {
   auto work = make(OpType::SEND, "mpi:send", tensors, {}, timeout_);
   work->set_peer(rank);
   const auto from = memory_of(*work, tensor, Use::send);
-  return post_message(work, [&] {
+  // Nothing distinguishes an isend from a send, which is waited for at once: the progress thread is not woken for
+  // messages, but finds what nobody waits for within milliseconds.
+  return Runtime::get().post(work, /*asynchronous=*/false, [&] {
     const Span span(from.bytes);
     work->begin("MPI_Isend", MPI_Isend, from.data, span.count, span.type, rank, tag);
   });
@@ -548,7 +541,7 @@ WorkHandle MPIBackend::recv(Tensors& tensors, int rank, int tag) {
       any ? OpType::RECVANYSOURCE : OpType::RECV, any ? "mpi:recvAnySource" : "mpi:recv", tensors, tensors, timeout_);
   work->set_peer(rank);
   const auto to = memory_of(*work, tensor, Use::receive);
-  return post_message(work, [&] {
+  return Runtime::get().post(work, /*asynchronous=*/false, [&] {
     const Span span(to.bytes);
     work->begin("MPI_Irecv", MPI_Irecv, to.data, span.count, span.type, rank, tag);
   });

@@ -55,8 +55,8 @@ class Span {
   int count = 0;
 };
 
-// Every rank sends `to[i]` to rank i and receives `from[i]` from it, of any length. Empty ones are messages, too, except
-// to this rank itself: so those of one call never meet those of another. To be called under the lock.
+// Every rank sends `to[i]` to rank i and receives `from[i]` from it, of any length. `rank` is this one. Under the lock.
+// Empty ones are messages, too, except to this rank itself: so those of one call never meet those of another.
 void exchange(MPIWork& work, int rank, const std::vector<Piece>& to, const std::vector<Piece>& from);
 
 }  // namespace torch_mpi

@@ -216,19 +216,20 @@ class Runtime {
 
   // Posts the requests of an operation; what MPI completes at once, as it does small messages, needs nothing more.
   template <class Post>
-  void post(const WorkPointer& work, bool asynchronous, const Post& post_requests) {
+  WorkPointer post(const WorkPointer& work, bool asynchronous, const Post& post_requests) {
     try {
       std::lock_guard<std::mutex> lock(mutex);
       post_requests();
       if (!work->advance()) {
         add(work, asynchronous);
-        return;
+        return work;
       }
     } catch (...) {
       posting_failed(work);
       throw;
     }
     work->end(nullptr);
+    return work;
   }
   // Under the lock: nobody needs to test it any more.
   WorkPointer remove(MPIWork& work);
