@@ -30,9 +30,9 @@ FOR_ANY_COMPILER = matches_module('|'.join(
     pattern for pattern, words in DATA['software'].items() if words.startswith(('impi', 'HPCX'))))
 MPIS = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
 MPI_OF_NO_CRAY = matches_module('|'.join(pattern for pattern in MPIS if pattern != 'cray-mpich'))
-OTHER_COMPILERS = next(iter(DATA['left out']))
+OTHER_COMPILERS, OTHER_MPIS = DATA['left out']
 # which loaded modules may make room for one of these kinds
-REPLACES = {'environment': bool, 'compiler': matches_module(OTHER_COMPILERS)}
+REPLACES = {'environment': bool, 'compiler': matches_module(OTHER_COMPILERS), 'MPI': matches_module(OTHER_MPIS)}
 
 
 def comment(name):
@@ -224,7 +224,8 @@ def has_mpi(modules):
 
 def software_version(module):
     """Return the version that counts: CUDA's of the HPC SDK's 25.1_12.8, 4.1.6 of 4.1.6-GCC-13.2.0 or 4.1.6_ucx1.14."""
-    word = module.rpartition('/')[2]
+    # a compiler or a hash may follow: openmpi/4.1.6/gcc-13.2.0
+    word = (re.findall(r'/(v?\d+\.[^/]*)', module) or module.split('/'))[-1]
     found = re.search(r'(?:^|-)v?(?:[\d.]+_(?=\d+\.))?(\d[\da-z]*(?:\.[\da-z]+)*)', word)
     return found.group(1) if found else word
 

@@ -463,6 +463,7 @@ def test_draft_says_why_a_compiler_is_left_out(cray):
     slow(['gcc/13.2.0', 'mpi/mpich-x86_64', 'cuda/12.4.0'], 'MPICH'),  # Red Hat
     slow(['gcc/13.2.0', 'impi/2021.11.0', 'cuda/12.4.0'], 'impi'),
     (['gcc/13.2.0', 'mpi/2021.12', 'cuda/12.4.0'], 'impi'),  # as Intel calls it
+    (['gcc-toolset/14', 'ompi/4.1.6', 'cudatoolkit/12.8'], 'OpenMPI'),  # Red Hat's compilers
 ])
 def test_draft_knows_names_of_other_sites(cray, modules, mpi):
     needs_program('tclsh')
@@ -471,6 +472,12 @@ def test_draft_knows_names_of_other_sites(cray, modules, mpi):
     assert not left_out and '# No module' not in new_system.easyconfig_text('x', chosen, 'slurm', {})
     for name, version in zip(modules, ('13.2.0', '5.0.3', '12.4.1')):
         assert new_system.software_version(name) == version or '-gcc-' not in name
+
+
+def test_version_of_a_module_whose_name_goes_on():
+    """Some sites have a compiler or Spack's hash behind the version, others the version last."""
+    names = ('openmpi/5.0.6/gcc-13.2.0', 'cuda/12.8/gnu14.2', 'gcc/10.2.0/6pv46so', 'openmpi/gcc/64/4.1.5', 'gcc/13')
+    assert list(map(new_system.software_version, names)) == ['5.0.6', '12.8', '10.2.0', '4.1.5', '13']
 
 
 def test_draft_takes_no_hpcx_for_debugging(cray):
@@ -562,6 +569,19 @@ def test_draft_replaces_the_compiler_of_login(cray, tmp_path):
     chosen, left_out = new_system.modules_of(machine)
     assert [name for name, _, _ in chosen] == ['gcc/14.2.0', 'openmpi/5.0.5']
     assert left_out == ["nvidia/24.7: PyTorch's wheels are built with GCC; another compiler was not tried"]
+
+
+def test_draft_replaces_the_mpi_of_login(cray):
+    """Sites load MVAPICH at login, which was not tried; not each GCC has an Open MPI."""
+    needs_program('tclsh')
+    machine = cray(top={'mvapich/3.0': '', 'gcc/13.2.0': '', 'gcc/12.3.0': '',
+                        'openmpi/5.0.2': 'module unload mvapich\nconflict gcc/13.2.0'})
+    shell = machine.modules_shell()
+    assert shell.load(['mvapich']) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
+    assert [name for name, _, _ in chosen] == ['gcc/12.3.0', 'openmpi/5.0.2']
+    assert [line.partition(':')[0] for line in left_out] == ['gcc/13.2.0', 'mvapich/3.0']
 
 
 def test_draft_names_what_it_does_not_know(cray):
