@@ -177,7 +177,10 @@ class Change:
                 if path and (self.renewed or self.old in name):
                     self.inputs.append(path)
                 elif not path and name.split('-')[0] not in self.values.get('package_urls', ()):
-                    print("%s has no .in file: it stays as it is" % name)
+                    if named_file(self.easyconfig, name):
+                        print("%s has no .in file: it stays as it is" % name)
+                    elif self.renewed:
+                        self.by_hand.append("%s is missing, and no .in file has the command that makes it" % name)
         if self.renewed and not self.inputs:
             raise UsersProblem("it has no lock files that are made from .in files")
         # the index of PyTorch's own that its wheels come from, and the oldest Python of its locks
@@ -306,9 +309,9 @@ class Change:
     def pin(self, version):
         return '%s==%s%s' % (self.name, version, self.build if self.index else '')
 
-    def resolved(self, *requirements):
-        """Return what uv makes of requirements for all machines, from the oldest Python on: {name: version}."""
-        lock = self.ask(requirements, '--universal --fork-strategy fewest --python-version ' + self.least)
+    def resolved(self, *requirements, machines='--universal --fork-strategy fewest'):
+        """Return what uv makes of requirements, for all machines and from the oldest Python on: {name: version}."""
+        lock = self.ask(requirements, machines + ' --python-version ' + self.least)
         return dict(re.findall(r'^([\w.-]+)==([^\s;]+)', lock, re.M))
 
     def ask(self, requirements, options):
@@ -382,6 +385,8 @@ class Change:
                 for row in rows:
                     if row.pattern.search(re.sub(new, '', line)):
                         what = row.cause.replace('EASYCONFIG', as_typed(self.target))
+                        if 'METADATA' in what:
+                            what = what.replace('METADATA', self.compare(made))
                         items = self.to_check if what.startswith('check') else self.by_hand
                         items.append('%s:%d: %s: %s' % (os.path.basename(path), number, line, what))
         return made
@@ -426,6 +431,22 @@ class Change:
             if other:
                 self.by_hand.append("%s has %s: pin %s in its .in file, and run the command in that; if another "
                                     "easyconfig names the lock, name and change a copy" % (new, other, self.version))
+
+    def compare(self, made):
+        """Say what the new wheels ask for and the new locks lack, if the wheels are from an index of PyTorch's own."""
+        if not self.index or not self.build:
+            return 'their METADATA, Requires-Dist'
+        locks = [text for path, text in made.items() if path.endswith('.lock')]
+        locked = {(entry.name, entry.version) for text in locks for entry in parse_lock(text)}
+        wheels = ['%s==%s' % package for package in locked if package[1].endswith(self.build)]
+        # wheels for another processor may ask for other packages
+        machine = '--python-platform %s-manylinux_2_28' % (self.system.system['architecture'] or os.uname().machine)
+        try:
+            asked = self.resolved(*wheels, machines=machine)
+        except UsersProblem as problem:
+            return str(problem)
+        lacking = ['%s %s' % package for package in asked.items() if package not in locked]
+        return 'its lock lacks %s' % (', '.join(lacking) or 'nothing')
 
     def make_sources(self):
         """Find the companions that are built from the source of an address; their locks are one line each."""

@@ -897,6 +897,34 @@ def test_lists_that_a_person_compares(made, toy):
     assert line.startswith('toy-2.0.in:1: ') and 'what the wheels of this version ask for' in line
 
 
+@pytest.mark.parametrize('asked, tag, words', [
+    ('numbers-of-toys>5.1', 'py3-none-any', 'its lock lacks numbers-of-toys 5.2'),
+    ('numbers-of-toys==5.1', 'py3-none-any', 'its lock lacks nothing'),
+    # Bede's nodes are Arm
+    ('numbers-of-toys', 'cp311-cp311-manylinux_2_28_x86_64', 'it has no wheel for the Python or the processor'),
+])
+def test_list_that_an_index_compares(toy, made, asked, tag, words):
+    """The pins are those of the older wheels; the index of the newer ones knows what these ask for."""
+    name, index = for_system(toy, 'Bede', 'torch==1.0+cu126')
+    source = toy / 'toy-1.0.in'
+    source.write_text("# What torch needs (its wheel's Requires-Dist).\n%snumbers-of-toys==5.1\n"
+                      % source.read_text().replace(' --universal', ' --universal --no-deps'))
+    add(index, 'torch', '2.0+cu126', asked)
+    page = index / 'torch'
+    (page / 'torch-2.0+cu126-py3-none-any.whl').rename(page / ('torch-2.0+cu126-%s.whl' % tag))
+    (page / 'index.html').write_text((page / 'index.html').read_text().replace('py3-none-any', tag))
+    add(toy / 'index', 'numbers_of_toys', '5.2')
+    line, = made('2.0', name)[0].to_check
+    assert re.search('what the wheels of this version ask for: %s' % words, line), line
+
+
+def test_lock_that_is_gone(toy, made):
+    """An update of the collection may have removed what somebody's easyconfig names."""
+    change, files = made(None, text=EASYCONFIG.replace("['toy", "['gone-1.0.lock', 'toy"))
+    assert change.by_hand == ['gone-1.0.lock is missing, and no .in file has the command that makes it']
+    assert set(files) == {'toy-1.0.in', 'toy-1.0.lock'}
+
+
 def test_every_lock_can_be_made_anew():
     """Every .in file says with which command, and the names in it are its own."""
     for path in CHECKOUT.glob('easyconfigs/?/*/locks/*.in'):
