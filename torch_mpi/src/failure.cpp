@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <ctime>
 
 namespace torch_mpi {
 namespace {
@@ -19,7 +20,16 @@ constexpr auto kLate = std::chrono::seconds(60);
 constexpr size_t kNoticeLength = 512;
 
 void end_all(int rank, const std::string& why, int status = 1) {
+  char node[MPI_MAX_PROCESSOR_NAME], time[sizeof "2026-11-26T15:29:45"];
+  int length = 0;
+  MPI_Get_processor_name(node, &length);
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  std::strftime(time, sizeof time, "%FT%T", std::localtime(&now.tv_sec));
   std::fprintf(stderr, "torch_mpi: rank %d %s, so all ranks are ended\n", rank, why.c_str());
+  // As pytorch-srun reports it, which is killed before it can: srun's own status, 137, would requeue the job.
+  std::fprintf(stderr, "torch_mpi: rank %d on %s ended with status %d at %s.%09ld\n",
+               rank, node, status, time, now.tv_nsec);
   std::fflush(nullptr);
   // When a rank aborts, MPICH's mpirun drops the output that it has not read yet, this reason included.
   std::this_thread::sleep_for(kOutputRead);

@@ -100,6 +100,10 @@ def test_ends_all(installed, preload, case, tmp_path):
     contains(output, expected)
     if case == "disagreeing":
         all_are_told(output)
+    if case in ("raised", "exit_status"):
+        # job scripts look for these words
+        status = 1 if case == "raised" else 3
+        assert re.search(r": rank 1 on \S+ ended with status %d at 20\S+T\S+\.\d{9}\n" % status, output), output[-5000:]
 
 
 def all_are_told(output):
