@@ -442,7 +442,7 @@ class LockedEnvironment(EasyBlock):
             self.install_named_file(name, 'bin', 0o755)
         for name in self.cfg['example_files']:
             self.install_named_file(name, 'examples', 0o644)
-        if self.cfg['features']:
+        if self.cfg['features'] or 'pytorch-run' in self.cfg['scripts']:
             copy(self.system.for_scripts, self.path('share'))
         self.write_constraints()
 

@@ -72,6 +72,15 @@ def test_users_python_does_not_enter(eb, toy, lmod, tmp_path):
 
 
 @pytest.mark.slow
+def test_jobs_without_features(eb, toy):
+    """pytorch-run needs the description of the system, whatever the module uses."""
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "scripts = ['pytorch-run']\n")
+    eb(toy.easyconfig, env=toy.online)
+    subprocess.run([next(eb.prefix.glob('software/toy/1.0/bin/pytorch-run')), '--help'], check=True,
+                   stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
 def test_module_only_and_other_modes(eb, toy):
     """--module-only describes what is installed, or says that nothing is; -x shows what would be done."""
     refused = eb(toy.easyconfig, '--module-only', env=toy.online, status=None)
