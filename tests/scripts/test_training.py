@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -161,6 +162,40 @@ def test_identity(cluster):
         for words in expected:
             words[2] = words[2] if known == 6 else 'None'
         assert found == [' '.join(words) for words in expected], output
+
+
+# each start trains for one epoch, of 100 steps
+LIGHTNING = """
+import os
+import lightning, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+    def training_step(self, batch, number):
+        return self.layer(batch[0]).square().mean()
+    def on_train_start(self):
+        os.write(1, b'begins at step %d\\n' % self.global_step)
+    def on_train_epoch_end(self):
+        self.trainer.should_stop = True
+model = Model()
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.rand(200, 1)))
+"""
+
+
+@pytest.mark.nightly
+def test_lightning_resumes(cluster):
+    """The lines of the page for researchers, started twice."""
+    cluster.use(kept_venv('training', partial(make_venv_of_trainers, packages=PACKAGES)))
+    page = (CHECKOUT / 'docs/researchers.rst').read_text()
+    lines = re.search(r'Lightning resumes.*?code-block:: python\n\n(.*?)\n\n\S', page, re.S).group(1)
+    (cluster.directory / 'resumes.py').write_text(LIGHTNING + textwrap.dedent(lines))
+    for step in (0, 100):
+        output = cluster.run('-N2 -n2', 'resumes.py')
+        assert output.count('begins at step %d\n' % step) == 2, output
 
 
 # Rank 1 leaves out the third of its collectives. NCCL's watchdog, which would write what the recorder knows when time
