@@ -225,7 +225,9 @@ class Change:
             if self.values.pop('lock_files_instead', None):
                 self.text = re.sub(r'^lock_files_instead = [^]]*\].*\n', '', self.text, flags=re.M)
                 self.find_inputs()
-            self.words = {self.build[1:]: build[1:]}
+            old, new = (re.sub(r'cu(\d+)(\d)$', r'CUDA \1.\2', word).replace('rocm', 'ROCm ')
+                        for word in (self.build[1:], build[1:]))
+            self.words = {old: new, self.build[1:]: build[1:]}
             self.build, self.index = build, self.changed(self.index)
         if self.name:
             version = self.ask_indexes(version)

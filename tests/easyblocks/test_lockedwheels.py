@@ -274,6 +274,7 @@ def test_lock_for_processors_alone(eb, toy, system, version, marker, refused):
     assert refused == ("Installing would stop:" in output)
     assert refused == ('torch %s is for processors alone' % version in output)
     if refused:
+        assert "Take wheels with CUDA or ROCm: PyPI's (" in output  # the advice is also for x86_64
         assert "features = ['cpu']" in output[output.index('[SUCCESS]'):]
         output = eb('--system=' + system, toy.easyconfig, env=toy.online, status=None)
         assert output.returncode and 'torch %s is for processors alone' % version in output.stdout
