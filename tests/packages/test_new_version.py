@@ -173,7 +173,7 @@ def test_other_rocm(toy, call):
     add(other, 'torch', '2.9.1+rocm6.4', 'pytorch-triton-rocm==3.5.1')
     add(other, 'pytorch_triton_rocm', '3.5.1')
     output = call('--new-version', '2.9.1+rocm6.4', easyconfig=name)
-    assert "description = 'a toy for ROCm 7.1': check whether" in output
+    assert "+description = 'a toy for ROCm 6.4'" in output
     assert re.findall('^(?:torch|py).*==.*', (toy / 'toy-2.9.1.in').read_text(), re.M) == [
         'torch==2.9.1+rocm6.4', 'pytorch-triton-rocm==3.5.1']
     assert str(other) in (toy / 'toy-2.9.1.in').read_text()
@@ -192,6 +192,18 @@ def test_other_wheels_than_for_processors(toy, call):
     made = (toy / 'toy-2.0.in').read_text()
     assert 'torch==2.0+cu126\n' in made and '--extra-index-url file://%s ' % other in made
     assert 'torch==2.0+cu126 ' in (toy / 'toy-2.0.lock').read_text()
+
+
+@pytest.mark.parametrize('build, name', [('cu130', 'CUDA 13.0'), ('rocm6.4', 'ROCm 6.4'), ('cpu', 'cpu')])
+def test_comments_that_name_the_wheels(toy, made, build, name):
+    """They are true for the new ones."""
+    easyconfig, index = for_system(toy, 'workstation', 'torch==1.0+cu128', index='cu128')
+    source = toy / 'toy-1.0.in'
+    source.write_text('# Wheels for CUDA 12.8.\n' + source.read_text())
+    other = index.with_name(build)
+    other.mkdir()
+    add(other, 'torch', '2.0+' + build)
+    assert '# Wheels for %s.\n' % name in made('2.0+' + build, easyconfig)[1]['toy-2.0.in']
 
 
 def test_file_without_its_version(made):
