@@ -913,7 +913,8 @@ def test_children_of_a_command_that_hangs(tmp_path):
 def test_survey_that_is_terminated(tmp_path):
     """A command that hangs ends with it, and what it has started; it says so."""
     sinfo = tmp_path / 'sinfo'
-    sinfo.write_text('#!/bin/sh\nsleep 600 &\necho $! > %s/pid\nwait\n' % tmp_path)
+    # late: on a busy machine it runs while Popen, which a signal would interrupt, has not yet returned
+    sinfo.write_text('#!/bin/sh\nsleep 600 &\nsleep 0.5\necho $! > %s/pid\nwait\n' % tmp_path)
     sinfo.chmod(0o755)
     environ = dict(clean_environment(), HOME=str(tmp_path), PATH='%s:%s' % (tmp_path, os.environ['PATH']))
     with subprocess.Popen([str(CHECKOUT / 'eb'), '--survey'], cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL,
