@@ -9,11 +9,16 @@ about() {
     QSCACHE_BYPASS=true qstat -f "$job" | sed ':all; N; $!b all; s/\n\t//g' | sed -n "s/^    $attribute = //p"
 }
 
+# a server that is restarted, or busy, does not answer for a while; the time limit may be two minutes away
+for _ in {1..9}; do
+    ! about "$PBS_JOBID" job_state > /dev/null || break
+    sleep 10
+done
 given=$(about "$PBS_JOBID" Variable_List | sed 's/\\.//g' | tr , '\n' | sed -n 's/=.*//p')
 variables=HPC_JOB_RESTARTS
 # resources such as job_priority may be charged; of an array, the array has what was typed
-read -ra options <<< "-N $PBS_JOBNAME $(about "${PBS_ARRAY_ID:-$PBS_JOBID}" Submit_arguments |
-    grep -oE -- '(^| )-l *[a-z_]+=[^ ]+' | tr '\n' ' ')"
+typed=$(about "${PBS_ARRAY_ID:-$PBS_JOBID}" Submit_arguments)
+read -ra options <<< "-N $PBS_JOBNAME $(grep -oE -- '(^| )-l *[a-z_]+=[^ ]+' <<< "$typed" | tr '\n' ' ')"
 if grep -qx PATH <<< "$given"; then
     options+=(-V)
     given=

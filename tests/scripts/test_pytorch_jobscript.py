@@ -250,26 +250,41 @@ PBS_WHOLE = """    depend = beforeok:8.pbs@pbs,beforenotok:6.pbs@pbs
 """
 
 
+def continued_on_pbs(jobscript, directory, first='', array='', command=PBS_COMMAND):
+    """Run what the script does after its ranks have saved: how it ended, and what PBS's commands were told."""
+    lines = jobscript('derecho', '--requeue', '3', 'train.py')
+    (directory / '7.pbs').write_text(PBS_JOB % first)
+    with open(directory / (array or '7.pbs'), 'a') as handle:
+        handle.write(PBS_WHOLE)
+    (directory / '8.pbs').write_text('    depend = afterok:7.pbs@pbs,afterany:5.pbs@pbs\n')
+    for name in ('qstat', 'qsub', 'qalter', 'sleep'):
+        (directory / name).write_text(command)
+        (directory / name).chmod(0o755)
+    text = '\n'.join(['(exit 85)'] + lines[lines.index('status=$?'):])
+    done = subprocess.run(['bash', '-c', text, 'job'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env={'PATH': '%s:/usr/bin:/bin' % directory, 'PBS_JOBID': '7.pbs', 'PBS_O_QUEUE': 'short',
+                               'PBS_ARRAY_ID': array, 'PBS_ARRAY_INDEX': '4' if array else '', 'LR': '3',
+                               'LONG': '5', 'PBS_JOBNAME': 'mine'})
+    return done, (directory / 'told').read_text().splitlines()
+
+
+@pytest.mark.parametrize('silent, status', [(3, 0), (99, 85)])
+def test_continued_while_pbs_restarts(jobscript, tmp_path, silent, status):
+    """A server that does not answer for half a minute is no reason to stop; one that never does leaves the status."""
+    busy = '[ "${0##*/}" != qstat ] || [ "$(grep -c sleep told)" -ge %d ] || exit 15\n' % silent
+    command = PBS_COMMAND.replace('[', busy + '[', 1)
+    done, told = continued_on_pbs(jobscript, tmp_path, command=command)
+    assert done.returncode == status, done.stdout
+    assert any(line.startswith('qsub -N mine -l job_priority=economy') for line in told) == (status == 0), told
+
+
 @pytest.mark.parametrize('array', ['', '7[].pbs'])
 @pytest.mark.parametrize('first, option, names', [
     ('', '', 'HPC_JOB_RESTARTS,LR,LONG'), ('PATH=/bin,', '-V ', 'HPC_JOB_RESTARTS')])
 def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     """The next job gets what the user gave to qsub, and who waits for this job's end waits for that one's, too."""
-    lines = jobscript('derecho', '--requeue', '3', 'train.py')
-    (tmp_path / '7.pbs').write_text(PBS_JOB % first)
-    with open(tmp_path / (array or '7.pbs'), 'a') as handle:
-        handle.write(PBS_WHOLE)
-    (tmp_path / '8.pbs').write_text('    depend = afterok:7.pbs@pbs,afterany:5.pbs@pbs\n')
-    for name in ('qstat', 'qsub', 'qalter', 'sleep'):
-        (tmp_path / name).write_text(PBS_COMMAND)
-        (tmp_path / name).chmod(0o755)
-    text = '\n'.join(['(exit 85)'] + lines[lines.index('status=$?'):])
-    done = subprocess.run(['bash', '-c', text, 'job'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs', 'PBS_O_QUEUE': 'short',
-                               'PBS_ARRAY_ID': array, 'PBS_ARRAY_INDEX': '4' if array else '', 'LR': '3',
-                               'LONG': '5', 'PBS_JOBNAME': 'mine'})
+    done, told = continued_on_pbs(jobscript, tmp_path, first, array)
     assert done.returncode == 0 and 'the program continues in job 9.pbs\n' in done.stdout, done.stdout
-    told = (tmp_path / 'told').read_text().splitlines()
     given = '-N mine -l job_priority=economy -lwalltime=2:00:00'
     # of an array only this part, though the script may have all of it: #PBS -J
     index = '-J 4-5:2 ' if array else ''
