@@ -40,7 +40,6 @@ next=$(qsub "${options[@]}" -v "$variables" "$1")
 echo "$next"
 
 # it continues, whatever becomes of those that wait
-set +e
 about "${PBS_ARRAY_ID:-$PBS_JOBID}" depend | tr , '\n' | sed -n 's/^before\(ok\|any\):/after\1:/p' |
     while IFS=: read -r kind others; do
         # jobs of an array may end at the same time, and undo each other's change: three times
@@ -49,5 +48,4 @@ about "${PBS_ARRAY_ID:-$PBS_JOBID}" depend | tr , '\n' | sed -n 's/^before\(ok\|
             [[ $before == *"$next"* ]] || qalter -W depend="$before,$kind:$next" "$other" >&2
             sleep "$((RANDOM % 4))"
         done
-    done
-exit 0
+    done || true
