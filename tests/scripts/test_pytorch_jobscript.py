@@ -198,6 +198,8 @@ def test_signal_of_a_short_job(jobscript, time):
     ((), 137, True), ((), 85, True), ((), 1, False),
     # sys.exit(-1) is no signal's
     ((), 255, False), ((0, 255), 255, False),
+    # Ctrl-C, in an interactive job
+    ((130, 130), 130, False),
     # rank 1 was killed, and rank 0 saw its connection break; rank 1 failed, and rank 0 was killed as it waited
     ((1, 137), 137, True), ((137, 1), 1, False)])
 def test_queued_again(jobscript, tmp_path, ended, status, again):
