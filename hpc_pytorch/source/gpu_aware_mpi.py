@@ -10,8 +10,9 @@ import os
 import re
 import shutil
 from collections import namedtuple
+from pathlib import Path
 
-from hpc_pytorch import UsersProblem, collection_path, write_atomically
+from hpc_pytorch import HERE, UsersProblem, collection_path, write_atomically
 
 BACKEND = os.path.join('torch', 'csrc', 'distributed', 'c10d', 'ProcessGroupMPI.cpp')
 DECISION = 'gpu_aware.h'
@@ -24,20 +25,7 @@ PLACES = (
           '#ifdef USE_C10D_MPI\n\n#include "%s" // whether MPI takes GPU memory, decided at run time\n' % DECISION),
     Place("the function 'bool cudaAwareMpiCheck() {' up to the first line that is '}'",
           re.compile(r'^(?:static |inline )*bool cudaAwareMpiCheck\(\) \{\n.*?^\}\n', re.M | re.S),
-          '''bool cudaAwareMpiCheck() {
-#if defined(USE_ROCM)
-  constexpr auto platform = GPU_PLATFORM_HIP;
-#else
-  constexpr auto platform = GPU_PLATFORM_CUDA;
-#endif
-  TORCH_CHECK(
-      gpu_aware(platform),
-      "This tensor is in GPU memory, and the MPI library does not take GPU memory now. On Cray MPICH, set "
-      "MPICH_GPU_SUPPORT_ENABLED=1; with another MPI, use one that was built for this kind of GPU. If you know that "
-      "it does take it, set TORCH_MPI_GPU_AWARE=1. Otherwise use tensor.cpu(), or the nccl backend.");
-  return true;
-}
-'''),
+          Path(HERE, 'source', 'gpu_aware_mpi.txt').read_text()),
 )
 # The function and the one call of it, for a GPU tensor: only there is an error the right thing to answer with.
 USES = re.compile(r'\bcudaAwareMpiCheck\b')
@@ -64,8 +52,7 @@ def decision_path():
 def identity():
     """Return what of this goes into a wheel, for the wheel's identity."""
     digest = hashlib.sha256(''.join(place.replacement for place in PLACES).encode())
-    with open(decision_path(), 'rb') as handle:
-        digest.update(handle.read())
+    digest.update(Path(decision_path()).read_bytes())
     return digest.hexdigest()
 
 
