@@ -3,7 +3,6 @@ import json
 import os
 import re
 import subprocess
-from collections import namedtuple
 
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine.commands import run
@@ -14,13 +13,8 @@ from hpc_pytorch.source.contract import Difference, architectures_of_flags, comp
 
 # How the installed PyTorch calls, among its build settings, what can be asked for.
 SETTINGS = {'BLAS_INFO': 'BLAS', 'BUILD_TYPE': 'CMAKE_BUILD_TYPE', 'CXX_COMPILER': 'CMAKE_CXX_COMPILER'}
-# Backends of torch.distributed: the switch of each, and the library without which it is none.
-Backend = namedtuple('Backend', 'name option library')
-BACKENDS = (
-    Backend('mpi', 'USE_MPI', 'libmpi'),
-    Backend('gloo', 'USE_GLOO', None),
-    Backend('nccl', 'USE_NCCL', None),
-)
+# Backends of torch.distributed by their switches.
+BACKENDS = {'USE_MPI': 'mpi', 'USE_GLOO': 'gloo', 'USE_NCCL': 'nccl'}
 # What the installed PyTorch is asked, by its own Python.
 PROBE = """
 import json, os, torch, torch.distributed as dist
@@ -29,7 +23,7 @@ print(json.dumps({
     'show': torch.__config__.show(),
     'directory': os.path.dirname(torch.__file__),
     'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
-""" % ([backend.name for backend in BACKENDS],)
+""" % list(BACKENDS.values())
 
 ANOTHER_WHEEL = "it was built without, or this is another wheel than the one built here"
 
@@ -62,20 +56,16 @@ def compare_installed(options, show, backends, ldd):
     known = {name: options[name] for name in told.intersection(options)}
     found = compare(known, settings, {})
     differences = [item._replace(places=['torch.__config__.show()']) for item in found]
-    for backend in BACKENDS:
-        if plain(options.get(backend.option, '')) == 'ON':
-            differences += compare_backend(backend, backends, ldd)
+    for option, backend in BACKENDS.items():
+        if plain(options.get(option, '')) != 'ON':
+            continue
+        if not backends.get(backend):
+            differences.append(Difference(option, 'ON', 'no %s backend in torch.distributed' % backend,
+                                          ['torch.distributed.is_%s_available()' % backend], ANOTHER_WHEEL))
+        elif backend == 'mpi' and set(libraries.resolved(ldd, 'libmpi')) <= {'not found'}:
+            differences.append(Difference(option, 'ON', 'an mpi backend without its library', ['ldd'],
+                                          "the module does not load the MPI that it was built with"))
     return differences
-
-
-def compare_backend(backend, backends, ldd):
-    if not backends.get(backend.name):
-        return [Difference(backend.option, 'ON', 'no %s backend in torch.distributed' % backend.name,
-                           ['torch.distributed.is_%s_available()' % backend.name], ANOTHER_WHEEL)]
-    if backend.library and set(libraries.resolved(ldd, backend.library)) <= {'not found'}:
-        return [Difference(backend.option, 'ON', 'a %s backend without its library' % backend.name, ['ldd'],
-                           "the module does not load the MPI that it was built with")]
-    return []
 
 
 def read_settings(text):
