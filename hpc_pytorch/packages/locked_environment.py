@@ -15,16 +15,16 @@ from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option, install_path, source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import adjust_permissions, copy, copy_dir, copy_file, write_file
+from easybuild.tools.filetools import adjust_permissions, convert_name, copy, copy_dir, copy_file, write_file
 from easybuild.tools.modules import get_software_root
 
-from hpc_pytorch import VERSION, collection_path
+from hpc_pytorch import HERE, VERSION, collection_path, parse
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.machine.versions import of_dependencies
-from hpc_pytorch.packages import built_wheels, gpu_code, usage
+from hpc_pytorch.packages import built_wheels, gpu_code
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, check_list, normal_name, other_version, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
@@ -87,11 +87,27 @@ class LockedEnvironment(EasyBlock):
         self.locks = 'lock_files'
         # man looks beside the programs on $PATH, too; a $MANPATH of ours alone would hide the system's pages
         self.module_load_environment.remove('MANPATH')
-        help_text = usage.of_environment(self.cfg, self.system)
+        help_text = self.usage()
         if self.cfg['features']:
             advice = self.settings(self.system.advice)
             help_text += '\n' + explain(self.settings(), advice)
         self.cfg['usage'] = help_text.strip('\n')
+
+    def usage(self):
+        """Return the easyconfig's own usage, then a line of usage.cfg for each command that it installs."""
+        text = self.cfg['usage'] or ''
+        installed = [os.path.basename(name) for name in self.cfg['scripts'] + self.cfg['example_files']]
+        if not installed:
+            return text
+        name = convert_name(self.name, upper=True)
+        launcher = self.system.launcher['command']
+        table = parse(HERE + '/packages/usage.cfg')
+        for what in table.sections():
+            row = table[what]
+            if row.get('with', installed[0]) in installed:
+                command = row['command'].format(name=name, launcher=launcher)
+                text += '\n%-27s %s' % (what + ':', command)
+        return text.lstrip('\n')
 
     def compilers(self):
         return {}
