@@ -28,7 +28,7 @@ from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages import container_modules, images
-from hpc_pytorch.packages.container_scripts import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
+from hpc_pytorch.packages.container_modules import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 
 # What the scripts themselves call outside; a wrapper of that name would call itself for ever.

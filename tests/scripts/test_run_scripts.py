@@ -46,7 +46,7 @@ def test_what_to_type_for_a_container_venv():
 
 def test_every_script_is_installed():
     """Every script is named by an easyconfig or the easyblock for containers; all that are named exist."""
-    from hpc_pytorch.packages.container_scripts import scripts_for
+    from hpc_pytorch.packages.container_modules import scripts_for
     table = scripts_for('torch')
     easyconfigs = ''.join(path.read_text() for path in CHECKOUT.glob('easyconfigs/*/*/*.eb'))
     scripts = [path.name for path in SCRIPTS.iterdir() if path.is_file()]
