@@ -1,5 +1,6 @@
 #include "backend.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -108,7 +109,7 @@ Call call_of(TensorList tensors, const ReduceOp& op, int64_t root = Call::kNone)
   return call;
 }
 
-// Where each pair of ranks exchanges another amount: what neighbours exchange. MPI itself notices too short a receive.
+// Where each pair of ranks exchanges another amount: what neighbours exchange. What comes of others has its length.
 Agreement agreement_of(
     const at::Tensor& model, int rank, const std::vector<Piece>& sends, const std::vector<Piece>& receives) {
   const size_t size = sends.size(), left = (rank + size - 1) % size, right = (rank + 1) % size;
@@ -261,15 +262,24 @@ auto MPIBackend::reduce_scattering(
           reduction.op);
       return;
     }
+    std::vector<int64_t> lengths(size_, elements);
+    std::transform(parts.begin(), parts.end(), lengths.begin(), [](const auto& part) { return part.numel(); });
+    if (*std::max_element(lengths.begin(), lengths.end()) <= kPartLimit) {
+      const auto kept = at::empty({size_}, at::kInt);
+      auto* const counts = static_cast<int*>(kept.data_ptr());
+      std::copy(lengths.begin(), lengths.end(), counts);
+      work.keep(kept);
+      work.begin("MPI_Ireduce_scatter", MPI_Ireduce_scatter, from, to, counts, reduction.type, reduction.op);
+      return;
+    }
     const char* part = from;
     for (int root = 0; root < size_; ++root) {
-      const int64_t length = parts.empty() ? elements : parts[root].numel();
-      in_parts(length, [&](int64_t start, int count) {
+      in_parts(lengths[root], [&](int64_t start, int count) {
         work.begin(
             "MPI_Ireduce", MPI_Ireduce, part + start * width, to + start * width, count, reduction.type, reduction.op,
             root);
       });
-      part += length * width;
+      part += lengths[root] * width;
     }
   };
 }

@@ -129,16 +129,20 @@ Span::~Span() {
 
 void exchange(MPIWork& work, int rank, const std::vector<Piece>& to, const std::vector<Piece>& from) {
   const int tag = Runtime::get().tag(Runtime::exchanged), size = static_cast<int>(to.size());
-  const auto begin_all = [&](const char* name, auto function, const std::vector<Piece>& pieces) {
-    for (int other = 0; other < size; ++other) {
-      if (other == rank && to[rank].bytes == 0)
-        continue;
-      const Span span(pieces[other].bytes);
-      work.begin(name, function, pieces[other].data, span.count, span.type, other, tag);
-    }
+  // Each rank begins with another: not all with the first.
+  const auto others = [&](const auto& function) {
+    for (int step = to[rank].bytes == 0 ? 1 : 0; step < size; ++step)
+      function((rank + step) % size);
   };
-  begin_all("MPI_Irecv", MPI_Irecv, from);
-  begin_all("MPI_Isend", MPI_Isend, to);
+  others([&](int other) {
+    const Span span(from[other].bytes);
+    work.expect(from[other].bytes);
+    work.begin("MPI_Irecv", MPI_Irecv, from[other].data, span.count, span.type, other, tag);
+  });
+  others([&](int other) {
+    const Span span(to[other].bytes);
+    work.begin("MPI_Isend", MPI_Isend, to[other].data, span.count, span.type, other, tag);
+  });
 }
 
 }  // namespace torch_mpi

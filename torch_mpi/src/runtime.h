@@ -128,6 +128,11 @@ class MPIWork : public c10d::Work {
     requests_.push_back(MPI_REQUEST_NULL);
     check_mpi(function(arguments..., communicator_->handle, &requests_.back()), name);
   }
+  // The next part is a receive of so many bytes.
+  void expect(int64_t bytes) {
+    expected_.resize(requests_.size());
+    expected_.push_back(bytes);
+  }
   void keep(at::Tensor tensor) {
     kept_.push_back(std::move(tensor));
   }
@@ -160,6 +165,7 @@ class MPIWork : public c10d::Work {
   // Under the runtime's lock. True when there is nothing more to wait for: it is completing.
   bool advance();
   bool test_requests();
+  bool falls_short(const MPI_Status& status);
   bool test_own_requests();
   // Without any lock: finishes and notifies everyone who waits.
   void end(std::exception_ptr error);
@@ -176,6 +182,7 @@ class MPIWork : public c10d::Work {
   Tensors outputs_;
   c10::SmallVector<at::Tensor, 2> kept_;
   c10::SmallVector<MPI_Request, 2> requests_;
+  c10::SmallVector<int64_t, 2> expected_;  // by request; 0 of what is no receive
   size_t complete_requests_ = 0;
   std::unique_ptr<Comparison> comparison_;
   bool needs_all_ = true;

@@ -127,6 +127,19 @@ bool MPIWork::test_requests() {
   return true;
 }
 
+// Has another rank sent less than this one expects? MPI itself notices more.
+bool MPIWork::falls_short(const MPI_Status& status) {
+  const auto expected = expected_[complete_requests_];
+  MPI_Count bytes = expected;
+  if (expected > 0)
+    MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
+  if (bytes < expected)
+    disagreement_ = c10::str(
+        "the ranks disagree: rank ", status.MPI_SOURCE, " sends ", bytes, " bytes, rank ", rank_, " receives ",
+        expected);
+  return bytes < expected;
+}
+
 bool MPIWork::test_own_requests() {
   for (; complete_requests_ < requests_.size(); ++complete_requests_) {
     MPI_Status status;
@@ -138,6 +151,8 @@ bool MPIWork::test_own_requests() {
     }
     if (!complete)
       return false;
+    if (complete_requests_ < expected_.size() && falls_short(status))
+      return true;
     if (is_receive()) {
       int cancelled = 0;
       MPI_Test_cancelled(&status, &cancelled);
