@@ -48,14 +48,14 @@ REASONS = {
     'USE_NUMA': "libnuma or its header was not found (libnuma-dev, numactl-devel)",
 }
 OTHERWISE = "CMake did not find what it needs, a switch that it depends on is off, or this platform has no support"
-# Compilers are asked for by command and found as paths.
-COMPILERS = (('CC', 'CMAKE_C_COMPILER'), ('CXX', 'CMAKE_CXX_COMPILER'))
 OTHER_COMPILER = "the compilers' module is not loaded, or the build was configured before"
-# Directories that are asked for, and what must have been found in them: another one works, and not as it should.
-DIRECTORIES = (
+# Directories and compilers that are asked for, and where CMake has what it found: another works, and not as it should.
+PATHS = (
     ('NCCL_INCLUDE_DIR', 'NCCL_INCLUDE_DIRS', "another NCCL's headers come first: CPATH, or a CMake package of it"),
     ('NCCL_LIB_DIR', 'NCCL_LIBRARIES', "another NCCL comes first, for example the one that PyTorch brings along"),
     ('CUDNN_ROOT', 'CUDNN_LIBRARY_PATH', "the module's is not where CMake looks, and the CUDA toolkit has another"),
+    ('CC', 'CMAKE_C_COMPILER', OTHER_COMPILER),
+    ('CXX', 'CMAKE_CXX_COMPILER', OTHER_COMPILER),
 )
 
 # What CMake's summary and BLAS_INFO call what can be asked for (cmake/Dependencies.cmake)
@@ -137,7 +137,7 @@ def compare(options, cache, summary, named=()):
     for term in TERMS + other_switches(dict(named)):
         if term.option in options:
             differences += compare_switch(term, options[term.option], cache, summary)
-    return differences + compare_directories(options, cache) + compare_compilers(options, cache)
+    return differences + compare_paths(options, cache)
 
 
 def other_switches(named):
@@ -160,15 +160,17 @@ def compare_switch(term, asked, cache, summary):
     return [Difference(term.option, asked, found or 'nothing', places, term.reason)]
 
 
-def compare_directories(options, cache):
+def compare_paths(options, cache):
     differences = []
-    for option, variable, reason in DIRECTORIES:
+    for option, variable, reason in PATHS:
         # what is not wanted is not looked for
         switch = 'USE_' + option.split('_')[0]
-        wanted = option in options and plain(options.get(switch, 'ON')) != 'OFF'
-        found = cache.get(variable, '')
-        if wanted and not inside(found, options[option]):
-            differences.append(Difference(option, options[option], found or 'nothing', [], reason))
+        wanted = options.get(option) and plain(options.get(switch, 'ON')) != 'OFF'
+        asked, found = options.get(option, ''), cache.get(variable, '')
+        # compilers are asked for by command and found as paths
+        same_compiler = reason == OTHER_COMPILER and os.path.basename(found) == os.path.basename(asked)
+        if wanted and not same_compiler and not inside(found, asked):
+            differences.append(Difference(option, asked, found or 'nothing', [], reason))
     return differences
 
 
@@ -179,15 +181,6 @@ def inside(path, directory):
         if (see(path) + os.sep).startswith(top):
             return True
     return False
-
-
-def compare_compilers(options, cache):
-    differences = []
-    for option, variable in COMPILERS:
-        asked, found = options.get(option), cache.get(variable, '')
-        if asked and os.path.basename(found) != os.path.basename(asked):
-            differences.append(Difference(option, asked, found or 'nothing', [], OTHER_COMPILER))
-    return differences
 
 
 def check(tree, output, asked, named):
