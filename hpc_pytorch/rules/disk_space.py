@@ -62,22 +62,18 @@ def check_room(easyblock):
     room = room_needed(easyblock)
     together = collections.Counter()
     for kind, _, place in PLACES:
-        together[device_of(place())] += room.get(kind, 0)
+        together[os.stat(existing(place())).st_dev] += room.get(kind, 0)
     for kind, option, place in PLACES:
         if kind not in room:
             continue
         path = existing(place())
-        problem = why_no_room(path, room[kind], together[device_of(path)])
+        problem = why_no_room(path, room[kind], together[os.stat(path).st_dev])
         if problem:
             # EasyBuild has made it, before it knew the size
             with contextlib.suppress(OSError):
                 os.removedirs(easyblock.installdir)
             policy.decide('free_space', "The %s directory %s has too little room: %s. Make room, or choose another "
                           "place with %s." % (kind, path, problem, option))
-
-
-def device_of(path):
-    return os.stat(existing(path)).st_dev
 
 
 def why_no_room(directory, size, together):

@@ -16,6 +16,7 @@ from hpc_pytorch import HERE, UsersProblem, collection_path, write_atomically
 
 BACKEND = os.path.join('torch', 'csrc', 'distributed', 'c10d', 'ProcessGroupMPI.cpp')
 DECISION = 'gpu_aware.h'
+DECISION_PATH = os.path.join(collection_path('torch_mpi'), 'src', DECISION)
 
 # One place in the source: what it is called for people, what it looks like, what stands there afterwards.
 Place = namedtuple('Place', 'name pattern replacement')
@@ -45,14 +46,10 @@ def patched(text):
     return text
 
 
-def decision_path():
-    return os.path.join(collection_path('torch_mpi'), 'src', DECISION)
-
-
 def identity():
     """Return what of this goes into a wheel, for the wheel's identity."""
     digest = hashlib.sha256(''.join(place.replacement for place in PLACES).encode())
-    digest.update(Path(decision_path()).read_bytes())
+    digest.update(Path(DECISION_PATH).read_bytes())
     return digest.hexdigest()
 
 
@@ -66,5 +63,5 @@ def apply(tree):
     done = all(place.replacement in text for place in PLACES)
     new = text if done else patched(text)
     # the file that is included comes first: a tree whose backend was changed compiles
-    shutil.copyfile(decision_path(), os.path.join(os.path.dirname(path), DECISION))
+    shutil.copyfile(DECISION_PATH, os.path.join(os.path.dirname(path), DECISION))
     write_atomically(path, new)

@@ -28,10 +28,6 @@ RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
                "runpy.run_module('ramgate', run_name='__main__', alter_sys=True)")
 
 
-def report_directory(easyblock):
-    return os.path.join(easyblock.builddir, 'ramgate')
-
-
 def profile_to_keep(ec):
     """Return where ramgate's profile of this software outlives build directories and prefixes; None if not writable."""
     name = '%s-%s%s-ramgate.json' % (ec['name'], ec['version'], ec['versionsuffix'])
@@ -43,7 +39,7 @@ def profile_to_keep(ec):
 def ramgate_command(easyblock, profile):
     """Return the command that runs a build within the memory, up to its own options."""
     command = [sys.executable, '-I', '-c', RUN_RAMGATE, collection_path('ramgate'), 'run']
-    command += ['--jobs', str(easyblock.cfg.parallel), '--report', report_directory(easyblock)]
+    command += ['--jobs', str(easyblock.cfg.parallel), '--report', os.path.join(easyblock.builddir, 'ramgate')]
     if profile:
         command += ['--profile', profile]
         # other versions need about the same for most of their files; the newest measurement first
@@ -56,7 +52,7 @@ def ramgate_command(easyblock, profile):
 
 def print_summary(easyblock):
     """Print the last line of ramgate: how much memory the build took, and whether ramgate saw it."""
-    path = os.path.join(report_directory(easyblock), 'report.json')
+    path = os.path.join(easyblock.builddir, 'ramgate', 'report.json')
     if os.path.exists(path):
         print_msg("ramgate: %s", '; '.join(json.loads(read_file(path))['summary']), log=easyblock.log)
 

@@ -200,4 +200,4 @@ def test_place_not_found(tmp_path, old, new, place):
 
 def test_same_decision_as_torch_mpi():
     """One home: what goes into PyTorch is the file that torch_mpi is compiled with."""
-    assert gpu_aware_mpi.decision_path() == str(CHECKOUT / 'torch_mpi' / 'src' / 'gpu_aware.h')
+    assert gpu_aware_mpi.DECISION_PATH == str(CHECKOUT / 'torch_mpi' / 'src' / 'gpu_aware.h')
