@@ -276,12 +276,9 @@ class LockedEnvironment(EasyBlock):
         if self.cfg['mpi_lock_files'] and not self.mpi_compilers:
             # its wheel runs with the locked MPI
             built.discard('mpi4py')
-        wheels, sources = [], []
-        for entry in self.locked(self.locks):
-            if entry.name in built:
-                sources.append(entry)
-            else:
-                wheels.append(entry)
+        entries = self.locked(self.locks)
+        sources = [entry for entry in entries if entry.name in built]
+        wheels = [entry for entry in entries if entry.name not in built]
         if not self.mpi_compilers:
             wheels += self.locked('mpi_lock_files')
         return wheels, sources
@@ -381,7 +378,9 @@ class LockedEnvironment(EasyBlock):
         if made.exit_code:
             raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
         wheels, sources = self.divide_packages()
-        self.install_wheels(wheels)
+        count = len({entry.name for entry in wheels})
+        with progress("installing %d packages" % count, self.log):
+            self.pip().install_wheels(wheels, self.wheels)
         for path in self.own_files():
             if path.endswith('.whl'):
                 self.install_file(path)
@@ -390,11 +389,6 @@ class LockedEnvironment(EasyBlock):
             self.install_from_collection(package)
         self.compile_to_byte_code()
         self.install_scripts()
-
-    def install_wheels(self, entries):
-        count = len({entry.name for entry in entries})
-        with progress("installing %d packages" % count, self.log):
-            self.pip().install_wheels(entries, self.wheels)
 
     def install_file(self, path):
         """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
