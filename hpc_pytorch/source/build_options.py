@@ -24,15 +24,7 @@ ROUTES = (
 # The names under which upstream's easyblock looks for a BLAS among the modules.
 BLAS_SOFTWARE = ('imkl', 'FlexiBLAS', 'BLIS', 'OpenBLAS')
 
-# What the build is told of software that is a dependency: (option, software, directories in its prefix; the first that
-# is there counts). Upstream's easyblock says the rest.
-DEPENDENCY_OPTIONS = (
-    ('NCCL_ROOT', 'NCCL', ('',)),
-    ('NCCL_INCLUDE_DIR', 'NCCL', ('include',)),
-    ('NCCL_LIB_DIR', 'NCCL', ('lib', 'lib64')),
-    ('CUDNN_ROOT', 'cuDNN', ('',)),
-    ('CUDNN_LIB_DIR', 'cuDNN', ('lib64', 'lib')),
-)
+TABLE = parse(HERE + '/source/build_options.cfg')
 
 # Where in a source tree the names of options stand.
 OPTION_FILES = ('setup.py', 'CMakeLists.txt', 'cmake', os.path.join('tools', 'setup_helpers'),
@@ -52,14 +44,13 @@ def unknown_architectures(asked, listing):
 
 
 def table_options(version, machine, compiler):
-    """Return the options of the table for this version, processor and compiler, as a dictionary."""
-    table = parse(HERE + '/source/build_options.cfg')
     options = {}
-    for name in table.sections():
-        words = table[name].get('when', '').split()
+    for name in TABLE.sections():
+        row = TABLE[name]
+        words = row.get('when', '').split()
         when = [CONDITION.match(word).groups() for word in words]
-        if holds(when, (machine, compiler), {'pytorch': version}):
-            options[name] = table[name]['value']
+        if 'value' in row and holds(when, (machine, compiler), {'pytorch': version}):
+            options[name] = row['value']
     return options
 
 
@@ -73,10 +64,11 @@ def compiler_family(banner):
 def dependency_options(root_of):
     """Return the options that tell where dependencies are; `root_of` returns a software's prefix, or None."""
     options = {}
-    for name, software, directories in DEPENDENCY_OPTIONS:
-        root = root_of(software)
+    for name in TABLE.sections():
+        row = TABLE[name]
+        root = 'of' in row and root_of(row['of'])
         if root:
-            places = [os.path.join(root, directory).rstrip(os.sep) for directory in directories]
+            places = [os.path.join(root, directory) for directory in row['directories'].split()] or [root]
             options[name] = next(filter(os.path.isdir, places), places[0])
     return options
 
