@@ -125,7 +125,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         super().fetch_patches(*args, **kwargs)
 
     def other_sources_to_fetch(self):
-        """Return the distribution of upstream's easyconfigs, if a patch is to come from it."""
         return read_lock(self.named_file(upstream_patches.LOCK)) if self.missing_patches else []
 
     def make_builddir(self):
@@ -149,7 +148,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         return note
 
     def extract_step(self):
-        """Unpack the source, unless an interrupted build's tree is there."""
         if self.interrupted:
             self.src[0]['finalpath'] = self.interrupted['source']
         else:
@@ -220,7 +218,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         return loaded
 
     def check_installed_contract(self):
-        """Compare what is installed with what its wheel was built with."""
         note = built_wheels.read_note(self.path('wheels'))
         asked = note['asked'] if note else self.asked or self.own_options()
         differences, ldd = installed.ask_installed(self.path('bin', 'python'), asked, build_path())

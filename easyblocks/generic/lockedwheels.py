@@ -51,5 +51,4 @@ class LockedWheels(LockedEnvironment):
         """Everything is built while it is installed."""
 
     def own_files(self):
-        """Return the sources of the easyconfig: wheels, and sources of packages."""
         return [source['path'] for source in self.src]

@@ -193,7 +193,6 @@ class SingularityContainer(Binary):
         super().make_installdir(*args, **kwargs)
 
     def install_step(self):
-        """Install the image, the scripts, the wrappers and the virtual environment."""
         if self.cfg['copy_image'] and not self.dry_run:
             try:
                 shutil.copyfile(self.src[0]['path'], self.path(self.image_name))
@@ -212,7 +211,6 @@ class SingularityContainer(Binary):
         return os.path.join(self.installdir, *parts)
 
     def install_scripts(self):
-        """Install the scripts for use in and around the container, and links for what is on the path outside."""
         mkdir(self.path('bin'), parents=True)
         programs = {name: 'run-in-container' for name in self.cfg['wrappers']}
         for name, (where, _) in self.scripts.items():
@@ -247,7 +245,6 @@ class SingularityContainer(Binary):
         return self.system.settings_for(FEATURES, dict(named, **self.cfg['image_software']), variables)
 
     def make_module_extra(self, *args, **kwargs):
-        """Add what the module sets, and what it decides when it is loaded."""
         module = self.module_generator
         text = super().make_module_extra(*args, **kwargs)
         text += container_modules.conflicts(module, self.system.container['conflicts'])

@@ -36,7 +36,6 @@ def is_cpu_only(torch, architecture):
 
 
 def why_not_cpu_only(torch, system):
-    """Say why a PyTorch for processors alone is not for a system with GPUs, and what to do."""
     return ("torch %s is for processors alone, and the nodes of %s have GPUs (%s). Take wheels with CUDA or ROCm: "
             "PyPI's (on aarch64 from 2.11 on), or those of PyTorch's own index (cu126, cu128) for older drivers. If "
             "you want it without GPUs, say so in the easyconfig: features = ['%s']"

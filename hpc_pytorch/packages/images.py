@@ -44,7 +44,6 @@ def images_in(stores):
 
 
 def file_of(reference):
-    """Return the name of the file in which an image of a registry is kept."""
     found = REFERENCE.match(reference)
     if not found:
         raise UsersProblem("expected docker://NAME@sha256:... with 64 digits, found %s; a tag can stand for another "

@@ -153,7 +153,6 @@ class LockedEnvironment(EasyBlock):
                           "them, put another Python first on $PATH, or add %s to the dependencies", closed, OWN_PYTHON)
 
     def find_python(self):
-        """Find the first Python on this machine of those that the packages exist for."""
         versions = self.cfg['python_versions']
         root = get_software_root('Python')
         programs = [os.path.join(root, 'bin', 'python3')] if root else pythons(versions)
@@ -180,7 +179,6 @@ class LockedEnvironment(EasyBlock):
                 distribution_packages.install(missing)
 
     def cuda_architectures(self):
-        """Return the GPUs to compile for: the user's word, else the easyconfig's."""
         return build_option('cuda_compute_capabilities') or self.cfg['cuda_compute_capabilities'] or []
 
     def named_file(self, name):
@@ -368,7 +366,6 @@ class LockedEnvironment(EasyBlock):
         return Pip(self.python, self.path('bin', 'python'))
 
     def install_step(self):
-        """Make a virtual environment with the wheels, what is built here, and scripts."""
         if self.dry_run:
             packages = {entry.name for entry in self.locked('lock_files')}
             built = ', '.join(self.cfg['build_from_source'])
@@ -421,7 +418,6 @@ class LockedEnvironment(EasyBlock):
                                    environment=variables)
 
     def build_variables(self):
-        """Return the environment for building: the system's MPI, or the one just installed."""
         variables = self.compilers()
         variables['PATH'] = os.pathsep.join([self.path('bin'), os.environ['PATH']])
         mpi = self.mpi_compilers
@@ -447,7 +443,6 @@ class LockedEnvironment(EasyBlock):
             self.install_file(wheel)
 
     def install_scripts(self):
-        """Install scripts and examples, and what scripts have to know of the system."""
         for name in self.cfg['scripts']:
             self.install_named_file(name, 'bin', 0o755)
         for name in self.cfg['example_files']:

@@ -303,7 +303,6 @@ class SpeedCheck(ModuleCheck):
             self.check_cores(ranks)
 
     def check_cores(self, ranks):
-        """Check that each rank has cores of its own, near its device."""
         near = self.facts['gpu_cores']
         taken = collections.defaultdict(set)
         for rank in ranks:

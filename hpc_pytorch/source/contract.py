@@ -141,7 +141,6 @@ def compare(options, cache, summary, named=()):
 
 
 def other_switches(named):
-    """Return a term for each switch that was asked for by name and is not in the table."""
     return tuple(Term(name, (), REASONS.get(name, OTHERWISE)) for name in sorted(named)
                  if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'))
 

@@ -34,7 +34,6 @@ CALL = re.compile(r'tensor\.is_cuda\(\) && !cudaAwareMpiCheck\(\)')
 
 
 def patched(text):
-    """Return the source of the backend with the decision replaced."""
     for place in PLACES:
         found = len(place.pattern.findall(text))
         if found != 1:

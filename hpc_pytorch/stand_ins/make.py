@@ -275,7 +275,6 @@ def make(name, target=None):
 
 
 def make_parts(directory, parts):
-    """Make the parts that are missing or have changed."""
     missing = [name for name, part in parts.items() if not is_complete(directory / name, part)]
     packages = sorted(set(' '.join(parts[name].get('debian', '') for name in missing).split()))
     if packages and not shutil.which('apt-get'):
