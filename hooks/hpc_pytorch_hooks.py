@@ -19,7 +19,7 @@ except ImportError:
 from hpc_pytorch import UsersProblem, fsync  # noqa: E402
 from hpc_pytorch.packages import easybuild_errors  # noqa: E402
 from hpc_pytorch.rules import disk_space, early_checks, installation_locks, interrupts, known_pairs  # noqa: E402
-from hpc_pytorch.rules import own_python, policy, provenance, usage_hints, within_memory  # noqa: E402
+from hpc_pytorch.rules import policy, provenance, usage_hints, within_memory  # noqa: E402
 
 
 def fsync_all(easyblock):
@@ -41,7 +41,7 @@ RULES = {
     # an easyconfig was read
     'parse_hook': [
         ("the system's modules are there", early_checks.check_external_modules),
-        ('a Python that fits', own_python.add),
+        ('a Python that fits', early_checks.add_own_python),
         ('usage hints', usage_hints.remember),
     ],
     # it is known what is going to be installed

@@ -1,4 +1,4 @@
-"""Checks that fail fast: missing modules, directories that cannot be used, builds on login nodes."""
+"""Checks that fail fast: missing modules and Pythons, directories that cannot be used, builds on login nodes."""
 import glob
 import os
 import re
@@ -7,7 +7,7 @@ import socket
 import sys
 
 from easybuild.framework.easyconfig.constants import EXTERNAL_MODULE_MARKER
-from easybuild.tools.build_log import EasyBuildError
+from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option, build_path, install_path, source_paths, update_build_option
 from easybuild.tools.modules import curr_module_paths, modules_tool
 from easybuild.tools.utilities import nub
@@ -16,6 +16,8 @@ from hpc_pytorch.machine.batch_systems import job_on_this_node
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
 from hpc_pytorch.packages import built_wheels
+from hpc_pytorch.packages.locked_environment import OWN_PYTHON
+from hpc_pytorch.packages.wheel_tags import find_python, pythons
 from hpc_pytorch.rules import policy
 from hpc_pytorch.rules.disk_space import existing
 from hpc_pytorch.rules.resource_needs import needs_of
@@ -66,6 +68,18 @@ def advice(easyconfig, module, exists):
         return "If it excludes a module that you have loaded (module list), unload that one, and try again"
     return ("On the system itself, name another version in the easyconfig's dependencies; elsewhere, try it on the "
             "system's test environment: ./eb --rehearse %s" % shlex.quote(easyconfig))
+
+
+def add_own_python(ec):
+    """Add our prebuilt Python to an easyconfig whose Python is not here, and that loads nothing which may have one."""
+    versions = ec.get('python_versions')
+    if not versions or '3.12' not in versions or ec['dependencies']:
+        return
+    python, found = find_python(pythons(versions), versions)
+    if not python:
+        print_msg("%s needs Python %s; found: %s. Installing our own: %s-%s%s.eb", ec.name,
+                  ' or '.join(versions), found, *OWN_PYTHON)
+        ec['dependencies'] = [OWN_PYTHON]
 
 
 def check_directories():
