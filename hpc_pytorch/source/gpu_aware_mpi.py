@@ -57,8 +57,7 @@ def apply(tree):
     path = os.path.join(tree, BACKEND)
     if not os.path.isfile(path):
         raise UsersProblem("there is no file %s" % BACKEND)
-    with open(path, encoding='utf-8') as handle:
-        text = handle.read()
+    text = Path(path).read_text(encoding='utf-8')
     done = all(place.replacement in text for place in PLACES)
     new = text if done else patched(text)
     # the file that is included comes first: a tree whose backend was changed compiles
