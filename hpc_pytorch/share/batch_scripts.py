@@ -185,8 +185,7 @@ class Script:
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
         parts = [self.launcher['command'], words['ranks'], words.get('per_node', '')]
-        if not self.options.requeue:
-            parts.append(words.get('failure', ''))
+        parts.append(words.get('failure in turns' if self.options.requeue else 'failure', ''))
         parts.append(binding)
         launcher = ' '.join(parts).format(nodes=self.options.nodes, ranks=self.options.nodes * self.ranks,
                                           per_node=self.ranks, cores=self.cores, gpus=self.gpus)

@@ -355,7 +355,7 @@ def test_ranks_that_are_left(jobscript, tmp_path, ended, status, again):
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
     start = lines.index('mkdir -p "$HPC_RANK_OUTPUTS"')
     launch, = [number for number, line in enumerate(lines) if line.startswith('srun ')]
-    assert '--wait' not in lines[launch] and '--kill' not in lines[launch]
+    assert ' --kill-on-bad-exit=0 --wait=0 ' in lines[launch]
     (tmp_path / 'rank-1.out').write_text('pytorch-srun: rank 1 on n1 ended with status %s at 05:00:00\n' % ended)
     killed = 'echo "srun: error: n1: task 1: Killed" >&2\n' * (ended == '')
     for name, does in (('sleep', 'exec /bin/sleep 0.1'), ('scontrol', 'echo "$@"'),
