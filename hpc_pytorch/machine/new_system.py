@@ -1,7 +1,4 @@
-"""
-Drafts for a machine that has no description, to be read and corrected: systems/NAME/ and its first easyconfig. Each
-value has the command that it comes from; what could not be asked is in a comment. Nothing is overwritten.
-"""
+"""Drafts for a machine without a description: systems/NAME/ and its first easyconfig; each value names its source."""
 import contextlib
 import os
 import re
@@ -101,13 +98,16 @@ def gpu_cores(machine, gpus, cores):
     """Find the cores next to each GPU, where each has its own; hardware threads, with higher numbers, are left out."""
     lists = []
     with contextlib.suppress(NotAsked, OSError, ValueError):
-        lists = [[core for core in near if core < int(cores or 0)] for near in machine.cores_next_to_GPUs()]
+        # where the threads of a core have numbers side by side, as in some virtual machines, too few are left
+        below = len(set(machine.hardware_threads()[:int(cores or 0)]))
+        lists = [[core for core in near if core < below] for near in machine.cores_next_to_GPUs()]
     together = sum(lists, [])
     # jobs get no other cores: those of the operating system may be missing, no more
     few = 8 * len(together) < 7 * int(cores or 0)
-    if not lists or len(lists) != int(gpus or 0) or len(set(together)) != len(together) or few:
+    if not lists or [] in lists or len(lists) != int(gpus or 0) or len(set(together)) != len(together) or few:
         return None, ("no driver answers here, or this is not a node with GPUs, or the batch system counts others, "
-                      "or several have the same cores, or many cores are next to none")
+                      "or several have the same cores, or many cores are next to none, or threads of a core follow "
+                      "each other")
     return ' '.join(map(core_word, lists)), '/sys/bus/pci; rocm-smi (of this host)'
 
 

@@ -648,6 +648,18 @@ def test_draft_has_the_cores_of_gpus(place):
     assert new_system.gpu_cores(machine, 2, 8)[0] is None
 
 
+@pytest.mark.parametrize('threads, near, cores', [(2, ['0-7', '8-15'], 8), (2, ['0-15'], 8), (1, ['0-3', '4-7'], 4)])
+def test_draft_leaves_out_cores_that_it_cannot_number(place, threads, near, cores):
+    """Threads of a core side by side, as in virtual machines; or sinfo has fewer cores than this host: ./eb stopped."""
+    place.command('lscpu', '# Socket,Core\n' + ''.join('0,%d\n' % (number // threads) for number in range(16)))
+    shutil.rmtree(place.top / 'root/proc/driver')
+    for bus, those in zip(('07', 'c1'), near):
+        place.write(GPU % bus + '/information', '')
+        place.write(NEAR % bus, those + '\n')
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    assert new_system.gpu_cores(machine, len(near), cores)[0] is None
+
+
 def test_draft_leaves_no_cores_idle(place):
     """As where the memory of half of the cores has no GPU: jobs get only cores that are named beside one."""
     place.replace(NEAR % '07', '0-3,8-11', '0-3')
