@@ -21,7 +21,7 @@ from easybuild.easyblocks.pytorch import EB_PyTorch
 from easybuild.framework.easyconfig import CUSTOM
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_path, source_paths
-from easybuild.tools.filetools import copy_file, create_patch_info, mkdir
+from easybuild.tools.filetools import copy_files, create_patch_info
 from easybuild.tools.hooks import BUILD_STEP, CONFIGURE_STEP, PATCH_STEP
 from easybuild.tools.utilities import nub
 
@@ -186,12 +186,9 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         super().install_step()
         if self.dry_run:
             return
-        directory = self.path('wheels')
-        mkdir(directory)
-        copy_file(self.wheel, directory)
         note = os.path.join(os.path.dirname(self.wheel), built_wheels.NOTE)
-        if os.path.exists(note):
-            copy_file(note, directory)
+        files = [self.wheel, note] if os.path.exists(note) else [self.wheel]
+        copy_files(files, self.path('wheels'))
 
     def keep_for_the_next(self):
         """Keep the wheel with what it was built from; what fails PyTorch's own tests does not get here."""

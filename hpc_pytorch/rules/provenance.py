@@ -14,7 +14,7 @@ import subprocess
 import time
 
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import copy_file, mkdir, write_file
+from easybuild.tools.filetools import copy_files, write_file
 from easybuild.tools.toolchain.toolchain import RPATH_WRAPPERS_SUBDIR
 from easybuild.tools.version import VERSION as EASYBUILD_VERSION
 
@@ -122,13 +122,9 @@ def write(easyblock):
         return
     directory = directory_of(easyblock)
     files = named_files(easyblock)
-    mkdir(directory, parents=True)
-    for path in files:
-        copy_file(path, directory)
-    for name in REPORTS:
-        path = os.path.join(easyblock.builddir, 'ramgate', name)
-        if os.path.exists(path):
-            copy_file(path, os.path.join(directory, 'ramgate', name))
+    copy_files(files, directory)
+    reports = [os.path.join(easyblock.builddir, 'ramgate', name) for name in REPORTS]
+    copy_files(list(filter(os.path.exists, reports)), os.path.join(directory, 'ramgate'))
     text = json.dumps(facts(easyblock, files), indent=2, sort_keys=True) + '\n'
     write_file(os.path.join(directory, 'provenance.json'), text)
     # EasyBuild moves it from the temporary directory, whose group may be another than that of the prefix
