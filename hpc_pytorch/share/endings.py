@@ -16,7 +16,9 @@ STANDS = re.compile(r'^\S+: (rank \d+ on \S+ makes no progress: .*)', re.M)
 KILLED = re.compile(r'^srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed$', re.M)
 # statuses of ranks that have not failed
 WELL = ('0', '85')
-EXCEPTION = r'^(?:\[rank%s\]: ?)?([\w.]+(?:Error|Exception|Interrupt)\b.*)$'
+# the end of a traceback, whatever the exception's name, or a line with a usual name
+EXCEPTION = (r'^(?:\[rank{0}\]: ?)?(?:Traceback .*\n(?:(?:\[rank{0}\]: )? .*\n)+(?:\[rank{0}\]: )?([\w.]+(?::.*)?)|'
+             r'([\w.]+(?:Error|Exception|Interrupt)\b.*))$')
 # what a rank raises that has lost another; it may end before that one, whose connections close first
 LOST = re.compile(r'closed by (remote )?peer|reset by peer|Broken pipe|remote process exit')
 # bytes at the end of the output in which they are looked for; a rank's own last line is shorter
@@ -80,12 +82,16 @@ def place_of(entry):
     return ", at %(filename)s, line %(line)s" % own[0] if own else ''
 
 
+def exceptions_of(rank, text):
+    return [last or line for last, line in re.findall(EXCEPTION.format(rank), text, re.M)]
+
+
 def find_reasons(texts, rank):
     """Return known reasons in the first text that has any, or its last exception."""
     for text in texts:
         found = [(re.search(row['pattern'], text), row['reason']) for row in map(ERRORS.__getitem__, ERRORS.sections())]
         known = [reason.format(*match.groups()) for match, reason in found if match]
-        reasons = known or re.findall(EXCEPTION % rank, text, re.M)[-1:]
+        reasons = known or exceptions_of(rank, text)[-1:]
         if reasons:
             return reasons
     return []
@@ -100,7 +106,7 @@ def directory_of(output):
 
 def follows_another(text, rank, status):
     """Tell whether a rank, by its own output, only failed as another had: it lost that one, or was told to end."""
-    exceptions = re.findall(EXCEPTION % rank, text, re.M)
+    exceptions = exceptions_of(rank, text)
     return bool(LOST.search(exceptions[-1])) if exceptions else status == '143'
 
 

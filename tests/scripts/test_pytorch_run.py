@@ -339,6 +339,13 @@ def test_killed_with_pytorch_srun(tmp_path, lines, says):
       ("[rank1]: KeyError: 'lr'", 143, '05:02')], ['rank 1 on n1 failed first, with status 143', "KeyError: 'lr'"]),
     ([('[rank0]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5030.', 1, '05:01'),
       ('waits', 143, '05:02')], ['rank 0 on n0 failed first, with status 1', 'Connection closed by peer']),
+    # exceptions have other names, too, and follow from others
+    ([("[rank0]: Traceback (most recent call last):\n[rank0]:   File \"a.py\", line 1, in f\n[rank0]: KeyError: 'x'\n\n"
+       '[rank0]: During handling of the above exception, another exception occurred:\n\n'
+       '[rank0]: Traceback (most recent call last):\n[rank0]:   File "a.py", line 2, in f\n[rank0]:     read()\n'
+       '[rank0]: zipfile.BadZipFile: File is not a zip file', 1, '05:01')], ['status 1', 'zipfile.BadZipFile: File']),
+    ([('Traceback (most recent call last):\n  File "a.py", line 1\n    next(x)\nStopIteration', 1, '05:01')],
+     ['status 1', 'StopIteration']),
 ])
 def test_loses_another(tmp_path, outputs, says):
     """A rank that fails as it has lost another, and ends before that one, is not named for it."""
