@@ -403,6 +403,9 @@ class Change:
             if not self.renewed and os.path.exists(source) and os.path.exists(lock):
                 if release(option(read(source), '--python-version') or '0') <= release(self.least):
                     made.update({source: read(source), lock: read(lock)})
+                    if LISTED.findall(made[source]) != LISTED.findall(self.new_input(read(path))):
+                        self.to_check.append("%s: check its list: it existed already, and differs from %s; after a "
+                                             "change: ./eb --renew %s" % (source, path, as_typed(self.target)))
                     continue
             made[source] = read(path) if self.renewed else self.new_input(read(path))
             draft = Path(self.work, os.path.basename(source))
@@ -420,9 +423,10 @@ class Change:
         return made
 
     def check_locks(self, made):
-        """Name the locks that are missing, or have another version than the new easyconfig."""
+        """Name the locks that are missing, have another version than the new easyconfig, or older packages."""
         for name in {name for parameter in LOCK_PARAMETERS for name in self.names_in(parameter)}:
-            new = self.place(named_file(self.easyconfig, name) or os.path.join(os.path.dirname(self.easyconfig), name))
+            old = named_file(self.easyconfig, name)
+            new = self.place(old or os.path.join(os.path.dirname(self.easyconfig), name))
             kept = named_file(self.easyconfig, os.path.basename(new))
             if new not in made and not kept:
                 if os.path.splitext(new)[0] + '.in' not in made:
@@ -433,6 +437,17 @@ class Change:
             if other:
                 self.by_hand.append("%s has %s: pin %s in its .in file, and run the command in that; if another "
                                     "easyconfig names the lock, name and change a copy" % (new, other, self.version))
+            if old and release(self.version) > release(self.old):
+                self.name_older(read_lock(old), entries)
+
+    def name_older(self, before, entries):
+        """Name packages that are older than before: if bounds do not fit the newest, uv may go back for years."""
+        had, have = ({entry.name: entry.version for entry in sorted(lock, key=lambda entry: release(entry.version))}
+                     for lock in (before, entries))
+        for name, version in have.items():
+            if release(version) < release(had.get(name, '')):
+                self.to_check.append("%s %s: check whether it may be older: it was %s. If not, change the bounds in "
+                                     "the .in file" % (name, version, had[name]))
 
     def compare(self, made):
         """Say what the new wheels ask for and the new locks lack, if the wheels are from an index of PyTorch's own."""

@@ -460,11 +460,13 @@ def test_pythons_without_wheels(toy, made, capsys):
     """A Python that the version has no wheels for does not stay the first."""
     page = toy / 'index' / 'torch'
     (page / 'torch-2.0-py3-none-any.whl').rename(page / 'torch-2.0-cp311-none-any.whl')
-    (page / 'index.html').write_text((page / 'index.html').read_text().replace('2.0-py3', '2.0-cp311'))
+    # most packages have a source, too
+    (page / 'index.html').write_text((page / 'index.html').read_text().replace('2.0-py3', '2.0-cp311')
+                                     + '<a href="torch-2.0.tar.gz#sha256=%s">torch-2.0.tar.gz</a>' % ('a' * 64))
     text = EASYCONFIG.replace("['3.11']", "['3.13', '3.11']  # newest first") + "scripts = ['toy']\n"
     new = made('2.0', text=text)[1]['toy-2.0.eb']
     assert "python_versions = ['3.11']  # newest first\nmoduleclass = 'ai'\nscripts = ['toy']\n" in new
-    assert 'Left out: Python 3.13 (' in capsys.readouterr().out
+    assert 'Left out: Python 3.13 (it has no wheel' in capsys.readouterr().out
 
 
 def test_comments_that_name_versions(made):
@@ -618,6 +620,48 @@ def test_lock_of_another_version(toy, made, pin, name):
                                                         if '-' in name else name + '.lock'))
     line, = change.by_hand
     assert re.search(r'/%s\.lock has toy \S+: pin 2\.0 in its \.in file' % name.replace('1.0', '2.0'), line)
+
+
+def test_packages_that_became_older(toy, made):
+    """What a bound keeps from the newest may be replaced by one of years ago that names no bound."""
+    for version, needs in (('1.0', ()), ('4.0', 'torch<2')):
+        add(toy / 'index', 'transformers', version, *([needs] if needs else []))
+    with open(toy / 'toy-1.0.in', 'a') as stream:
+        stream.write('transformers<5\n')
+    for name, text in made(None)[1].items():
+        (toy / name).write_text(text)
+    change, files = made('2.0')
+    assert 'transformers==1.0 ' in files['toy-2.0.lock'] and not change.by_hand
+    line, = change.to_check
+    assert line.startswith('transformers 1.0: check whether it may be older: it was 4.0.')
+    # an older version has older packages
+    for name, text in files.items():
+        (toy / name).write_text(text)
+    add(toy / 'index', 'torch', '0.9')
+    assert not made('0.9', 'toy-2.0.eb')[0].to_check
+
+
+@pytest.mark.parametrize('added, found', [('', 0), ('numbers-of-toys>=5\n', 1), ('# why\n', 0)])
+def test_lock_of_an_earlier_try(toy, made, added, found):
+    """The easyconfig was removed to try again; what was added to the old list since then is not in the new one."""
+    for name, text in made('2.0')[1].items():
+        if name != 'toy-2.0.eb':
+            (toy / name).write_text(text)
+    with open(toy / 'toy-1.0.in', 'a') as stream:
+        stream.write(added)
+    lines = made('2.0')[0].to_check
+    assert len(lines) == found
+    assert all(line.startswith('%s: check its list: it existed already' % (toy / 'toy-2.0.in')) for line in lines)
+
+
+@pytest.mark.parametrize('name, said', [('our-stack', True), ('stack-1.0', False), ('stack-1.0-cpu', False)])
+def test_lock_without_a_version(toy, made, name, said):
+    """The new version of a group's stack has the packages of the old one, which has the same lock."""
+    (toy / (name + '.in')).write_text('#   %s{0}.in -o {0}.lock\nnumbers-of-toys\n'.format(name) % COMMAND)
+    (toy / (name + '.lock')).write_text('numbers-of-toys==5.0 --hash=sha256:%s\n' % ('a' * 64))
+    change, files = made('2.0', text=EASYCONFIG.replace('toy-%(version)s', name))
+    assert len(files) == (1 if said else 3)
+    assert ('check its packages: the older version has the same file' in ''.join(change.to_check)) == said
 
 
 def test_lock_that_nobody_can_make(toy, made):
