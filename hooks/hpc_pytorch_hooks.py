@@ -1,5 +1,4 @@
-"""
-Hooks of the collection: a table of rules, each a function in hpc_pytorch/rules/.
+"""Hooks of the collection: a table of rules, each a function in hpc_pytorch/rules/.
 
 They work wherever EasyBuild comes from: ./eb, pip, or the site's own module (EASYBUILD_HOOKS names this file). A site's
 own hooks run after ours: $HPC_SITE_HOOKS names their file; ./eb takes it from --hooks and EasyBuild's configuration.

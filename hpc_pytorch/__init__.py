@@ -1,5 +1,4 @@
-"""
-What all rooms share: where the collection lies, its version, the error for users, and writing to disk safely.
+"""What all rooms share: where the collection lies, its version, the error for users, and writing to disk safely.
 
 All modules but start.py and stand_ins/ keep to Python 3.6, with which some clusters run EasyBuild; without an import
 from EasyBuild they need the standard library only.

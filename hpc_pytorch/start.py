@@ -1,5 +1,4 @@
-"""
-What ``./eb`` runs in the collection's own environment: choose the system, find the modules tool, configure EasyBuild
+"""What ``./eb`` runs in the collection's own environment: choose the system, find the modules tool, configure EasyBuild
 through its environment variables, and run it in the same process. What can wait for EasyBuild's start is in hooks/.
 """
 import argparse

@@ -1,10 +1,7 @@
-"""
-EasyBuild's Slurm backend for --job, with all that a system, the software and the user ask for.
+"""EasyBuild's Slurm backend for --job, with all that a system, the software and the user ask for.
 
-Needed because: upstream's asks for cores and time only, exports the environment, and leaves held jobs behind when one
-of several is refused.
-Differs from upstream's in: account, partition, QOS, memory, GPUs; a script that can be read; nothing exported; nothing
-submitted twice.
+Needed because: upstream's asks for cores and time only, exports the environment, and may leave held jobs behind.
+Differs from upstream's in: account, partition, QOS, memory, GPUs; a readable script; nothing exported nor sent twice.
 Remove when: upstream takes these from its configuration.
 """
 from easybuild.tools.job.backend import JobBackend

@@ -1,5 +1,4 @@
-"""
-A backend for EasyBuild's --job on systems with PBS Pro or OpenPBS.
+"""A backend for EasyBuild's --job on systems with PBS Pro or OpenPBS.
 
 Needed because: upstream's PbsPython needs pbs_python, which is dead.
 Remove when: upstream has one.

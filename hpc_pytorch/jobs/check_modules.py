@@ -1,5 +1,4 @@
-"""
-``./eb --check [MODULE ...]``: the checks of hpc_pytorch/reframe on what is installed, without knowing ReFrame.
+"""``./eb --check [MODULE ...]``: the checks of hpc_pytorch/reframe on what is installed, without knowing ReFrame.
 
 Each call leaves a report, which later calls can be compared with. Words that are not known here are ReFrame's.
 """

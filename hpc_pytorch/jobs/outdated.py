@@ -1,6 +1,5 @@
-"""
-``./eb --outdated``: list what is behind, of this system's easyconfigs and of what is installed in the prefix, each with
-the command that renews it. Status 1 if anything is.
+"""``./eb --outdated``: list what is behind, of this system's easyconfigs and of what the prefix has, each with the
+command that renews it. Status 1 if anything is.
 """
 import datetime
 import glob

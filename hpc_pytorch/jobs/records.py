@@ -1,5 +1,4 @@
-"""
-The files of a job: its script, a record, and while it runs its progress.
+"""The files of a job: its script, a record, and while it runs its progress.
 
 They lie in ``<software directory>/.jobs``, beside EasyBuild's own locks. There is one record for each module; what jobs
 write has the token of their submission in its name, so that it is never taken for another job's.

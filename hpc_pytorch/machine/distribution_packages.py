@@ -1,14 +1,11 @@
-"""
-Packages of the operating system: installs them where that is allowed, else says what to type. ``./test`` runs this
-file before its environment exists: ``python3 hpc_pytorch/machine/distribution_packages.py lmod``.
-"""
+"""Packages of the operating system: installs them where that is allowed, else says what to type."""
 import os
 import shutil
 import sys
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 if __name__ == '__main__':
-    # run as a program, with -I: Python does not find the collection
+    # ./test runs it before its environment exists, with -I: Python does not find the collection
     sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
 from hpc_pytorch import UsersProblem, parse  # noqa: E402
 from hpc_pytorch.machine import commands  # noqa: E402

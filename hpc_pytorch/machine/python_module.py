@@ -1,7 +1,4 @@
-"""
-Print the path of the Python that a system's own module has, for login nodes whose python3 is too old; it runs this:
-``python3 -I hpc_pytorch/machine/python_module.py "Python 3.6.15" PyTorch-1.13.1-ARCHER2.eb``.
-"""
+"""Print the path of the Python of a system's own module, for login nodes whose python3, which runs this, is too old."""
 import os
 import shutil
 import socket

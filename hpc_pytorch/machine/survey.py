@@ -1,5 +1,4 @@
-"""
-``./eb --survey [FILE] [--job] [--new-system NAME]``: compare this machine with its description in systems/NAME.
+"""``./eb --survey [FILE] [--job] [--new-system NAME]``: compare this machine with its description in systems/NAME.
 
 Call it once on a login node and once in a job (``--job`` submits it). Besides what inspection.py asks, the modules of
 each easyconfig are loaded. FILE has no user name and no path below $HOME, so it can be sent to somebody.

@@ -1,5 +1,4 @@
-"""
-Wheels that were built here: each in a directory named after what it was built from, beside a note with the same.
+"""Wheels that were built here: each in a directory named after what it was built from, beside a note with the same.
 Another note, in the build directory, says what is being built there: the next call continues a build of the same.
 """
 import hashlib

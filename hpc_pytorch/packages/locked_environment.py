@@ -1,8 +1,4 @@
-"""
-The base of LockedWheels and EB_PyTorchHPC: a virtual environment with locked packages, as a module.
-
-Everything is fetched in EasyBuild's fetch step; what comes after it works without a network.
-"""
+"""The base of LockedWheels and EB_PyTorchHPC: locked packages in an environment. Only fetching needs a network."""
 import glob
 import os
 import re

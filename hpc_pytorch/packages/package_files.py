@@ -1,8 +1,4 @@
-"""
-The files of locked packages: links to those that a source path has, and downloads of the others.
-
-pip downloads them, so that the mirrors, proxies and caches that the user configured for pip are used.
-"""
+"""The files of locked packages: links to those in a source path, and downloads, with the user's settings of pip."""
 import os
 import shlex
 import tempfile

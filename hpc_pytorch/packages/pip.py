@@ -1,8 +1,4 @@
-"""
-pip for one Python, and uv for what pip has fetched.
-
-Only downloading sees how the user configured pip; everything else works from the fetched files alone.
-"""
+"""pip for one Python, and uv for what pip has fetched; the user's settings of pip count for downloads alone."""
 import importlib.util
 import os
 import tempfile

@@ -1,6 +1,5 @@
-"""
-The patches of EasyBuild's own easyconfigs of PyTorch: ours name them with their SHA256, and they are taken out of the
-source distribution of those easyconfigs, which a lock file names.
+"""The patches of EasyBuild's own easyconfigs of PyTorch: ours name them with their SHA256, and they are taken out of
+the source distribution of those easyconfigs, which a lock file names.
 """
 import glob
 import os

@@ -1,6 +1,6 @@
-"""
-What a site decides about problems that are found before an installation: refuse, warn or allow. $HPC_SITE_CONFIG names
-its file, which has lines such as ``login_node = warn`` below ``[policy]``.
+"""What a site decides about problems that are found before an installation: refuse, warn or allow.
+
+$HPC_SITE_CONFIG names its file, which has lines such as ``login_node = warn`` below ``[policy]``.
 """
 import os
 

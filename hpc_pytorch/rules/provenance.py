@@ -1,5 +1,4 @@
-"""
-Record where an installation comes from, in its own ``easybuild/provenance``: the easyconfig with every file that it
+"""Record where an installation comes from, in its own ``easybuild/provenance``: the easyconfig with every file that it
 names, which install the same again, and ``provenance.json``: on what, with what and by whom.
 """
 import contextlib

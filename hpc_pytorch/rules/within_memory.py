@@ -1,5 +1,4 @@
-"""
-Keep what any easyblock compiles within the memory: ``ramgate = True`` in an easyconfig, or a site's hook that calls
+"""Keep what any easyblock compiles within the memory: ``ramgate = True`` in an easyconfig, or a site's hook that calls
 ``watch``. Links to compilers come first in $PATH, and ask a ramgate that ends with the installation.
 """
 import os

@@ -1,6 +1,4 @@
-"""
-What PyTorch's own build is told, by version: tables (see build_options.cfg, too), and the functions that read them.
-"""
+"""What PyTorch's own build is told, by version: tables (build_options.cfg, too), and what reads them."""
 import difflib
 import os
 import re

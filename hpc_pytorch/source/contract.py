@@ -1,5 +1,4 @@
-"""
-The configuration contract: what CMake decided, compared with what was asked for.
+"""The configuration contract: what CMake decided, compared with what was asked for.
 
 PyTorch builds silently without what CMake did not find. CMake's decisions are in its summary and in its cache, which
 exist after a minute; libraries.py looks at what was built, and installed.py asks again once it is installed.

@@ -1,5 +1,4 @@
-"""
-PyTorch's MPI backend decides at run time whether MPI takes GPU memory: the change to its source that makes it so.
+"""PyTorch's MPI backend decides at run time whether MPI takes GPU memory: the change to its source that makes it so.
 
 PyTorch itself believes Open MPI alone. Its decision is one function, which is replaced as a whole, whatever it has come
 to say in the version at hand, by a call of gpu_aware.h, the same file that torch_mpi is compiled with. A tree in which

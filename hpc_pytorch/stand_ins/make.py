@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""
-Make the stand-in of a system, or of its state in a year (frontier-2024): a tree of modules with its names and versions,
-made of real parts from Debian and PyPI. README.rst explains its files. Prints the directory to `module use`.
+"""Make the stand-in of a system, or of its state in a year (frontier-2024): a tree of modules with its names and
+versions, made of real parts from Debian and PyPI. README.rst explains its files. Prints the directory to `module use`.
 """
 import argparse
 import configparser

@@ -1,5 +1,4 @@
-"""
-Memory of a compilation over its time, and forecasts of what several take together.
+"""Memory of a compilation over its time, and forecasts of what several take together.
 
 A curve is a list: entry k is the most memory during the k-th span of a compilation's life. Spans get longer with age
 (6 % each), so a curve is short, is fine where memory changes fast, and tolerates a machine that is slightly slower.

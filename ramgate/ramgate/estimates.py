@@ -1,5 +1,4 @@
-"""
-What a compilation will need: what earlier builds measured for its file, else for a file of a similar name, else what
+"""What a compilation will need: what earlier builds measured for its file, else for a file of a similar name, else what
 this build has shown of files of the same directory and language, else a first guess.
 
 Earlier builds are the profile that this build keeps, profiles of other versions or machines, and the measurements of
@@ -57,10 +56,7 @@ SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data', 'pyto
 
 
 class Estimate(namedtuple('Estimate', 'seconds curve uncertainty earlier language')):
-    """
-    Expected seconds and curve (MB), and by how much (MB) the curve may be wrong. `earlier`: the build in which this
-    file was measured; None for a guess.
-    """
+    """What is expected, in seconds and MB. `earlier`: the build in which this file was measured; None for a guess."""
     __slots__ = ()
 
     @property

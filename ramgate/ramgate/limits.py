@@ -1,8 +1,4 @@
-"""
-How much memory the build may use right now, and which limit that is.
-
-Page cache that the kernel would give back does not count as used.
-"""
+"""How much memory the build may use now, and which limit that is; page cache that can be given back is no use of it."""
 import os
 import re
 import resource

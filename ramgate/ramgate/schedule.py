@@ -1,5 +1,4 @@
-"""
-Decides which compilation starts, is frozen, continues, is killed or starts again.
+"""Decides which compilation starts, is frozen, continues, is killed or starts again.
 
 Pure decision logic: callers pass measurements and the time, and execute the decisions, [(what, compilation, text)]. The
 oldest compilation is never frozen nor killed while another could be, so something always finishes.

@@ -1,6 +1,5 @@
-"""
-inventory.py PROGRAM: what the Python of a module has. Packages; files whose contents are not those that their package
-has noted; what PROGRAM prints about PyTorch; and what the loader finds for PyTorch's libraries.
+"""inventory.py PROGRAM: what the Python of a module has. Packages; files whose contents are not those that their
+package has noted; what PROGRAM prints about PyTorch; and what the loader finds for PyTorch's libraries.
 """
 import base64
 import collections

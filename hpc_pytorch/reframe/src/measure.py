@@ -1,5 +1,4 @@
-"""
-measure.py: steps of DistributedDataParallel on data that is there already, on every rank (pytorch-srun measure.py);
+"""measure.py: steps of DistributedDataParallel on data that is there already, on every rank (pytorch-srun measure.py);
 each rank alone first, so that a slow node shows; and which cores and devices each rank has. Prints a line of JSON.
 """
 import argparse

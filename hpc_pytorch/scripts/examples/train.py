@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""
-Training on any number of GPUs or CPU cores with DistributedDataParallel: an example to start from.
+"""Training on any number of GPUs or CPU cores with DistributedDataParallel: an example to start from.
 
     srun -N2 -n16 ... pytorch-srun train.py --epochs 10 --snapshots snapshots
 

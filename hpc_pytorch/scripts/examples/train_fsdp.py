@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""
-Training with FSDP2: each rank keeps a part of the weights. An example to start from.
+"""Training with FSDP2: each rank keeps a part of the weights. An example to start from.
 
     pytorch-run --nodes 2 --requeue 5 train_fsdp.py --steps 2000
 
