@@ -131,7 +131,7 @@ void exchange(MPIWork& work, int rank, const std::vector<Piece>& to, const std::
   const int tag = Runtime::get().tag(Runtime::exchanged), size = static_cast<int>(to.size());
   // Each rank begins with another: not all with the first.
   const auto others = [&](const auto& function) {
-    for (int step = to[rank].bytes == 0 ? 1 : 0; step < size; ++step)
+    for (int step = to[rank].bytes + from[rank].bytes == 0 ? 1 : 0; step < size; ++step)
       function((rank + step) % size);
   };
   others([&](int other) {

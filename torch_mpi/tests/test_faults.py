@@ -43,8 +43,8 @@ ENDS_ALL = {
     "truncated": (2, [("runcate", 2)]),
     "disagreeing": (3, [("all said", 3)]),  # and see below
     # without a word it would be a wrong result
-    "falls_short": (4, [("all_to_all of rank 0: the ranks disagree: rank 2 sends %d bytes, rank 0 receives 8" % sent, 1)
-                        for sent in (4, 0)]),
+    "falls_short": (4, [("rank 0: the ranks disagree: rank %d sends %d bytes, rank 0 receives 8" % sent, 1)
+                        for sent in ((2, 4), (2, 0), (0, 0))]),
     "gone": (3, [("all_reduce of rank 2: rank 1 has ended or destroyed the group, rank 2 calls ALLREDUCE", 2)]),
     # by itself, or by the notice of the other one
     "gone_silently": (3, [(": rank 1 has ended [", 2)]),

@@ -243,11 +243,11 @@ def disagreeing():
 
 
 def falls_short():
-    """Rank 2 sends less than rank 0, which is not beside it, receives of it; or nothing."""
+    """Rank 2 sends less than rank 0, which is not beside it, receives of it; or nothing; rank 0 nothing to itself."""
     rank, size = start(300)
-    for length in (1, 0):
+    for short, length in ((2, 1), (2, 0), (0, 0)):
         group = dist.new_group()
-        sends = [torch.ones(length if (rank, other) == (2, 0) else 2) for other in range(size)]
+        sends = [torch.ones(length if (rank, other) == (short, 0) else 2) for other in range(size)]
         text, seconds = outcome(dist.all_to_all, [torch.zeros(2) for _ in range(size)], sends, group)
         report(text, seconds)
         dist.barrier()
