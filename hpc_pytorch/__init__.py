@@ -57,6 +57,13 @@ def parse(path):
     return parser
 
 
+def existing(path):
+    """Return the nearest directory above, or this path itself, that exists."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
 def fsync(path):
     """Flush a file, or the file system that a directory is on, to disk: it survives a loss of power."""
     # coreutils before 8.24 have no `sync -f`

@@ -20,14 +20,13 @@ from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.config import install_path
 from easybuild.tools.environment import restore_env
 
-from hpc_pytorch import UsersProblem, VERSION, collection_path
+from hpc_pytorch import UsersProblem, VERSION, collection_path, existing
 from hpc_pytorch.jobs.reframe_settings import settings
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.collection_files import locked_program
 from hpc_pytorch.machine.module_files import CHECKED, installed, removed_by_hand
 from hpc_pytorch.packages.easybuild_errors import with_prefix
-from hpc_pytorch.rules.disk_space import existing
-from hpc_pytorch.rules.usage_hints import module_directory
+from hpc_pytorch.packages.module_names import module_directory
 from ramgate import processes
 
 # by unit: how far a value may be from its reference; a site changes it in its file of references

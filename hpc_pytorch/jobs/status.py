@@ -15,7 +15,7 @@ from hpc_pytorch.machine.batch_systems import ALIVE, CANCELLED, DONE, FAILED, RU
 from hpc_pytorch.machine.batch_systems import MIB, SCHEDULERS, Look, NoAnswer
 from hpc_pytorch.packages import known_errors
 from hpc_pytorch.packages.easybuild_errors import with_prefix
-from hpc_pytorch.rules.usage_hints import module_directory
+from hpc_pytorch.packages.module_names import module_directory
 from hpc_pytorch.share.batch_scripts import first_that_fits
 
 STATES = parse(os.path.join(HERE, 'jobs/states.cfg'))

@@ -18,9 +18,10 @@ from hpc_pytorch.jobs.requests import request_for
 from hpc_pytorch.jobs.status import STATES, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages.module_names import name_to_load
 from hpc_pytorch.rules.installation_locks import check_owner
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
-from hpc_pytorch.rules.usage_hints import name_to_load, show
+from hpc_pytorch.rules.usage_hints import show
 from hpc_pytorch.share.batch_scripts import first_that_fits, missing_on_nodes
 
 

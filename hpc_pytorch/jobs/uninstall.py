@@ -15,8 +15,8 @@ from hpc_pytorch.jobs.status import state_of
 from hpc_pytorch.machine.batch_systems import ALIVE, UNKNOWN
 from hpc_pytorch.machine.module_files import files_of, root_of
 from hpc_pytorch.packages.easybuild_errors import with_prefix
+from hpc_pytorch.packages.module_names import module_directory
 from hpc_pytorch.rules.installation_locks import check_owner, remove_stale_lock
-from hpc_pytorch.rules.usage_hints import module_directory
 
 DEPENDENCY = re.compile(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?")
 LOADED = re.compile(r'(?:depends_on|load|depends-on|module load)[( ]"?([^")\s]+)')

@@ -11,6 +11,7 @@ import tempfile
 
 from easybuild.tools.config import build_path, install_path
 
+from hpc_pytorch import existing
 from hpc_pytorch.rules import policy
 from hpc_pytorch.rules.resource_needs import LEAST_ROOM, NEEDS, needs_of
 from ramgate.limits import human
@@ -22,12 +23,6 @@ PLACES = (
 )
 FALLOC_FL_KEEP_SIZE = 1
 FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there does not allow it"}
-
-
-def existing(path):
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return path
 
 
 def bytes_of(paths):

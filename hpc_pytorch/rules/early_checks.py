@@ -12,6 +12,7 @@ from easybuild.tools.config import build_option, build_path, install_path, sourc
 from easybuild.tools.modules import curr_module_paths, modules_tool
 from easybuild.tools.utilities import nub
 
+from hpc_pytorch import existing
 from hpc_pytorch.machine.batch_systems import job_on_this_node
 from hpc_pytorch.machine.modules import ModulesShell, first_that_fails
 from hpc_pytorch.machine.systems import current, host_matches
@@ -19,7 +20,6 @@ from hpc_pytorch.packages import built_wheels
 from hpc_pytorch.packages.locked_environment import OWN_PYTHON
 from hpc_pytorch.packages.wheel_tags import find_python, pythons
 from hpc_pytorch.rules import policy
-from hpc_pytorch.rules.disk_space import existing
 from hpc_pytorch.rules.resource_needs import needs_of
 from ramgate.limits import Limits, human
 

@@ -12,6 +12,7 @@ from easybuild.tools.modules import modules_tool
 
 from hpc_pytorch import collection_path
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages.module_names import module_directory, name_to_load
 
 # The easyconfigs named on the command line, and the user's own module path; a job of --job has the submission's.
 ASKED_FOR = []
@@ -20,21 +21,6 @@ USERS_MODULEPATH = os.environ.get('MODULEPATH', '').split(os.pathsep) if 'HPC_JO
 SHELLS = ('bash', 'zsh', 'tcsh', 'fish')
 LMOD = "source {home}/init/{shell}"
 AUTOINIT = {'tcsh': "eval `{program} tcsh autoinit`", 'fish': "{program} fish autoinit | source"}
-
-
-def beginning_of_hierarchy():
-    """Return the directory, below that of all modules, in which a hierarchy begins; '' for another naming scheme."""
-    first = ActiveMNS().mns.det_init_modulepaths({})
-    return first[0] if len(first) == 1 else ''
-
-
-def module_directory():
-    top = os.path.join(install_path('modules'), build_option('suffix_modules_path'))
-    return os.path.normpath(os.path.join(top, beginning_of_hierarchy()))
-
-
-def name_to_load(full_name):
-    return os.path.relpath(full_name, beginning_of_hierarchy() or os.curdir)
 
 
 def module_command(tool):
