@@ -49,8 +49,8 @@ def parse_lock(text):
         hashes = frozenset(re.findall(r'--hash=sha256:([0-9a-f]{64})(?!\S)', entry))
         if not match or not hashes:
             # what is passed over would not be installed, and nobody would know
-            raise UsersProblem("expected NAME==VERSION --hash=sha256:..., found %r (from an index without checksums?)"
-                               % entry[:100])
+            raise UsersProblem("expected NAME==VERSION --hash=sha256:..., found %r (a command without "
+                               "--generate-hashes, or an index without checksums?)" % entry[:100])
         entries.append(Locked(normal_name(match.group(1)), match.group(2), hashes, entry))
     if not text.strip():
         raise UsersProblem("it is empty")
@@ -76,7 +76,7 @@ def has(entries, name, versions):
 
 
 def check_list(path, entries, pythons=()):
-    """Refuse a lock of newer Pythons, or one that lacks what the .in file beside it lists: its command was not run."""
+    """Refuse a lock of newer Pythons, or of one, or one that lacks what its .in file lists: its command was not run."""
     source = Path(path).with_suffix('.in')
     text = source.read_text(encoding='utf-8', errors='replace') if source.is_file() else ''
     # uv wrote the command into the lock, too, unless the command says what to write
@@ -87,6 +87,9 @@ def check_list(path, entries, pythons=()):
         raise UsersProblem("%s is for Python %s and newer, and python_versions has %s, too. Leave that out, or write "
                            "--python-version %s into the command in %s, and run it"
                            % (path, least, ', '.join(older), min(older, key=release), source))
+    if 'uv pip compile' in text and len(pythons) > 1 and not ('--universal' in text and '--python-version' in text):
+        raise UsersProblem("%s: a lock for Python %s needs --universal and --python-version %s in its command: add "
+                           "them, and run it" % (source, ', '.join(pythons), min(pythons, key=release)))
     for name, versions, marker in LISTED.findall(text):
         if not marker and not has(entries, name, versions) and '--no-emit-package %s ' % name not in text:
             raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"

@@ -47,7 +47,7 @@ PARAMETERS = {
     'collection_packages': [[], "Packages of this collection to build for the installed PyTorch and MPI", CUSTOM],
     'mpi_lock_files': [[], "Lock files with an MPI, installed if the machine has none", CUSTOM],
     # what else is installed
-    'scripts': [[], "Scripts to install in bin: from the easyconfig's directory or scripts", CUSTOM],
+    'scripts': [[], "Scripts for bin, from beside the easyconfig or scripts; pytorch-check tests packages", CUSTOM],
     'example_files': [[], "Files to install in examples: from the easyconfig's directory or scripts/examples", CUSTOM],
 }
 # packages of which a program can have only one version: PyTorch's, and what is compiled for it or for the MPI

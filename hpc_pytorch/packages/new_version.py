@@ -219,13 +219,14 @@ class Change:
                                "name them: take a release and its index")
         version, build = found.groups() if found else (asked, None)
         if build and not self.build:
-            raise UsersProblem("its wheels are those of PyPI, which has none of %s" % build)
+            raise UsersProblem("its wheels are those of PyPI, which has none of %s: begin with an easyconfig whose "
+                               "extra_index_urls name PyTorch's own index" % build)
         if build:
             # nothing stands for wheels that are asked for by name
             if self.values.pop('lock_files_instead', None):
                 self.text = re.sub(r'^lock_files_instead = [^]]*\].*\n', '', self.text, flags=re.M)
                 self.find_inputs()
-            old, new = (re.sub(r'cu(\d+)(\d)$', r'CUDA \1.\2', word).replace('rocm', 'ROCm ')
+            old, new = (re.sub(r'cu(\d+)(\d)$', r'CUDA \1.\2', word).replace('rocm', 'ROCm ').replace('cpu', 'CPU')
                         for word in (self.build[1:], build[1:]))
             self.words = {old: new, self.build[1:]: build[1:]}
             self.build, self.index = build, self.changed(self.index)

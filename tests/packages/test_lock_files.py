@@ -23,7 +23,7 @@ def test_not_locked(tmp_path, line):
     """A line that locks nothing was passed over once, and the package was not installed."""
     path = tmp_path / 'toy.lock'
     path.write_text(line + '\n')
-    with pytest.raises(UsersProblem, match='toy.lock is not a complete lock file: expected NAME==VERSION'):
+    with pytest.raises(UsersProblem, match='toy.lock is not a complete lock file: expected NAME==.*--generate-hashes'):
         read_lock(path)
 
 
@@ -89,7 +89,7 @@ def test_list_that_was_changed(tmp_path, listed, lacks):
 
 
 @pytest.mark.parametrize('command, in_lock, pythons, told', [
-    ('--python-version 3.11', '', ['3.13', '3.11'], ''),
+    ('--universal --python-version 3.11', '', ['3.13', '3.11'], ''),
     ('--python-version 3.11', '', ['3.11', '3.9', '3.10'],
      '3.9, 3.10, too. Leave that out, or write --python-version 3.9 into the command in '),
     # the command was changed, and not run
@@ -107,3 +107,24 @@ def test_lock_for_newer_pythons(tmp_path, command, in_lock, pythons, told):
     except UsersProblem as problem:
         said = str(problem)
     assert ('python_versions has ' + told in said) if told else not said, said
+
+
+@pytest.mark.parametrize('options, pythons, refused', [
+    ('', ['3.12', '3.11'], True),
+    ('--universal', ['3.12', '3.10'], True),
+    ('--python-version 3.11', ['3.12', '3.11'], True),
+    ('--universal --python-version 3.11', ['3.12', '3.11'], False),
+    ('', ['3.11'], False),
+])
+def test_lock_of_one_python(tmp_path, options, pythons, refused):
+    """What only the other ones need is not in the lock."""
+    lock = tmp_path / 'mine.lock'
+    lock.write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
+    (tmp_path / 'mine.in').write_text('#  uv pip compile %s mine.in -o mine.lock\ntoy\n' % options)
+    said = ''
+    try:
+        check_list(str(lock), read_lock(str(lock)), pythons)
+    except UsersProblem as problem:
+        said = str(problem)
+    assert said == ('%s: a lock for Python %s needs --universal and --python-version %s in its command: add them, and '
+                    'run it' % (tmp_path / 'mine.in', ', '.join(pythons), pythons[-1]) if refused else '')

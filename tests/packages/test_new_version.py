@@ -179,7 +179,8 @@ def test_other_rocm(toy, call):
     assert str(other) in (toy / 'toy-2.9.1.in').read_text()
     assert 'local_wheels = "rocm6.4"' in (toy / name.replace('1.0', '2.9.1')).read_text()
     (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\ntorch==1.0\n' % COMMAND)
-    assert 'PyPI, which has none of +rocm6.4' in call('--new-version', '2.0+rocm6.4', easyconfig=name, status=1)
+    output = call('--new-version', '2.0+rocm6.4', easyconfig=name, status=1)
+    assert 'PyPI, which has none of +rocm6.4: begin with an easyconfig' in output
 
 
 def test_other_wheels_than_for_processors(toy, call):
@@ -188,13 +189,16 @@ def test_other_wheels_than_for_processors(toy, call):
     other = index.with_name('cu126')
     other.mkdir()
     add(other, 'torch', '2.0+cu126')
+    source = toy / 'toy-1.0.in'
+    source.write_text('# The official CPU wheels.\n' + source.read_text())
     call('--new-version', '2.0+cu126', easyconfig=name)
     made = (toy / 'toy-2.0.in').read_text()
+    assert '# The official CUDA 12.6 wheels.\n' in made
     assert 'torch==2.0+cu126\n' in made and '--extra-index-url file://%s ' % other in made
     assert 'torch==2.0+cu126 ' in (toy / 'toy-2.0.lock').read_text()
 
 
-@pytest.mark.parametrize('build, name', [('cu130', 'CUDA 13.0'), ('rocm6.4', 'ROCm 6.4'), ('cpu', 'cpu')])
+@pytest.mark.parametrize('build, name', [('cu130', 'CUDA 13.0'), ('rocm6.4', 'ROCm 6.4'), ('cpu', 'CPU')])
 def test_comments_that_name_the_wheels(toy, made, build, name):
     """They are true for the new ones."""
     easyconfig, index = for_system(toy, 'workstation', 'torch==1.0+cu128', index='cu128')
