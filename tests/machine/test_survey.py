@@ -464,10 +464,12 @@ def test_draft_says_why_a_compiler_is_left_out(cray):
     slow(['gcc/13.2.0', 'impi/2021.11.0', 'cuda/12.4.0'], 'impi'),
     (['gcc/13.2.0', 'mpi/2021.12', 'cuda/12.4.0'], 'impi'),  # as Intel calls it
     (['gcc-toolset/14', 'ompi/4.1.6', 'cudatoolkit/12.8'], 'OpenMPI'),  # Red Hat's compilers
+    (['compilers/gcc/14.2.0', 'mpi/gcc/openmpi/5.0.7', 'libs/cuda/12.8.1'], 'OpenMPI'),  # Manchester
 ])
 def test_draft_knows_names_of_other_sites(cray, modules, mpi):
     needs_program('tclsh')
-    chosen, left_out = new_system.modules_of(cray(top=dict.fromkeys([*modules, 'cuda12.2/blas/12.2.2'], '')))
+    others = 'cuda12.2/blas/12.2.2', 'apps/gcc/gromacs/2024.3'
+    chosen, left_out = new_system.modules_of(cray(top=dict.fromkeys([*modules, *others], '')))
     assert [(name, software) for name, software, _ in chosen] == list(zip(modules, ('GCC', mpi, 'CUDA')))
     assert not left_out and '# No module' not in new_system.easyconfig_text('x', chosen, 'slurm', {})
     for name, version in zip(modules, ('13.2.0', '5.0.3', '12.4.1')):
