@@ -118,8 +118,8 @@ def why(output, texts):
     ended = sorted(RANK.findall('\n'.join(last_lines.values()) or ''.join(texts)), key=lambda found: found[-1])
     failed = [found for found in ended if found[2] not in WELL]
     if not failed or failed[0][2] == '143':
-        # the others were only told to end, unless all were
-        before = ''.join(texts).partition(' CANCELLED AT ')[0]
+        # the others were only told to end, unless all were, or one could not be started
+        before = re.split(' CANCELLED AT | launch .*failed', ''.join(texts))[0]
         failed = [(rank, host, '137', '') for host, rank in KILLED.findall(before)] + failed
     rank = r'\d+'
     if failed:

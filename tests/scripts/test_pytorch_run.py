@@ -380,6 +380,36 @@ def test_launch_failures(status, says):
     assert row.get('cause', '')[:len('it could not be started')] == says
 
 
+@pytest.mark.parametrize('failure', [
+    'task 0 launch failed: Unspecified error',
+    'Task launch for StepId=7.0 failed on node n0: Communication connection failure',
+])
+def test_rank_that_is_not_started(tmp_path, failure):
+    """Slurm then kills the ranks that it could start: none of them is to blame."""
+    why = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['why']
+    text = 'srun: error: %s\nsrun: error: n1: task 1: Killed\nsrun: Force Terminated StepId=7.0\n' % failure
+    line, = why(str(tmp_path / 'train-7.out'), [text])
+    assert line.startswith('Slurm could not start all ranks (srun: %s)' % failure)
+
+
+@pytest.mark.parametrize('reason, says', [
+    ('AssocGrpCPUMinutesLimit', 'too few hours left for it: it starts when there are more. Or CANCEL, and submit'),
+    ('QOSGrpGRESMinutes', 'too few hours left'),
+    ('AssocGrpCPURunMinutesLimit', 'it starts when one of them has ended'),
+    ('QOSMaxJobsPerUserLimit', 'it starts when one of them has ended'),
+    ('AssocMaxJobsLimit', 'it starts when one of them has ended'),
+    ('MaxGRESPerAccount', 'it starts when one of them has ended'),
+    ('QOSMaxWallDurationPerJobLimit', 'never starts: CANCEL'),
+    ('ReqNodeNotAvail, Reserved for maintenance', 'To start before, CANCEL, and submit again with LESS'),
+])
+def test_reasons_to_wait(reason, says):
+    """Another project is only of use for who has used up the hours of this one; options alone change no job."""
+    scripts = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/batch_scripts.py'))
+    row = scripts['first_that_fits'](scripts['read_share']('waits.cfg'), 'waits: ', reason)
+    meaning = row['meaning'].format(cancel='CANCEL', less='LESS', account='ACCOUNT', partition='PARTITION', job=7)
+    assert says in meaning.replace('\n', ' ')
+
+
 @pytest.mark.slow
 def test_left_early(slurm):
     """A rank that leaves with status 0 is named beside the one that fails for it."""
