@@ -17,6 +17,8 @@ from endings import read_tail, why
 ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
 GOES_ON = re.compile(rb'pytorch-run: the program continues in job (\S+)\n')
+# what the job script says at its start, if Slurm has started it before
+AGAIN = '\npytorch-run: started again ('
 NO_MODULE = re.compile(r'^pytorch-run: the module or the virtual environment cannot be loaded$', re.M)
 PR_SET_PDEATHSIG = 1
 # seconds that the last lines of the output may take to arrive on a shared file system, and a batch system to answer
@@ -183,7 +185,7 @@ class Job:
     def explain(self, status):
         """Yield lines on how the job ended, which rank was the first, and the reason, as far as the outputs tell."""
         # a job that was cancelled before it began has printed nothing
-        texts = [read_tail(self.output)] if os.path.exists(self.output) else []
+        texts = [read_tail(self.output).rpartition(AGAIN)[2]] if os.path.exists(self.output) else []
         if self.status is not None:
             yield "job %s ended with status %d" % (self.number, status)
         elif texts and NO_MODULE.search(texts[0]):

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from batch_systems.pbs_stand_in import Pbs, patiently
@@ -392,6 +393,25 @@ def test_rank_that_is_not_started(tmp_path, failure):
     assert line.startswith('Slurm could not start all ranks (srun: %s)' % failure)
 
 
+def test_reasons_of_an_earlier_start(tmp_path, monkeypatch):
+    """Slurm adds to the output of a job that it starts again: what ended the earlier one has not ended this one."""
+    monkeypatch.syspath_prepend(str(CHECKOUT / 'hpc_pytorch/share'))
+    monkeypatch.chdir(tmp_path)
+    script = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/batch_scripts.py'))
+    says = script['read_share']('batch_scripts.cfg')['slurm']['restarts'].splitlines()[-1]
+    begins, again = (subprocess.run(['bash', '-c', says], env=dict(os.environ, SLURM_RESTART_COUNT=count),
+                                    stdout=subprocess.PIPE, text=True).stdout for count in '01')
+    earlier = 'srun: error: n1: task 1: Killed\nslurmstepd: *** JOB 7 CANCELLED AT 12:00 DUE TO NODE FAILURE ***\n'
+    job = SimpleNamespace(output='train-7.out', number='7', status=1)
+    explain = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/followed_jobs.py'))['Job'].explain
+    Path('train-7.out').write_text(begins + earlier + again + 'srun: error: n2: task 0: Killed\n')
+    assert list(explain(job, 1)) == ['job 7 ended with status 1', 'rank 0 on n2 failed first, with status 137']
+    # the last start has the last word
+    Path('train-7.out').write_text(begins + again + earlier)
+    assert list(explain(job, 1))[1:] == ['rank 1 on n1 failed first, with status 137',
+                                         'a node failed: submit the job again']
+
+
 @pytest.mark.parametrize('reason, says', [
     ('AssocGrpCPUMinutesLimit', 'too few hours left for it: it starts when there are more. Or CANCEL, and submit'),
     ('QOSGrpGRESMinutes', 'too few hours left'),
@@ -697,6 +717,7 @@ def test_requeued(slurm, tmp_path, monkeypatch):
     # it has begun twice, in one job with one output, and has ended once
     assert status == 85 and output.count('rank 0 of 2') == 2, output + errors
     assert output.count('the program ended with status') == 1 and errors.count('; output: ') == 1, output + errors
+    assert output.count('pytorch-run: started again (1)\n') == 1, output
     number = errors.split()[2].rstrip(',')
     assert (slurm.directory / ('train-%s.1/rank-1.out' % number)).exists()
     for rank in range(2):
