@@ -60,6 +60,11 @@ PATHS = (
 # What CMake's summary and BLAS_INFO call what can be asked for (cmake/Dependencies.cmake)
 BLAS_NAMES = {'open': 'OpenBLAS', 'flexi': 'FlexiBLAS', 'atlas': 'ATLAS', 'generic': 'Generic'}
 Difference = namedtuple('Difference', 'option asked found places reason')
+ROW = """  {option}
+    asked for:     {asked}
+    found:         {found}
+    looked at:     {places}
+    likely reason: {reason}"""
 TRUE = ('1', 'ON', 'TRUE', 'YES', 'Y')
 FALSE = ('', '0', 'OFF', 'FALSE', 'NO', 'N', 'IGNORE', 'NOTFOUND')
 
@@ -208,12 +213,5 @@ def downloads(text):
 
 
 def table(differences):
-    lines = []
-    for item in differences:
-        places = '; '.join(item.places) or 'CMake does not say'
-        lines.append("  %s" % item.option)
-        lines.append("    asked for:     %s" % item.asked)
-        lines.append("    found:         %s" % item.found)
-        lines.append("    looked at:     %s" % places)
-        lines.append("    likely reason: %s" % item.reason)
-    return '\n'.join(lines)
+    rows = [item._replace(places='; '.join(item.places) or 'CMake does not say') for item in differences]
+    return '\n'.join(ROW.format(**row._asdict()) for row in rows)
