@@ -15,7 +15,7 @@ try:
 except ImportError:
     # EasyBuild comes from elsewhere, and this file lies in a checkout
     sys.path.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
-from hpc_pytorch import UsersProblem, fsync  # noqa: E402
+from hpc_pytorch import UsersProblem, existing, fsync  # noqa: E402
 from hpc_pytorch.packages import easybuild_errors  # noqa: E402
 from hpc_pytorch.rules import disk_space, early_checks, installation_locks, interrupts, known_pairs  # noqa: E402
 from hpc_pytorch.rules import policy, provenance, usage_hints, within_memory  # noqa: E402
@@ -24,7 +24,7 @@ from hpc_pytorch.rules import policy, provenance, usage_hints, within_memory  # 
 def fsync_all(easyblock):
     if not easyblock.dry_run:
         for path in (easyblock.installdir, install_path('modules')):
-            fsync(disk_space.existing(path))
+            fsync(existing(path))
 
 
 # Hook -> its rules in their order: (name, what it does with the hook's arguments).
