@@ -148,6 +148,7 @@ def test_refused(nowhere):
     """One line: no sbatch, no job to be in, an option that pytorch-jobscript refuses."""
     (nowhere.directory / 'train.py').touch()
     for arguments, says, wanted in ((['tarin.py'], 'tarin.py was not found in ', 1),
+                                    (['python', 'train.py'], 'the Python script python was not found in ', 1),
                                     (['train.py'], 'sbatch was not found here: submit train-1.job on a', 1),
                                     (['--ranks-per-node', '3', 'train.py'], 'a node has 2 cores', 1)):
         status, output, errors = nowhere(*arguments)
