@@ -2,6 +2,7 @@
 import contextlib
 import os
 import re
+from itertools import takewhile
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
@@ -192,10 +193,12 @@ def modules_of(machine):
         software, part, kind = words.split()
         names = newest_first(shell, pattern, before)
         if kind in ('environment', 'compiler'):
-            without = {name: why_no_mpi(shell, name, kind) for name in names}
-            if not all(without.values()):
-                left_out += [(name, said) for name, said in without.items() if said]
-                names = [name for name in names if not without[name]]
+            # not those behind the first with an MPI: at sites with many compilers, that would take minutes
+            tried = ((name, why_no_mpi(shell, name, kind)) for name in names)
+            without = list(takewhile(lambda one: one[1], tried))
+            if len(without) < len(names):
+                left_out += without
+                names = names[len(without):]
         others = [other for _, other, _ in chosen if KINDS[other] == kind]
         if others:
             left_out += [(name, others[0] + " is there") for name in names]

@@ -451,6 +451,13 @@ def test_draft_says_why_a_compiler_is_left_out(cray):
     assert new_system.software_version('gcc/default') == 'default'
 
 
+def test_draft_tries_no_compilers_that_it_does_not_take(cray):
+    """Sites with twenty compilers and their MPIs waited for minutes."""
+    needs_program('tclsh')
+    chosen, left_out = new_system.modules_of(cray(top={'gcc/14.2': '', 'gcc/13.2': 'error "older"', 'openmpi/5.0': ''}))
+    assert [one[0] for one in chosen] == ['gcc/14.2', 'openmpi/5.0'] and not left_out
+
+
 @pytest.mark.parametrize('modules, mpi', [
     slow(['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.4'], 'OpenMPI'),  # OpenHPC
     (['compiler/gnu/14.2', 'mpi/openmpi/5.0-gnu-14.2', 'devel/cuda/12.8'], 'OpenMPI'),  # bwHPC
