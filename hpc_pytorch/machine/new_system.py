@@ -28,6 +28,7 @@ FOR_ANY_COMPILER = matches_module('|'.join(
     pattern for pattern, words in DATA['software'].items() if words.startswith(('impi', 'HPCX'))))
 MPIS = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
 MPI_OF_NO_CRAY = matches_module('|'.join(pattern for pattern in MPIS if pattern != 'cray-mpich'))
+LOADED = "loaded here; add those without which others are not found"
 OTHER_COMPILERS, OTHER_MPIS = DATA['left out']
 # which loaded modules may make room for one of these kinds
 REPLACES = {'environment': bool, 'compiler': matches_module(OTHER_COMPILERS), 'MPI': matches_module(OTHER_MPIS)}
@@ -215,7 +216,7 @@ def modules_of(machine):
             left_out.append((' '.join(names), why))
     more = [name for name in shell.loaded if name in before and name not in [one[0] for one in chosen]]
     if more:
-        left_out.append((' '.join(more), "loaded here; add those without which others are not found"))
+        left_out.append((' '.join(more), LOADED))
     if not has_mpi(chosen):
         left_out.append(("an MPI", "no module that is called like one can be loaded"))
     return chosen, ["%s: %s" % (name, ' '.join(said.split())[:200]) for name, said in left_out]
@@ -247,7 +248,7 @@ def wheels_for(modules, values):
     return next((one for _, one, _ in modules if one in DATA['wheels']), 'unknown GPU' if gpus else None)
 
 
-def easyconfig_text(name, modules, kind, values):
+def easyconfig_text(name, modules, kind, values, left_out=()):
     text = Path(collection_path('easyconfigs'), 'p', 'PyTorch', EASYCONFIG).read_text(encoding='utf-8')
     text = re.sub(r'(?m)^#.*\n', '', text, count=1)
     wheels = wheels_for(modules, values)
@@ -261,7 +262,8 @@ def easyconfig_text(name, modules, kind, values):
         text = comment('no MPI') + text
     text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
-    dependencies = ''.join("    (%r, EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
+    dependencies = ''.join("    # %s\n" % line for line in left_out if line.endswith(LOADED))
+    dependencies += ''.join("    (%r, EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
     text = re.sub(r'(?s)dependencies = \[\n.*?\]\n', lambda _: "dependencies = [\n%s]\n" % dependencies, text, count=1)
     if kind not in DATA['backends']:
         text = text.replace("'pytorch-jobscript', 'pytorch-run', ", '')
@@ -282,7 +284,7 @@ def drafts(name, machine):
     configuration = Path(systems.HERE, 'new_easybuild.cfg').read_text(encoding='utf-8').format(name=name)
     if kind in DATA['backends']:
         configuration += '\n[config]\njob-backend = %s\n' % DATA['backends'][kind]
-    text = easyconfig_text(name, modules, kind, values)
+    text = easyconfig_text(name, modules, kind, values, left_out)
     easyconfig = 'PyTorch-%s%s.eb' % re.search(r"(?m)^version = '(.*)'\nversionsuffix = '(.*)'", text).groups()
     place = 'systems/%s/' % name
     title = 'Test environment of ' + name

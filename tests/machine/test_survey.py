@@ -607,8 +607,9 @@ def test_draft_names_what_it_does_not_know(cray):
 def test_draft_without_mpi(cray):
     """Said, as the easyconfig is for one."""
     needs_program('tclsh')
-    assert new_system.modules_of(cray(top={'gcc/13': '', 'mpifileutils/0.11': ''}))[1] == [
-        'an MPI: no module that is called like one can be loaded']
+    chosen, left_out = new_system.modules_of(cray(top={'gcc/13': '', 'mpifileutils/0.11': ''}))
+    assert left_out == ['an MPI: no module that is called like one can be loaded']
+    assert 'load them, remove this\n# draft, and draft again' in new_system.easyconfig_text('x', chosen, 'slurm', {})
 
 
 def test_draft_of_a_host_in_capitals():
@@ -874,7 +875,7 @@ def test_architecture_of_the_gpus(place):
 
 @pytest.mark.slow
 def test_draft_with_categories_and_what_is_loaded(cray, tmp_path):
-    """EasyBuild's categorized names; what users load first is not in the draft, and named. ROCm is not for CUDA's."""
+    """EasyBuild's categorized names; what users load first is a comment in the draft. ROCm is not for CUDA's."""
     needs_program('tclsh')
     names = 'compiler/GCC/13.3.0', 'mpi/OpenMPI/5.0.3-GCC-13.3.0', 'system/CUDA/12.6.0'
     machine = cray(top={'2024': '/opened'}, opened=dict.fromkeys([*names, 'rocm/6.3'], ''))
@@ -885,6 +886,8 @@ def test_draft_with_categories_and_what_is_loaded(cray, tmp_path):
     assert [one[0] for one in chosen] == list(names)
     assert left_out == ['rocm/6.3: CUDA is there',
                         '2024: loaded here; add those without which others are not found']
+    text = new_system.easyconfig_text('x', chosen, 'slurm', {}, left_out)
+    assert "[\n    # %s\n    ('compiler/GCC/13.3.0', EXTERNAL_MODULE),\n" % left_out[1] in text
     # where users have loaded ROCm, its commands are on the PATH
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'bin/rocm-smi').symlink_to('/bin/true')
