@@ -11,7 +11,7 @@ from easybuild.framework.easyconfig import CUSTOM, MANDATORY
 from easybuild.tools.build_log import EasyBuildError, print_msg, print_warning
 from easybuild.tools.config import build_option, install_path, source_paths
 from easybuild.tools.environment import restore_env
-from easybuild.tools.filetools import adjust_permissions, convert_name, copy, copy_dir, copy_file, write_file
+from easybuild.tools.filetools import adjust_permissions, convert_name, copy, copy_dir, copy_file, read_file, write_file
 from easybuild.tools.modules import get_software_root
 
 from hpc_pytorch import HERE, VERSION, collection_path, parse
@@ -52,6 +52,10 @@ PARAMETERS = {
 }
 # packages of which a program can have only one version: PyTorch's, and what is compiled for it or for the MPI
 CONSTRAINED = re.compile(r'(torch|triton|pytorch-triton|nvidia-|cuda-|mpi4py|horovod)')
+# PyTorch, and what is compiled for one version of it
+BESIDE_TORCH = ('torch', 'torchvision', 'torchaudio')
+# the name in an easyconfig's list; others that look like it are no modules of packages
+DEPENDENCY = re.compile(r"""\(\s*['"]([\w.+-]+)['"],""")
 PLATFORM_MARKER = re.compile('sys_platform|platform_')
 # the collection's prebuilt Python, as a dependency
 OWN_PYTHON = ('Python', '3.12.14', '-standalone')
@@ -59,6 +63,11 @@ OWN_PYTHON = ('Python', '3.12.14', '-standalone')
 
 def site_packages_of(prefix):
     return glob.glob(glob.escape(prefix) + '/lib/python3.*/site-packages')
+
+
+def without_patch(version):
+    """Return what decides for which PyTorch a torchvision is: 0.25+rocm7.1 of 0.25.0+rocm7.1."""
+    return re.sub(r'^(\d+\.\d+)[^+]*', r'\1', version)
 
 
 class LockedEnvironment(EasyBlock):
@@ -232,6 +241,17 @@ class LockedEnvironment(EasyBlock):
                 stop(self, "The lock file has torch %s, which would hide that of %s: leave torch out, with --overrides "
                      "as in the .in file of Transformers, and make the lock again" % (entry.version, modules[0]))
 
+    def check_packages_below(self):
+        """Refuse a second PyTorch, or torchvision for another one, on top of those of the modules that are loaded."""
+        for entry in self.locked('lock_files'):
+            for path in self.packages_below() if entry.name in BESIDE_TORCH else ():
+                for installed in glob.glob('%s/%s-*.dist-info' % (glob.escape(path), entry.name)):
+                    version = os.path.basename(installed)[len(entry.name) + 1:-len('.dist-info')]
+                    if entry.name == 'torch' or without_patch(version) != without_patch(entry.version):
+                        stop(self, "The lock file has %s %s, which would hide %s of a module below: leave %s out, with "
+                             "--overrides as in the .in file of Transformers, and make the lock again"
+                             % (entry.name, entry.version, version, entry.name))
+
     def check_versions(self, versions):
         """Stop unless locks have a package in one version: pip would find out after it has fetched gigabytes."""
         for name, of_locks in versions.items():
@@ -291,12 +311,15 @@ class LockedEnvironment(EasyBlock):
                 raise EasyBuildError("%s: its wheels would be of no use there. Type this on a node with their "
                                      "processor, or correct `architecture` in system.cfg", self.other_processor)
             with self.loaded_dependencies():
+                self.check_packages_below()
                 self.find_python_and_mpi()
                 self.check_before_fetching()
             os.environ.setdefault('HPC_JOB_PYTHON', self.python.path)
         super().fetch_step(*args, **kwargs)
         if self.dry_run:
             self.show_packages()
+            with self.loaded_dependencies():
+                self.check_packages_below()
         elif not self.wheels:
             with self.loaded_dependencies():
                 self.fetch_packages()
@@ -472,12 +495,16 @@ class LockedEnvironment(EasyBlock):
                              "without --module-only and --sanity-check-only", self.path())
 
     def packages_below(self):
-        paths = []
-        for dep in self.cfg.dependencies():
-            root = None if dep['external_module'] else get_software_root(dep['name'])
-            if root and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
-                paths += site_packages_of(root)
-        return paths
+        """Find the packages of the dependencies, and of those that these load: of Transformers, PyTorch's, too."""
+        roots = []
+        names = [dep['name'] for dep in self.cfg.dependencies() if not dep['external_module']]
+        for name in names:
+            root = get_software_root(name)
+            if root and root not in roots and os.path.isfile(os.path.join(root, 'pyvenv.cfg')):
+                roots.append(root)
+                for easyconfig in glob.glob(glob.escape(root) + '/easybuild/*.eb'):
+                    names += DEPENDENCY.findall(read_file(easyconfig))
+        return [path for root in roots for path in site_packages_of(root)]
 
     def settings(self, variables=None):
         return self.system.settings_for(self.cfg['features'], of_dependencies(self.cfg), variables)

@@ -365,6 +365,32 @@ def test_second_torch(eb, toy):
 
 
 @pytest.mark.slow
+def test_module_on_a_module_on_a_module(eb, toy):
+    """A group's list on Transformers, which is on PyTorch: it sees both, and may not bring another torchvision."""
+    toy.wheels += [make_wheel(toy.index, name, version) for name, version in [
+        ('torch', '2.10.0+rocm7.1'), ('torchvision', '0.25.0+rocm7.1'), ('middle', '1.0'), ('top', '1.0')]]
+    toy.write()
+    lines = (toy.folder / 'toy.lock').read_text().splitlines()[1:]
+    text = toy.easyconfig.read_text()
+    (toy.folder / 'toy.lock').write_text('\n'.join(lines[:4]))
+    for name, below, wheel in [('middle', 'toy', lines[4]), ('top', 'middle', lines[5])]:
+        (toy.folder / (name + '.lock')).write_text(wheel)
+        (toy.folder / (name + '-1.0.eb')).write_text(text.replace("'toy", "'" + name) + (
+            'dependencies = [("%s", "1.0")]\n' % below))
+    top = toy.folder / 'top-1.0.eb'
+    top.write_text(top.read_text().replace('import toy, other', 'import toy, other, middle, top'))
+    eb(toy.easyconfig, toy.folder / 'middle-1.0.eb', env=toy.online)
+    for more, says in [('torch==2.10.0+rocm7.1', 'has torch 2.10.0+rocm7.1, which would hide 2.10.0+rocm7.1 of a'),
+                       ('torchvision==0.25.0', 'has torchvision 0.25.0, which would hide 0.25.0+rocm7.1 of a module'),
+                       ('torchvision==0.25.1+rocm7.1', None)]:
+        (toy.folder / 'top.lock').write_text('%s\n%s --hash=sha256:%s\n' % (lines[5], more, 'a' * 64))
+        stops = eb('-x', top).stdout.partition('Installing would stop:')[2]
+        assert says in stops if says else not stops
+    (toy.folder / 'top.lock').write_text(lines[5])
+    eb(top, env=toy.online)
+
+
+@pytest.mark.slow
 def test_example_that_is_gone(eb, toy):
     """Of an easyconfig for an earlier collection: found out before anything is fetched."""
     toy.easyconfig.write_text(toy.easyconfig.read_text() + "example_files = ['finetune_accelerate.py']\n")

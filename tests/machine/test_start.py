@@ -253,17 +253,22 @@ def test_too_old_python(tmp_path):
     assert 'needed; found: none. Install one' in run_make_environment(tmp_path / 'venv', PATH=str(tools)).stdout
 
 
-def test_environment_of_somebody_else(read_only):
-    """Whoever cannot run its Python cannot mend it either, and is told so in a line."""
+@pytest.mark.parametrize('python, says', [(None, 'clone the collection to a directory of yours'),
+                                          (sys.executable, 'ask them to type ./eb there once')])
+def test_environment_of_somebody_else(read_only, python, says):
+    """Whoever cannot run its Python, or finds it outdated, cannot mend it either, and is told so in a line."""
     subprocess.run(['mount', '-o', 'remount,rw', str(read_only)], check=not os.geteuid())
     read_only.chmod(0o755)
     (read_only / 'venv.lock').mkdir()
     (read_only / 'venv.lock/lock').touch()
+    if python:
+        (read_only / 'venv/bin').mkdir(parents=True)
+        (read_only / 'venv/bin/python').symlink_to(python)
     subprocess.run(['mount', '-o', 'remount,ro', str(read_only)], check=not os.geteuid())
     (read_only / 'venv.lock/lock').chmod(0o444) if os.geteuid() else None
     done = run_make_environment(read_only / 'venv')
     assert done.returncode == 1 and len(done.stdout.splitlines()) == 1, done.stdout
-    assert 'clone the collection to a directory of yours' in done.stdout
+    assert says in done.stdout
 
 
 # an index that nobody listens at, and no other place to get packages from
