@@ -29,7 +29,7 @@ def binding(system):
     """Return options to add to the launcher's own; the check fills in {per_node} and {cores}."""
     words = dict(parse(LAUNCHERS)[system.launcher['command']])
     gpus = system.node['gpus'] or 0
-    chosen = words.get('gpu_binding' if gpus else 'binding', words['binding'])
+    chosen = words.get('gpu_binding' if gpus and system.scheduler['gpus_option'] else 'binding', words['binding'])
     if gpus > 1 and system.launcher['gpu_options']:
         chosen = ' '.join(system.launcher['gpu_options'])
     return '%s %s' % (words.get('per_node', ''), chosen.replace('{gpus}', str(gpus)))

@@ -134,8 +134,8 @@ class Slurm(BatchSystem):
         command += ['--%s=%s' % (option, value) for option, value in given if value]
         if after:
             command += ['--dependency=afterok:' + ':'.join(after), '--kill-on-invalid-dep=yes']
-        if request.gpus:
-            command.append((request.gpus_option or '--gpus-per-node=') + str(request.gpus))
+        if request.gpus and request.gpus_option:
+            command.append(request.gpus_option + str(request.gpus))
         command += [word for word in request.options if not word.startswith(('--export', '--mem'))]
         return [word for word in command if not word.startswith(tuple(request.refused))]
 

@@ -180,7 +180,8 @@ class Script:
         """Return the command that starts the ranks, as words; pytorch-srun puts the GPUs of a node in order."""
         words = self.launcher_words
         binding = words['binding']
-        if self.gpus:
+        # where Slurm does not count GPUs, it refuses steps that ask for some
+        if self.gpus and self.scheduler.get('gpus_option'):
             binding = words.get('gpu_binding', binding)
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)

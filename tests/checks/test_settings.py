@@ -5,7 +5,8 @@ import pytest
 from checks.small_module import small_module
 from common import CHECKOUT, LMOD, clean_environment
 
-from hpc_pytorch.machine import systems
+from hpc_pytorch.jobs import reframe_settings
+from hpc_pytorch.machine import batch_systems, systems
 
 REFRAME = CHECKOUT / '.venv-checks/bin/reframe'
 # what a job on two nodes asks for, and how it starts its ranks
@@ -65,3 +66,16 @@ def test_beside_a_sites_own_checks(module, tmp_path, name):
         assert all(word in plugin for word in words), plugin
     elif system.scheduler['kind'] == 'pbs':
         assert 'select=2:mpiprocs=1:' in plugin and ':ngpus=4' in plugin and 'mpiexec -n 2 --ppn 1' in plugin, plugin
+
+
+def test_gpus_that_slurm_does_not_count():
+    """At many sites whose jobs have whole nodes; Slurm would refuse what asks for GPUs there."""
+    system = systems.load('isambard-ai')
+    assert '--gpus-per-node=4' in reframe_settings.binding(system)
+    system.scheduler['gpus_option'] = None
+    assert 'gpu' not in reframe_settings.binding(system)
+    request = batch_systems.Request._make([None] * len(batch_systems.Request._fields))
+    request = request._replace(cores=4, minutes=5, gpus=4, options=[], refused=[])
+    slurm = batch_systems.SCHEDULERS['slurm']
+    assert 'gpu' not in ' '.join(slurm.command(request, 'name', 'mark', 'log', []))
+    assert '--gres=gpu:4' in slurm.command(request._replace(gpus_option='--gres=gpu:'), 'name', 'mark', 'log', [])

@@ -106,12 +106,16 @@ def nowhere(tmp_path):
 
 
 @pytest.mark.slow
-def test_nodes_that_are_shared(tmp_path):
-    """A job with all GPUs of a node has its cores only if it asks for them, where other jobs may have some."""
+@pytest.mark.parametrize('counted, option', [(2, 'gpus_option = --gres=gpu:\n'), (0, '')])
+def test_nodes_that_are_shared(tmp_path, counted, option):
+    """
+    A job with all GPUs of a node has its cores only if it asks for them, where other jobs may have some. Sites whose
+    Slurm does not count GPUs would refuse a step that asks for some.
+    """
     needs_root()
-    with Slurm(tmp_path / 'slurm', nodes=1, gpus=2) as slurm:
+    with Slurm(tmp_path / 'slurm', nodes=1, gpus=counted) as slurm:
         login = Login(tmp_path, 'slurm', 'srun', slurm.environment, slurm)
-        shared = 'gpus_option = --gres=gpu:\n[node]\ngpus = 2\ncores = 4\n'
+        shared = option + '[node]\ngpus = 2\ncores = 4\n'
         (tmp_path / 'installed/share/system.cfg').write_text(
             (SYSTEM % ('slurm', 'srun')).replace('[node]\ncores = 2\n', shared))
         status, output, errors = login('train.py')
