@@ -54,6 +54,8 @@ PARAMETERS = {
 CONSTRAINED = re.compile(r'(torch|triton|pytorch-triton|nvidia-|cuda-|mpi4py|horovod)')
 # PyTorch, and what is compiled for one version of it
 BESIDE_TORCH = ('torch', 'torchvision', 'torchaudio')
+# which: 0.25 and +rocm7.1 of torchvision 0.25.0+rocm7.1
+FOR_TORCH = re.compile(r'^\d+\.\d+|\+.*')
 # the name in an easyconfig's list; others that look like it are no modules of packages
 DEPENDENCY = re.compile(r"""\(\s*['"]([\w.+-]+)['"],""")
 PLATFORM_MARKER = re.compile('sys_platform|platform_')
@@ -63,11 +65,6 @@ OWN_PYTHON = ('Python', '3.12.14', '-standalone')
 
 def site_packages_of(prefix):
     return glob.glob(glob.escape(prefix) + '/lib/python3.*/site-packages')
-
-
-def without_patch(version):
-    """Return what decides for which PyTorch a torchvision is: 0.25+rocm7.1 of 0.25.0+rocm7.1."""
-    return re.sub(r'^(\d+\.\d+)[^+]*', r'\1', version)
 
 
 class LockedEnvironment(EasyBlock):
@@ -230,27 +227,22 @@ class LockedEnvironment(EasyBlock):
                 with as_easybuild_error(easyblock=self):
                     check_list(self.named_file(lock), entries, self.cfg['python_versions'])
             self.check_versions(versions)
-        self.check_torch_below()
         self.check_gpus_of_locks()
 
     def check_torch_below(self):
-        """Refuse a second PyTorch on top of a module of PyTorch: it would hide that one, with its MPI and plugins."""
+        """Refuse a second PyTorch, or torchvision for another one, which would hide that of the modules below."""
         modules = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['name'] == 'PyTorch']
         for entry in self.locked('lock_files'):
-            if modules and entry.name == 'torch':
-                stop(self, "The lock file has torch %s, which would hide that of %s: leave torch out, with --overrides "
-                     "as in the .in file of Transformers, and make the lock again" % (entry.version, modules[0]))
-
-    def check_packages_below(self):
-        """Refuse a second PyTorch, or torchvision for another one, on top of those of the modules that are loaded."""
-        for entry in self.locked('lock_files'):
+            hidden = modules[:1] if entry.name == 'torch' else []
             for path in self.packages_below() if entry.name in BESIDE_TORCH else ():
-                for installed in glob.glob('%s/%s-*.dist-info' % (glob.escape(path), entry.name)):
-                    version = os.path.basename(installed)[len(entry.name) + 1:-len('.dist-info')]
-                    if entry.name == 'torch' or without_patch(version) != without_patch(entry.version):
-                        stop(self, "The lock file has %s %s, which would hide %s of a module below: leave %s out, with "
-                             "--overrides as in the .in file of Transformers, and make the lock again"
-                             % (entry.name, entry.version, version, entry.name))
+                for found in glob.glob('%s/%s-*.dist-info' % (glob.escape(path), entry.name)):
+                    version = found[len(path + '/-' + entry.name):-len('.dist-info')]
+                    if entry.name == 'torch' or FOR_TORCH.findall(version) != FOR_TORCH.findall(entry.version):
+                        hidden.append(found)
+            if hidden:
+                stop(self, "The lock file has %s %s, which would hide that of %s: leave %s out, with --overrides as in "
+                     "the .in file of Transformers, and make the lock again"
+                     % (entry.name, entry.version, hidden[0], entry.name))
 
     def check_versions(self, versions):
         """Stop unless locks have a package in one version: pip would find out after it has fetched gigabytes."""
@@ -311,7 +303,7 @@ class LockedEnvironment(EasyBlock):
                 raise EasyBuildError("%s: its wheels would be of no use there. Type this on a node with their "
                                      "processor, or correct `architecture` in system.cfg", self.other_processor)
             with self.loaded_dependencies():
-                self.check_packages_below()
+                self.check_torch_below()
                 self.find_python_and_mpi()
                 self.check_before_fetching()
             os.environ.setdefault('HPC_JOB_PYTHON', self.python.path)
@@ -319,7 +311,7 @@ class LockedEnvironment(EasyBlock):
         if self.dry_run:
             self.show_packages()
             with self.loaded_dependencies():
-                self.check_packages_below()
+                self.check_torch_below()
         elif not self.wheels:
             with self.loaded_dependencies():
                 self.fetch_packages()

@@ -1,5 +1,6 @@
 """LockedWheels through ./eb, with small packages that the test makes: what is installed, and what is refused."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -380,12 +381,12 @@ def test_module_on_a_module_on_a_module(eb, toy):
     top = toy.folder / 'top-1.0.eb'
     top.write_text(top.read_text().replace('import toy, other', 'import toy, other, middle, top'))
     eb(toy.easyconfig, toy.folder / 'middle-1.0.eb', env=toy.online)
-    for more, says in [('torch==2.10.0+rocm7.1', 'has torch 2.10.0+rocm7.1, which would hide 2.10.0+rocm7.1 of a'),
-                       ('torchvision==0.25.0', 'has torchvision 0.25.0, which would hide 0.25.0+rocm7.1 of a module'),
+    for more, says in [('torch==2.10.0+rocm7.1', r'torch 2.10.0\+rocm7.1, which would hide .*/torch-2.10.0\+rocm7'),
+                       ('torchvision==0.25.0', r'torchvision 0.25.0, which would hide .*/torchvision-0.25.0\+rocm7'),
                        ('torchvision==0.25.1+rocm7.1', None)]:
         (toy.folder / 'top.lock').write_text('%s\n%s --hash=sha256:%s\n' % (lines[5], more, 'a' * 64))
         stops = eb('-x', top).stdout.partition('Installing would stop:')[2]
-        assert says in stops if says else not stops
+        assert re.search(says, stops) if says else not stops
     (toy.folder / 'top.lock').write_text(lines[5])
     eb(top, env=toy.online)
 
