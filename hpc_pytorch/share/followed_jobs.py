@@ -164,7 +164,7 @@ class Job:
         self.reason = reason
 
     def how_it_ended(self, status):
-        """Return what the batch system, or the status of what waited, says of a job that ended before its program."""
+        """Return what the batch system, or the status of what waited, says of a job that ended early."""
         for _ in range(LATE):
             time.sleep(1)
             asked = self.ask()
@@ -187,7 +187,9 @@ class Job:
         # a job that was cancelled before it began has printed nothing
         texts = [read_tail(self.output).rpartition(AGAIN)[2]] if os.path.exists(self.output) else []
         if self.status is not None:
-            yield "job %s ended with status %d" % (self.number, status)
+            # 143: its ranks were told to end, as they are a while before a job is preempted
+            cause = ': ' + self.how_it_ended(status) if status == 143 else ''
+            yield "job %s ended with status %d%s" % (self.number, status, cause)
         elif texts and NO_MODULE.search(texts[0]):
             yield ("job %s ended before its program was started: its module or environment could not be loaded; see "
                    "above" % self.number)

@@ -417,6 +417,24 @@ def test_reasons_of_an_earlier_start(tmp_path, monkeypatch):
                                          'a node failed: submit the job again']
 
 
+@pytest.mark.parametrize('says, cause', [
+    ('JobState=FAILED Reason=NonZeroExitCode ExitCode=143:0 PreemptTime=2026-11-26T18:23:00', 'preempted it'),
+    ('JobState=PREEMPTED Reason=None ExitCode=0:15 PreemptTime=2026-11-26T18:23:00', 'preempted it'),
+    ('JobState=CANCELLED Reason=None ExitCode=0:15 PreemptTime=None', 'it was cancelled'),
+    ('JobState=FAILED Reason=NonZeroExitCode ExitCode=143:0 PreemptTime=None', 'for the reason, type: scontrol'),
+])
+def test_told_to_end(tmp_path, monkeypatch, says, cause):
+    """Ranks are told to end some time before Slurm preempts or cancels their job, and its script has time to tell."""
+    monkeypatch.syspath_prepend(str(CHECKOUT / 'hpc_pytorch/share'))
+    monkeypatch.chdir(tmp_path)
+    systems = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/batch_scripts.py'))['read_share']('batch_scripts.cfg')
+    Job = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/followed_jobs.py'))['Job']
+    job = Job(SimpleNamespace(name='train', kind='slurm', batch_systems=systems, words=systems['slurm']))
+    job.number, job.status, job.ask = '7', 143, lambda: says
+    first = next(job.explain(143))
+    assert first.startswith('job 7 ended with status 143: ') and cause in first
+
+
 @pytest.mark.parametrize('reason, says', [
     ('AssocGrpCPUMinutesLimit', 'too few hours left for it: it starts when there are more. Or CANCEL, and submit'),
     ('QOSGrpGRESMinutes', 'too few hours left'),

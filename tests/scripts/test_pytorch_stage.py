@@ -191,6 +191,21 @@ def test_nodes_that_share_a_disk(place):
     assert (place.local / 'me/key/env/pyvenv.cfg').is_file() and not list((place.local / 'me').glob('partial-*'))
 
 
+def test_site_that_prints(place, tmp_path):
+    """What a site's TaskProlog prints on each node is no command for the shell, and nodes with a copy get no other."""
+    (tmp_path / 'bin').mkdir()
+    for name, does in (('srun', 'echo "It\'s a site: > ruled"; while [[ $1 == --* ]]; do shift; done; "$@"'),
+                       ('sbcast', 'cp "$2" "$3"')):
+        (tmp_path / 'bin' / name).write_text('#!/bin/bash\n%s\n' % does)
+        (tmp_path / 'bin' / name).chmod(0o755)
+    job = {'SLURM_JOB_ID': '7', 'SLURM_JOB_NUM_NODES': '1',
+           'PATH': '%s/bin:%s/bin:/usr/bin:/bin' % (place.root, tmp_path)}
+    for banners in (3, 1):
+        output, error = place.run('toy', **job)
+        assert output.startswith(str(place.local)) and 'command not found' not in error
+        assert error.count("It's a site") == banners - 1
+
+
 def test_edited_in_place(place):
     """A change deep in a package, even one that keeps size and times, is staged: no directory's time tells of it."""
     package = place.site / 'deep' / 'down'
