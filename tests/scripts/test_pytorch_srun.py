@@ -79,6 +79,14 @@ def test_more_nodes_than_ranks_are_on(script, tmp_path, nodes, warned):
         assert 'write its script' not in ''.join(run(script, '-c', '', HPC_NODE_CPUS='1', **launcher))
 
 
+def test_ranks_that_nobody_bound(script, tmp_path):
+    """Who has a script of pytorch-jobscript is not sent to it: Slurm binds nothing without a TaskPlugin."""
+    told = dict(SRUN, SLURM_PROCID='0', SLURM_LOCALID='0', SLURM_NODEID='0', HPC_NODE_CPUS='1')
+    assert 'pytorch-jobscript shows how to bind them' in run(script, '-c', '', **told)[1]
+    output = ''.join(run(script, '-c', '', HPC_RANK_OUTPUTS=str(tmp_path), **told))
+    assert 'does not bind them' in output and 'pytorch-jobscript' not in output
+
+
 @pytest.mark.slow
 def test_output_is_kept(script, tmp_path):
     """All that a rank prints, to its last line, is in its file, and goes where it went; also when Python is killed."""
