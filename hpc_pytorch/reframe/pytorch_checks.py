@@ -35,23 +35,9 @@ sys.path.pop()
 INSTALLED = installed(os.environ.get('MODULEPATH', ''))
 
 TABLE = parse(os.path.join(HERE, 'checks.cfg'))
-# in an easyconfig: what promises something
-CONTAINER = "'SingularityContainer'"
-# what there is, for whoever compares it
-INVENTORY = 'python inventory.py ' + shlex.quote(installed_pytorch.PROBE)
-# inside a container, the image's PyTorch
-ONES = """python -c "import os, torch; print(os.environ.get('SINGULARITY_CONTAINER'), torch.ones(1))" """.strip()
-ONES_PRINTED = r'\.sif tensor\(\[1'
-# what is typed, where the easyconfig has these words, and what is printed when it works
-Probe = collections.namedtuple('Probe', 'command promised prints')
-PROBES = {
-    'contract': Probe(INVENTORY, '(?s)^(?!.*%s)' % CONTAINER, '^package: torch '),
-    'list-packages': Probe('list-packages', CONTAINER, '^torch '),
-    'run-in-container': Probe('run-in-container ' + ONES, CONTAINER, ONES_PRINTED),
-    'wrapper': Probe(ONES, r"wrappers = .*'python'", ONES_PRINTED),
-}
+PROBES = {name: TABLE[name] for name in TABLE.sections() if 'prints' in TABLE[name]}
 for probe, promised in TABLE['pytorch-check'].items():
-    PROBES[probe] = Probe('pytorch-check ' + probe, promised, '^%s +works' % probe)
+    PROBES[probe] = {'command': 'pytorch-check ' + probe, 'promised': promised, 'prints': '^%s +works' % probe}
 # what decides about networks, as the ranks see it
 SETTINGS = 'env | grep -E "^(NCCL|RCCL|FI|MPICH|GLOO|UCX|OMPI_MCA)_" | sort | sed "s/^/setting: /"'
 # outputs of ranks are kept in files next to the job's, as Slurm loses last lines of a step that it ends
@@ -152,9 +138,9 @@ class WorksCheck(ModuleCheck):
     @run_after('init')
     def prepare(self):
         probe = PROBES[self.probe]
-        self.need(probe.promised)
-        self.executable, _, options = probe.command.partition(' ')
-        self.executable_opts = [options]
+        self.need(probe['promised'])
+        self.executable, _, options = probe['command'].partition(' ')
+        self.executable_opts = [options.replace('{probe}', shlex.quote(installed_pytorch.PROBE))]
 
     @run_before('run')
     def take_two_ranks(self):
@@ -168,7 +154,7 @@ class WorksCheck(ModuleCheck):
 
     @sanity_function
     def works(self):
-        self.must_print(PROBES[self.probe].prints)
+        self.must_print(PROBES[self.probe]['prints'])
         # on one of the plugin's two nodes
         for reason in self.printed(r'^\w+ +FAILS: .*'):
             raise SanityError(reason)
@@ -231,7 +217,7 @@ class WorksCheck(ModuleCheck):
 @rfm.simple_test
 class SpeedCheck(ModuleCheck):
     """Bandwidth through the fast network, training: one rank for each GPU, or node without."""
-    what = parameter(name for name in TABLE.sections() if name != 'pytorch-check')
+    what = parameter(name for name in TABLE.sections() if 'nodes' in TABLE[name])
     nodes = parameter([1, 2, 4])
     ranks_per_node = variable(int, value=0)
     slowest_rank = variable(float, value=0.8)

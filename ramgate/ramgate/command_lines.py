@@ -29,24 +29,9 @@ PARTS = re.compile(r'cc1|cc1plus|cc1obj|f951|lto1|cicc|ptxas|collect2|ld|ld\.\w+
 # the compiler wrapper's program
 WRAPPER = 'ramgate-cc'
 
-# how compilers say that memory ran out. Each begins its line, so that a quotation from a source never matches.
-OUT_OF_MEMORY = re.compile(r'''^(?:
-    \S*:\ (?:fatal\ error|error|internal\ compiler\ error):\ Killed\b                    # gcc: a signal, a program
-  | \S*:\ error:\ unable\ to\ execute\ command:\ Killed                                  # clang
-  | \S*nvcc\S*\ error\s*:\ '[^']*'\ died\ due\ to\ signal\ 9\b
-  | (?:\S*:\ )?(?:fatal\ error:\ )?(?:virtual\ memory\ exhausted|out\ of\ memory\ allocating\b)
-  | \S*:\ fatal\ error:\ cannot\ execute\ .*:\ Cannot\ allocate\ memory
-  | (?:\S*:\ )?(?:vfork|fork|posix_spawn):\ Cannot\ allocate\ memory
-  | (?:\S*:\ )?(?:fatal\ error:\ )?(?:\S*ld\S*)\ terminated\ with\ signal\ 9\b            # collect2
-  | \S*ld\S*:\ (?:.*:\ )?(?:[Mm]emory\ exhausted|Cannot\ allocate\ memory|out\ of\ memory)\b
-  | terminate\ called\ after\ throwing\ an\ instance\ of\ 'std::bad_alloc'
-  | (?:\S*:\ )?(?:fatal\ error:\ )?std::bad_alloc\b
-  | (?:\S*:\ )?LLVM\ ERROR:\ [Oo]ut\ of\ memory
-  | (?:\S*:\ )?fatal\ error:\ error\ in\ backend:\ [Oo]ut\ of\ memory
-  | ptxas\ fatal\s*:\ (?:.*\b)?(?:[Mm]emory\ allocation\ failure|[Oo]ut\ of\ [Mm]emory)
-  | (?:.*/)?(?:sh|bash|dash|\S+\.sh):\ (?:line\ )?\d+:\ +(?:\d+\ )?Killed\b
-  | Killed$
-)''', re.M | re.X)
+# how compilers say that memory ran out
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), 'data', 'out-of-memory.txt')) as _file:
+    OUT_OF_MEMORY = re.compile(_file.read(), re.M | re.X)
 # a place in a source with an error is the user's error, whatever else was written
 REAL_ERROR = re.compile(r'^[^\s:][^:\n]*(?::\d+(?::\d+)?:|\(\d+\):) (?:fatal )?error\b'
                         r'(?!: Killed)(?!.*memory exhausted)(?!.*out of memory allocating)', re.M)
