@@ -298,20 +298,19 @@ class LockedEnvironment(EasyBlock):
         if self.dry_run:
             # avoid upstream's failure on a missing checksums.json
             self.json_checksums = {}
-        else:
-            if self.other_processor and 'HPC_PYTORCH_REHEARSAL' not in os.environ:
-                raise EasyBuildError("%s: its wheels would be of no use there. Type this on a node with their "
-                                     "processor, or correct `architecture` in system.cfg", self.other_processor)
-            with self.loaded_dependencies():
-                self.check_torch_below()
+        elif self.other_processor and 'HPC_PYTORCH_REHEARSAL' not in os.environ:
+            raise EasyBuildError("%s: its wheels would be of no use there. Type this on a node with their processor, "
+                                 "or correct `architecture` in system.cfg", self.other_processor)
+        with self.loaded_dependencies():
+            self.check_torch_below()
+            if not self.dry_run:
                 self.find_python_and_mpi()
                 self.check_before_fetching()
+        if self.python:
             os.environ.setdefault('HPC_JOB_PYTHON', self.python.path)
         super().fetch_step(*args, **kwargs)
         if self.dry_run:
             self.show_packages()
-            with self.loaded_dependencies():
-                self.check_torch_below()
         elif not self.wheels:
             with self.loaded_dependencies():
                 self.fetch_packages()
