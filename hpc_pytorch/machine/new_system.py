@@ -18,9 +18,9 @@ KINDS = dict(words.split()[::2] for words in DATA['software'].values())
 
 
 def matches_module(pattern):
-    # Red Hat's are called mpi/openmpi-x86_64
+    # Red Hat's are called mpi/openmpi-x86_64, others mpi/openmpi-4.1.7-gcc-12.4.0
     words = DATA['categories']['pattern'], pattern
-    return re.compile(r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64)' % words, re.I).match
+    return re.compile(r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64|-(?=\d[^/]*$))' % words, re.I).match
 
 
 # MPIs that are not compiled once for each compiler
@@ -154,7 +154,7 @@ def newest_first(shell, pattern, loaded=()):
 
 def add(shell, name, kind):
     """Load a module of some kind; returns why that cannot be done, or should not be, as wheels are built with GCC."""
-    version = name.partition('/')[2]
+    version = name.partition('/')[2] or name
     other = re.search(r'(?<![a-z\d])(?:%s)' % OTHER_COMPILERS, version, re.I)
     if kind == 'MPI' and other and not FOR_ANY_COMPILER(name) and not re.search('gcc|gnu', version, re.I):
         return "it is made for another compiler than GCC, which was not tried"

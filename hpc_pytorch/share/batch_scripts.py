@@ -102,8 +102,8 @@ class Script:
         self.ranks = options.ranks_per_node or self.gpus or 1
         self.all_cores = int(self.node.get('cores', self.ranks))
         # part of a node has its share of the cores
-        share = self.gpus / self.all_gpus if self.all_gpus else 1
-        self.cores = max(int(self.usable_cores() * share) // self.ranks, 1)
+        self.share = self.gpus / self.all_gpus if self.all_gpus else 1
+        self.cores = max(int(self.usable_cores() * self.share) // self.ranks, 1)
         self.clock = '%02d:%02d:00' % divmod(options.time, 60)
         # seconds before the time limit at which the program gets the signal to save; Slurm's may come a minute earlier
         self.lead = min(120, 15 * options.time)
@@ -161,6 +161,11 @@ class Script:
         chunk = 'select=%d:ncpus=%d:mpiprocs=%d' % (self.options.nodes, cores, self.ranks)
         if self.gpus:
             chunk += ':ngpus=%d' % self.gpus
+        # where others may have a part of the node, PBS gives little memory to jobs that ask for none, or refuses them
+        if self.shared and 'memory' in self.node:
+            number, unit = re.match(r'(\d+) ?(.)', self.node['memory']).groups()
+            # the operating system has a part
+            chunk += ':mem=%dmb' % (0.9 * self.share * int(number) * 1024 ** ('KMGT'.index(unit) - 1))
         lines = ['-N ' + self.name, '-l ' + chunk]
         if self.options.nodes > 1:
             # PBS's default, free, gives one node to all chunks that fit on it

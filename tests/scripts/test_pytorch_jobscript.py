@@ -379,7 +379,8 @@ def test_part_of_a_node(jobscript):
     lines = jobscript('lumi', '--gpus', '2', '--partition', 'small-g', 'train.py')
     assert {'#SBATCH --gpus-per-node=2', '#SBATCH --cpus-per-task=7', '#SBATCH --partition=small-g'} <= set(lines)
     lines = jobscript('derecho', '--gpus', '1', '--partition', 'develop', 'train.py')
-    assert '#PBS -l select=1:ncpus=16:mpiprocs=1:ngpus=1' in lines
+    # nine tenths of a quarter of 512 GiB: without it, PBS gives little memory at many sites, or refuses the job
+    assert '#PBS -l select=1:ncpus=16:mpiprocs=1:ngpus=1:mem=117964mb' in lines
     assert '--depth 16 --cpu-bind depth' in lines[-1]
     # PBS would put both parts on one node
     assert '#PBS -l place=scatter' in jobscript('derecho', '--gpus', '1', '--partition', 'develop', '--nodes', '2', 'a')
