@@ -9,7 +9,7 @@ from hpc_pytorch.share.batch_scripts import read_share
 # ReFrame's name of a batch system (squeue: Slurm without a record of jobs that have ended), and its options
 SCHEDULERS = {
     'slurm': ('squeue', {'partition': '--partition=', 'account': '--account=', 'qos': '--qos='}),
-    'pbs': ('pbs', {'partition': '-q ', 'account': '-A ', 'place': '-l place='}),
+    'pbs': ('pbs', {'partition': '-q ', 'account': '-A ', 'place': '-l place=', 'memory': 'mem='}),
     'none': ('local', {}),
 }
 MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}
@@ -18,11 +18,13 @@ PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash']
 PREPARE += read_share('batch_scripts.cfg')['slurm']['begin'].splitlines()
 
 
-def access(scheduler, options):
+def access(scheduler, node, options):
     account = os.environ.get(scheduler['account_variable'] or '')
-    # PBS would give one node to all chunks that fit on it
+    # PBS would give one node to all chunks that fit on it, and little memory; as jobs of pytorch-run
     values = dict(scheduler, account=account, place='scatter' + ':excl' * bool(scheduler['nodes_exclusive']))
-    return [option + values[name] for name, option in options.items() if values[name]] + list(scheduler['options'])
+    if node['memory'] and not scheduler['nodes_exclusive']:
+        values['memory'] = '%dmb' % (0.9 * node['memory'] / 2 ** 20)
+    return [option + values[name] for name, option in options.items() if values.get(name)] + list(scheduler['options'])
 
 
 def binding(system):
@@ -46,7 +48,7 @@ def partition(system):
         'scheduler': scheduler,
         'launcher': system.launcher['command'],
         'max_jobs': 1 if scheduler == 'local' else 8,
-        'access': access(system.scheduler, options),
+        'access': access(system.scheduler, node, options),
         'prepare_cmds': PREPARE + ['module use ' + path for path in reversed(paths)],
         'features': ['hpc_pytorch'] + ['gpu'] * bool(gpus) + ['batch'] * (scheduler != 'local'),
         # for the checks themselves

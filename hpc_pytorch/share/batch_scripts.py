@@ -161,10 +161,9 @@ class Script:
         chunk = 'select=%d:ncpus=%d:mpiprocs=%d' % (self.options.nodes, cores, self.ranks)
         if self.gpus:
             chunk += ':ngpus=%d' % self.gpus
-        # where others may have a part of the node, PBS gives little memory to jobs that ask for none, or refuses them
+        # where others may have a part of the node, PBS refuses jobs that ask for no memory, or gives them little
         if self.shared and 'memory' in self.node:
             number, unit = re.match(r'(\d+) ?(.)', self.node['memory']).groups()
-            # the operating system has a part
             chunk += ':mem=%dmb' % (0.9 * self.share * int(number) * 1024 ** ('KMGT'.index(unit) - 1))
         lines = ['-N ' + self.name, '-l ' + chunk]
         if self.options.nodes > 1:
@@ -205,8 +204,7 @@ class Script:
     def text(self, followed=False):
         """Return the script; one that is `followed` says how the program has ended."""
         lines = ['#!/bin/bash -l']
-        for option in self.head(followed):
-            lines.append('%s %s' % (self.words['head'], option))
+        lines += ['%s %s' % (self.words['head'], option) for option in self.head(followed)]
         lines.append('')
         if followed:
             lines.append(self.words['output'].format(name=self.name))

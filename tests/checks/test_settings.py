@@ -79,3 +79,12 @@ def test_gpus_that_slurm_does_not_count():
     slurm = batch_systems.SCHEDULERS['slurm']
     assert 'gpu' not in ' '.join(slurm.command(request, 'name', 'mark', 'log', []))
     assert '--gres=gpu:4' in slurm.command(request._replace(gpus_option='--gres=gpu:'), 'name', 'mark', 'log', [])
+
+
+def test_memory_on_nodes_of_pbs_that_are_shared():
+    """Many sites give little to jobs that ask for none, or refuse them; whole nodes have theirs."""
+    system = systems.load('derecho')
+    assert 'mem=' not in str(reframe_settings.partition(system)['access'])
+    system.scheduler['nodes_exclusive'] = None
+    # nine tenths of 512 GiB; ReFrame puts words without dashes behind select=
+    assert 'mem=471859mb' in reframe_settings.partition(system)['access']
