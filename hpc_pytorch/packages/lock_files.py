@@ -18,6 +18,9 @@ LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *([<>=!~][^;#\n]*)?(;.
 # One of these versions that can be compared: no *, ! or zero in front, as 2024.07 is 2024.7 in a lock
 BOUND = re.compile(r'(<=?|[>=~]=) *(?!\S*\.0\d)([\w.]+)(?![\w.*!])')
 
+# The command of an .in file that leaves PyTorch and its packages to a module below
+LEFT_OUT = re.compile(r'(printf|--no-emit-package) [^)]*\btorch[ )]')
+
 
 def normal_name(name):
     return re.sub(r'[-_.]+', '-', name).lower()
@@ -75,8 +78,8 @@ def has(entries, name, versions):
     return bool(found)
 
 
-def check_list(path, entries, pythons=()):
-    """Refuse a lock of newer Pythons, or of one, or one that lacks what its .in file lists: its command was not run."""
+def check_list(path, entries, pythons=(), alone=False):
+    """Refuse a lock of newer Pythons, or of one, or that lacks what its .in file lists, or what no module below has."""
     source = Path(path).with_suffix('.in')
     text = source.read_text(encoding='utf-8', errors='replace') if source.is_file() else ''
     # uv wrote the command into the lock, too, unless the command says what to write
@@ -90,6 +93,9 @@ def check_list(path, entries, pythons=()):
     if 'uv pip compile' in text and len(pythons) > 1 and not ('--universal' in text and '--python-version' in text):
         raise UsersProblem("%s: a lock for Python %s needs --universal and --python-version %s in its command: add "
                            "them, and run it" % (source, ', '.join(pythons), min(pythons, key=release)))
+    if alone and LEFT_OUT.search(text):
+        raise UsersProblem("%s leaves out PyTorch and its packages, such as NumPy, and no module in dependencies has "
+                           "them: take --overrides or --no-emit-package out of its command, and run it" % source)
     for name, versions, marker in LISTED.findall(text):
         if not marker and not has(entries, name, versions) and '--no-emit-package %s ' % name not in text:
             raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"

@@ -210,6 +210,8 @@ class LockedEnvironment(EasyBlock):
         if self.name in self.cfg['collection_packages'] and self.version != VERSION:
             stop(self, "This collection has %s %s, the easyconfig says %s: correct `version`, and the name of its file"
                  % (self.name, VERSION, self.version))
+        brings_torch = self.name == 'PyTorch' or any(entry.name == 'torch' for entry in self.locked('lock_files'))
+        alone = not brings_torch and {dep['name'] for dep in self.cfg.dependencies()} <= {'Python'}
         for parameter in LOCK_PARAMETERS:
             versions = {}
             other = other_version(self.locked(parameter), self.name, self.version)
@@ -225,7 +227,7 @@ class LockedEnvironment(EasyBlock):
                     if not PLATFORM_MARKER.search(entry.text):
                         versions.setdefault(entry.name, {}).setdefault(lock, set()).add(entry.version)
                 with as_easybuild_error(easyblock=self):
-                    check_list(self.named_file(lock), entries, self.cfg['python_versions'])
+                    check_list(self.named_file(lock), entries, self.cfg['python_versions'], alone)
             self.check_versions(versions)
         self.check_gpus_of_locks()
 

@@ -458,3 +458,9 @@ def test_list_that_was_changed(eb, toy):
     assert 'toy.in lists added, which its lock file lacks: run the command in it' in eb(toy.easyconfig, '-x').stdout
     (toy.folder / 'toy.in').write_text('# uv pip compile --python-version 3.20 toy.in\n')
     assert 'toy.lock is for Python 3.20 and newer, and python_versions has' in eb(toy.easyconfig, '-x').stdout
+    (toy.folder / 'toy.in').write_text("# uv pip compile --overrides <(printf '%s\\n' torch numpy) toy.in\n")
+    alone = 'toy.in leaves out PyTorch and its packages, such as NumPy, and no module in dependencies has them'
+    assert alone in eb(toy.easyconfig, '-x').stdout
+    with toy.easyconfig.open('a') as file:
+        file.write("dependencies = [('PyTorch', '2.13.0', '-workstation')]\n")
+    assert alone not in eb(toy.easyconfig, '-x', '--robot').stdout

@@ -109,6 +109,25 @@ def test_lock_for_newer_pythons(tmp_path, command, in_lock, pythons, told):
     assert ('python_versions has ' + told in said) if told else not said, said
 
 
+@pytest.mark.parametrize('options, alone, refused', [
+    ("--overrides <(printf '%s\\n' torch filelock numpy sympy)", True, True),
+    ('--no-emit-package numpy --no-emit-package torch', True, True),
+    ("--overrides <(printf '%s\\n' torch filelock numpy sympy)", False, False),
+    ("--overrides <(printf '%s\\n' numpy) torch-plots.in", True, False),
+])
+def test_list_on_top_of_nothing(tmp_path, options, alone, refused):
+    """Made with the command of Transformers, it has no NumPy: it was installed, and could not be imported."""
+    lock = tmp_path / 'mine.lock'
+    lock.write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
+    (tmp_path / 'mine.in').write_text('#  uv pip compile %s -o mine.lock\ntoy\n' % options)
+    said = ''
+    try:
+        check_list(str(lock), read_lock(str(lock)), alone=alone)
+    except UsersProblem as problem:
+        said = str(problem)
+    assert ('and no module in dependencies has them' in said) == refused and bool(said) == refused, said
+
+
 @pytest.mark.parametrize('options, pythons, refused', [
     ('', ['3.12', '3.11'], True),
     ('--universal', ['3.12', '3.10'], True),
