@@ -12,9 +12,8 @@ def read_table(name, flags=0):
     parser = parse('%s/packages/%s.cfg' % (HERE, name))
     rows = []
     for cause in parser.sections():
-        row = parser[cause]
-        pattern = row['pattern'].replace('\n', '')
-        rows.append(Known(re.compile(pattern, flags), cause, row.get('remedy')))
+        pattern = parser[cause]['pattern'].replace('\n', '')
+        rows.append(Known(re.compile(pattern, flags), cause, parser[cause].get('remedy')))
     return rows
 
 

@@ -18,9 +18,6 @@ LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *([<>=!~][^;#\n]*)?(;.
 # One of these versions that can be compared: no *, ! or zero in front, as 2024.07 is 2024.7 in a lock
 BOUND = re.compile(r'(<=?|[>=~]=) *(?!\S*\.0\d)([\w.]+)(?![\w.*!])')
 
-# The command of an .in file that leaves PyTorch and its packages to a module below
-LEFT_OUT = re.compile(r'(printf|--no-emit-package) [^)]*\btorch[ )]')
-
 
 def normal_name(name):
     return re.sub(r'[-_.]+', '-', name).lower()
@@ -93,7 +90,7 @@ def check_list(path, entries, pythons=(), alone=False):
     if 'uv pip compile' in text and len(pythons) > 1 and not ('--universal' in text and '--python-version' in text):
         raise UsersProblem("%s: a lock for Python %s needs --universal and --python-version %s in its command: add "
                            "them, and run it" % (source, ', '.join(pythons), min(pythons, key=release)))
-    if alone and LEFT_OUT.search(text):
+    if alone and re.search(r'(printf|--no-emit-package) [^)]*\btorch[ )]', text):
         raise UsersProblem("%s leaves out PyTorch and its packages, such as NumPy, and no module in dependencies has "
                            "them: take --overrides or --no-emit-package out of its command, and run it" % source)
     for name, versions, marker in LISTED.findall(text):

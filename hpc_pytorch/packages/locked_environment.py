@@ -194,10 +194,7 @@ class LockedEnvironment(EasyBlock):
         return path
 
     def locked(self, parameter):
-        entries = []
-        for name in self.cfg[parameter]:
-            entries += self.entries_of(name)
-        return entries
+        return [entry for lock in self.cfg[parameter] for entry in self.entries_of(lock)]
 
     def entries_of(self, lock):
         with as_easybuild_error(easyblock=self):
