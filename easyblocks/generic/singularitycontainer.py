@@ -1,5 +1,4 @@
-# Copyright 2024-2026 the hpc-pytorch team. Part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io),
-# under the GNU General Public License v2, without any warranty: see the file LICENSE.
+# Copyright 2024-2026 the hpc-pytorch team, GNU General Public License v2, without any warranty: see the file LICENSE
 """
 EasyBuild support for a container image as a module, implemented as an easyblock: the image in the prefix, scripts for
 use in the container, commands that work outside, and a module that decides when it is loaded what is mounted.

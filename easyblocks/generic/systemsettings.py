@@ -1,5 +1,4 @@
-# Copyright 2026 the hpc-pytorch team. Part of hpc-pytorch, a collection for EasyBuild (https://easybuild.io), under
-# the GNU General Public License v2, without any warranty: see the file LICENSE.
+# Copyright 2026 the hpc-pytorch team, GNU General Public License v2, without any warranty: see the file LICENSE
 """
 EasyBuild support for modules of settings alone, implemented as an easyblock
 

@@ -1,5 +1,4 @@
-"""
-``./eb --new-version VERSION EASYCONFIG``: create an easyconfig and its lock files for another version, from this one's.
+"""``./eb --new-version VERSION EASYCONFIG``: make an easyconfig and lock files for another version, from this one's.
 ``./eb --renew EASYCONFIG``: make the lock files of the same version again, with what the indexes have today.
 
 A lock file is made by uv from an .in file of the same name, with the command in the .in file itself; so people can do

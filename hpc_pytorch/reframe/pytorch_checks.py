@@ -1,5 +1,4 @@
-"""
-ReFrame checks of the PyTorch modules that this collection has installed: those whose module files are in $MODULEPATH.
+"""ReFrame checks of the PyTorch modules that this collection has installed, whose module files are in $MODULEPATH.
 
 `./eb --check` runs them. Beside a site's own: reframe -C SETTINGS -c hpc_pytorch/reframe -r -t maintenance, with the
 partitions that `./eb --check --settings` prints. What a module must have follows from the easyconfig that it was made

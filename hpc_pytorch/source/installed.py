@@ -25,8 +25,6 @@ print(json.dumps({
     'backends': {name: bool(getattr(dist, 'is_%%s_available' %% name, bool)()) for name in names}}))
 """ % list(BACKENDS.values())
 
-ANOTHER_WHEEL = "it was built without, or this is another wheel than the one built here"
-
 
 def ask(python):
     """Ask this Python's torch about itself: show, directory, backends."""
@@ -61,7 +59,8 @@ def compare_installed(options, show, backends, ldd):
             continue
         if not backends.get(backend):
             differences.append(Difference(option, 'ON', 'no %s backend in torch.distributed' % backend,
-                                          ['torch.distributed.is_%s_available()' % backend], ANOTHER_WHEEL))
+                                          ['torch.distributed.is_%s_available()' % backend],
+                                          "it was built without, or this is another wheel than the one built here"))
         elif backend == 'mpi' and set(libraries.resolved(ldd, 'libmpi')) <= {'not found'}:
             differences.append(Difference(option, 'ON', 'an mpi backend without its library', ['ldd'],
                                           "the module does not load the MPI that it was built with"))

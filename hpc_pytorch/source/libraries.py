@@ -12,7 +12,6 @@ RUNTIMES = (('libgomp', 'gcc'), ('libomp', 'clang'), ('libiomp5', 'clang'))
 
 STUBS = "CUDA's stubs, which are no driver: put their directory into LIBRARY_PATH before CMake runs for the first time"
 BUILD_DIRECTORY = "the build directory, which others may fill once it is removed"
-ANOTHER_OPENMP = "another one was found before the compiler's, in the system or in a dependency"
 
 
 def find(directory):
@@ -67,8 +66,8 @@ def compare_openmp(printed, compiler):
     found = runtimes(printed)
     if len(found) < 2 and (not compiler or set(found.values()) <= {compiler}):
         return []
-    return [Difference('OpenMP', "one runtime, %s's" % (compiler or 'the compiler'), ', '.join(sorted(found)),
-                       ['ldd'], ANOTHER_OPENMP)]
+    return [Difference('OpenMP', "one runtime, %s's" % (compiler or 'the compiler'), ', '.join(sorted(found)), ['ldd'],
+                       "another one was found before the compiler's, in the system or in a dependency")]
 
 
 def compare(paths, printed, compiler, build_directory):
