@@ -1,5 +1,4 @@
-"""
-Packages of the operating system that the first call needs: installs all at once, or says so before anything is fetched.
+"""Packages of the operating system that the first call needs: installs all at once, or says so before it fetches.
 
 make-environment runs this with a lock file's name and ./eb's arguments. Prints the path of a wheel of pip, if there is
 one: an environment is made with it in half of the time that ensurepip takes.

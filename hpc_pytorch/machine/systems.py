@@ -1,5 +1,4 @@
-"""
-Load, check and choose systems: ``systems/<name>/system.cfg``, in which system_schema.cfg defines every section and key.
+"""Load, check and choose systems: ``systems/<name>/system.cfg``; system_schema.cfg defines their sections and keys.
 
     >>> load('archer2').node['cores']
     128

@@ -95,8 +95,12 @@ def check_list(path, entries, pythons=(), alone=False):
                            "them: take --overrides or --no-emit-package out of its command, and run it" % source)
     for name, versions, marker in LISTED.findall(text):
         if not marker and not has(entries, name, versions) and '--no-emit-package %s ' % name not in text:
-            raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"
-                               % (source, name + versions.replace(' ', '')))
+            advice = "run the command in it"
+            if re.search(r'--overrides <\([^)]*\s%s[\s)]' % any_spelling(name), text):
+                advice = ("--overrides leaves it out, as the module below has it. Remove this line or, for a version "
+                          "of your own, that name from --overrides, and run the command")
+            raise UsersProblem("%s lists %s, which its lock file lacks: %s"
+                               % (source, name + versions.replace(' ', ''), advice))
 
 
 def sha256_of(path):

@@ -1,6 +1,5 @@
-"""
-Listens to compiler wrappers, watches for compilers that came without one, measures them all, and carries out what the
-schedule decides; one thread.
+"""Listens to compiler wrappers, watches for compilers that came without one, measures them all, and carries out what
+the schedule decides; one thread.
 """
 import contextlib
 import os

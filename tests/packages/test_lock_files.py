@@ -128,6 +128,23 @@ def test_list_on_top_of_nothing(tmp_path, options, alone, refused):
     assert ('and no module in dependencies has them' in said) == refused and bool(said) == refused, said
 
 
+@pytest.mark.parametrize('listed, left_out, told', [
+    ('numpy<3', 'torch numpy sympy', True),
+    ('Typing_Extensions', 'torch typing-extensions', True),
+    ('networkx', 'torch numpy\\\n#   networkx', True),
+    ('numpydoc', 'torch numpy', False),
+])
+def test_what_the_command_leaves_out(tmp_path, listed, left_out, told):
+    """To run the command again, as it was told, made the same lock without end."""
+    lock = tmp_path / 'mine.lock'
+    lock.write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
+    command = "#  uv pip compile --overrides <(printf '%%s\\n' %s) mine.in\n" % left_out
+    (tmp_path / 'mine.in').write_text(command + listed + '\n')
+    with pytest.raises(UsersProblem) as problem:
+        check_list(str(lock), read_lock(str(lock)))
+    assert ('Remove this line or, ' in str(problem.value)) == told, problem.value
+
+
 @pytest.mark.parametrize('options, pythons, refused', [
     ('', ['3.12', '3.11'], True),
     ('--universal', ['3.12', '3.10'], True),
