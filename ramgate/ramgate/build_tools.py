@@ -1,6 +1,5 @@
-"""
-How many compilers build tools may start: as many as cores, and more where all compilers of a tree wait for their turn
-anyway, so that ramgate can choose.
+"""How many compilers build tools may start: as many as cores, and more where all compilers of a tree wait for their
+turn anyway, so that ramgate can choose.
 
 This file is also a program that stands in for a build tool on $PATH: DIRECTORY-OF-STAND-INS CORES TOOL ARGUMENTS.
 """
