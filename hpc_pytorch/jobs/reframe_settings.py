@@ -15,7 +15,8 @@ SCHEDULERS = {
 MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}
 # what each job begins with, where the user's shell at login does not do it, and as those of pytorch-run
 PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash']
-PREPARE += read_share('batch_scripts.cfg')['slurm']['begin'].splitlines()
+BATCH_SYSTEMS = read_share('batch_scripts.cfg')
+PREPARE += BATCH_SYSTEMS['slurm']['begin'].splitlines()
 
 
 def access(scheduler, node, options):
@@ -23,7 +24,7 @@ def access(scheduler, node, options):
     # PBS would give one node to all chunks that fit on it, and little memory; as jobs of pytorch-run
     values = dict(scheduler, account=account, place='scatter' + ':excl' * bool(scheduler['nodes_exclusive']))
     if node['memory'] and not scheduler['nodes_exclusive']:
-        values['memory'] = '%dmb' % (0.9 * node['memory'] / 2 ** 20)
+        values['memory'] = '%dmb' % (float(BATCH_SYSTEMS['pbs']['memory']) * node['memory'] / 2 ** 20)
     return [option + values[name] for name, option in options.items() if values.get(name)] + list(scheduler['options'])
 
 

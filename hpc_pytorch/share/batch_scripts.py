@@ -60,10 +60,8 @@ def minutes(text):
 
 def missing_on_nodes(path, not_mounted):
     """Return which of the directories that nodes lack a path is in; None if it is in none."""
-    for top in not_mounted:
-        if (os.path.realpath(path) + os.sep).startswith(os.path.join(top, '')):
-            return top
-    return None
+    place = os.path.realpath(path) + os.sep
+    return next((top for top in not_mounted if place.startswith(os.path.join(top, ''))), None)
 
 
 class Script:
@@ -164,7 +162,8 @@ class Script:
         # where others may have a part of the node, PBS refuses jobs that ask for no memory, or gives them little
         if self.shared and 'memory' in self.node:
             number, unit = re.match(r'(\d+) ?(.)', self.node['memory']).groups()
-            chunk += ':mem=%dmb' % (0.9 * self.share * int(number) * 1024 ** ('KMGT'.index(unit) - 1))
+            megabytes = int(number) * 1024 ** ('KMGT'.index(unit) - 1)
+            chunk += ':mem=%dmb' % (float(self.words['memory']) * self.share * megabytes)
         lines = ['-N ' + self.name, '-l ' + chunk]
         if self.options.nodes > 1:
             # PBS's default, free, gives one node to all chunks that fit on it

@@ -88,6 +88,18 @@ def test_list_that_was_changed(tmp_path, listed, lacks):
                     if lacks else '')
 
 
+def refusal(tmp_path, list_text, in_lock='', **options):
+    """What check_list says of a lock with toy 1.0 alone, beside this .in file; '' if nothing."""
+    lock = tmp_path / 'mine.lock'
+    lock.write_text('%s\ntoy==1.0 --hash=sha256:%s\n' % (in_lock, 'a' * 64))
+    (tmp_path / 'mine.in').write_text(list_text)
+    try:
+        check_list(str(lock), read_lock(str(lock)), **options)
+    except UsersProblem as problem:
+        return str(problem)
+    return ''
+
+
 @pytest.mark.parametrize('command, in_lock, pythons, told', [
     ('--universal --python-version 3.11', '', ['3.13', '3.11'], ''),
     ('--python-version 3.11', '', ['3.11', '3.9', '3.10'],
@@ -98,14 +110,7 @@ def test_list_that_was_changed(tmp_path, listed, lacks):
 ])
 def test_lock_for_newer_pythons(tmp_path, command, in_lock, pythons, told):
     """What only older Pythons need is not in the lock: it was missing where an older one was used."""
-    lock = tmp_path / 'mine.lock'
-    lock.write_text('%s\ntoy==1.0 --hash=sha256:%s\n' % (in_lock, 'a' * 64))
-    (tmp_path / 'mine.in').write_text('#  uv pip compile %s mine.in\ntoy\n' % command)
-    said = ''
-    try:
-        check_list(str(lock), read_lock(str(lock)), pythons)
-    except UsersProblem as problem:
-        said = str(problem)
+    said = refusal(tmp_path, '#  uv pip compile %s mine.in\ntoy\n' % command, in_lock, pythons=pythons)
     assert ('python_versions has ' + told in said) if told else not said, said
 
 
@@ -117,14 +122,7 @@ def test_lock_for_newer_pythons(tmp_path, command, in_lock, pythons, told):
 ])
 def test_list_on_top_of_nothing(tmp_path, options, alone, refused):
     """Made with the command of Transformers, it has no NumPy: it was installed, and could not be imported."""
-    lock = tmp_path / 'mine.lock'
-    lock.write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
-    (tmp_path / 'mine.in').write_text('#  uv pip compile %s -o mine.lock\ntoy\n' % options)
-    said = ''
-    try:
-        check_list(str(lock), read_lock(str(lock)), alone=alone)
-    except UsersProblem as problem:
-        said = str(problem)
+    said = refusal(tmp_path, '#  uv pip compile %s -o mine.lock\ntoy\n' % options, alone=alone)
     assert ('and no module in dependencies has them' in said) == refused and bool(said) == refused, said
 
 
@@ -136,13 +134,9 @@ def test_list_on_top_of_nothing(tmp_path, options, alone, refused):
 ])
 def test_what_the_command_leaves_out(tmp_path, listed, left_out, told):
     """To run the command again, as it was told, made the same lock without end."""
-    lock = tmp_path / 'mine.lock'
-    lock.write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
     command = "#  uv pip compile --overrides <(printf '%%s\\n' %s) mine.in\n" % left_out
-    (tmp_path / 'mine.in').write_text(command + listed + '\n')
-    with pytest.raises(UsersProblem) as problem:
-        check_list(str(lock), read_lock(str(lock)))
-    assert ('Remove this line or, ' in str(problem.value)) == told, problem.value
+    said = refusal(tmp_path, command + listed + '\n')
+    assert 'which its lock file lacks' in said and ('Remove this line or, ' in said) == told, said
 
 
 @pytest.mark.parametrize('options, pythons, refused', [
@@ -154,13 +148,6 @@ def test_what_the_command_leaves_out(tmp_path, listed, left_out, told):
 ])
 def test_lock_of_one_python(tmp_path, options, pythons, refused):
     """What only the other ones need is not in the lock."""
-    lock = tmp_path / 'mine.lock'
-    lock.write_text('toy==1.0 --hash=sha256:%s\n' % ('a' * 64))
-    (tmp_path / 'mine.in').write_text('#  uv pip compile %s mine.in -o mine.lock\ntoy\n' % options)
-    said = ''
-    try:
-        check_list(str(lock), read_lock(str(lock)), pythons)
-    except UsersProblem as problem:
-        said = str(problem)
+    said = refusal(tmp_path, '#  uv pip compile %s mine.in -o mine.lock\ntoy\n' % options, pythons=pythons)
     assert said == ('%s: a lock for Python %s needs --universal and --python-version %s in its command: add them, and '
                     'run it' % (tmp_path / 'mine.in', ', '.join(pythons), pythons[-1]) if refused else '')
