@@ -184,7 +184,7 @@ class Machine(object):
         for line in re.findall(r'(?:.*[|]){5}.*', self.output(*PARTITIONS['slurm'], *own)):
             name, layout, megabytes, gres, share, state = line.strip().split('|')
             sockets, cores, threads = map(int, layout.replace('+', '').split(':'))
-            gpus = re.findall(r'gpu:((?!intel|pvc|max\d|[^:]*\dg\.)[\w.-]+:|)(\d+)\b', gres)
+            gpus = re.findall(r'gpu:((?!intel|pvc|max\d|[^:]*(?:\dg\.|[ah]\d00.[12]?\dgb?\b))[\w.-]+:|)(\d+)\b', gres)
             facts = {
                 'cores': sockets * cores,
                 'threads': threads,

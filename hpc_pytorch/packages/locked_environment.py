@@ -17,9 +17,10 @@ from easybuild.tools.modules import get_software_root
 from hpc_pytorch import HERE, VERSION, collection_path, parse
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
+from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
-from hpc_pytorch.machine.versions import of_dependencies
+from hpc_pytorch.machine.versions import known, of_dependencies
 from hpc_pytorch.packages import built_wheels, gpu_code
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, check_list, normal_name, other_version, read_lock
@@ -243,6 +244,22 @@ class LockedEnvironment(EasyBlock):
                      "the .in file of Transformers, and make the lock again"
                      % (entry.name, entry.version, hidden[0], entry.name))
 
+    def check_gcc(self):
+        """Refuse a GCC that is too old for PyTorch's headers, of the modules or of the machine."""
+        packages = self.cfg['collection_packages']
+        compiler = shutil.which(self.system.compilers['mpi_cxx'] or 'mpicxx') or shutil.which('g++')
+        if not packages or not compiler or FILES_ONLY:
+            return
+        # other compilers' begins with a word
+        found = re.search(r' __VERSION__ "(\d[.\d]*)', run([compiler, '-dM', '-E', '-x', 'c++', os.devnull]).stdout)
+        versions = {'gcc': found.group(1)} if found else {}
+        versions['pytorch'] = of_dependencies(self.cfg).get('PyTorch', '')
+        versions.update(('pytorch', entry.version) for entry in self.locked('lock_files') if entry.name == 'torch')
+        for row in known(versions, packages):
+            stop(self, "%s is GCC %s, but %s. Load a newer GCC with its MPI. If the easyconfig names their modules, "
+                 "change these there, or draft again (./eb --survey --new-system)"
+                 % (compiler, versions['gcc'], row['why']))
+
     def check_versions(self, versions):
         """Stop unless locks have a package in one version: pip would find out after it has fetched gigabytes."""
         for name, of_locks in versions.items():
@@ -302,6 +319,7 @@ class LockedEnvironment(EasyBlock):
                                  "or correct `architecture` in system.cfg", self.other_processor)
         with self.loaded_dependencies():
             self.check_torch_below()
+            self.check_gcc()
             if not self.dry_run:
                 self.find_python_and_mpi()
                 self.check_before_fetching()

@@ -332,6 +332,25 @@ def test_no_mpi(eb, toy):
     assert 'fetching 1' not in output
 
 
+@pytest.mark.parametrize('banner, option', [('8.5.0 20210514 (Red Hat 8.5.0-28)', '-x'), ('8.5.0', '--fetch')])
+def test_old_gcc(eb, toy, tmp_path, banner, option):
+    """PyTorch's headers refuse it; said before anything is fetched, also in a dry run. Others state no number."""
+    compiler = tmp_path / 'bin/CC'
+    compiler.parent.mkdir()
+    (compiler.parent / 'cc').symlink_to('/bin/true')
+    lock = toy.folder / 'toy.lock'
+    lock.write_text(lock.read_text() + 'torch==2.7.1+cu126 --hash=sha256:%s\n' % ('a' * 64))
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "collection_packages = ['torch_mpi']\n")
+    environment = dict(toy.online, PATH='%s:%s' % (compiler.parent, os.environ['PATH']))
+    for words in (banner, 'Clang ' + banner):
+        compiler.write_text('#!/bin/sh\n[ $1 = -dM ] && echo \'#define __VERSION__ "%s"\'\n' % words)
+        compiler.chmod(0o755)
+        said = eb('--system=archer2', toy.easyconfig, option, env=environment, status=None).stdout
+        assert ('%s is GCC 8.5.0, but torch_mpi needs GCC 9 or newer' % compiler in said) is (words == banner), said
+        assert ('Installing would stop:' in said) is (words == banner and option == '-x')
+        assert words != banner or not store(eb).exists()
+
+
 @pytest.mark.slow
 def test_mpi_of_a_hierarchy(eb, toy, tmp_path):
     """It is found before anything is fetched, though its module is visible only after the compiler's."""

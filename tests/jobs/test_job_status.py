@@ -6,6 +6,9 @@ import subprocess
 import pytest
 from common import CHECKOUT
 
+from hpc_pytorch import parse
+from hpc_pytorch.share.batch_scripts import first_that_fits
+
 # describes a record, whatever is given on the command line of it, in a directory
 PROGRAM = """
 import json, sys, time
@@ -120,3 +123,10 @@ def test_command_of_plain_eb(tmp_path):
         output = subprocess.run(command, env=environment, check=True, text=True, stdout=subprocess.PIPE).stdout
         command = shlex.split(output)
     assert 'No jobs were submitted in %s/software' % tmp_path in output, output
+
+
+def test_refused_by_a_policy():
+    """As where a partition takes only jobs with GPUs, which Slurm does not say."""
+    said = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+    remedy = first_that_fits(parse(CHECKOUT / 'hpc_pytorch/jobs/states.cfg'), 'refused: ', said)['remedy']
+    assert 'walltime=' in remedy and '--job-target-resource=gpus=1' in remedy

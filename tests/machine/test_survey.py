@@ -471,6 +471,7 @@ def test_draft_tries_no_compilers_that_it_does_not_take(cray):
     slow(['gcc/13.2.0', 'impi/2021.11.0', 'cuda/12.4.0'], 'impi'),
     (['gcc/13.2.0', 'mpi/2021.12', 'cuda/12.4.0'], 'impi'),  # as Intel calls it
     (['gcc-toolset/14', 'ompi/4.1.6', 'cudatoolkit/12.8'], 'OpenMPI'),  # Red Hat's compilers
+    (['gcc13/13.1.0', 'openmpi4/gcc/4.1.5', 'cuda12.2/toolkit/12.2.2'], 'OpenMPI'),  # NCHC
     (['compilers/gcc/14.2.0', 'mpi/gcc/openmpi/5.0.7', 'libs/cuda/12.8.1'], 'OpenMPI'),  # Manchester
     (['comp/gcc/14.1.0', 'lib/openmpi/5.0.4', 'lib/cuda/12.6'], 'OpenMPI'),  # TRUBA
     (['gcc/12.4.0-gcc-8.5.0', 'mpi/openmpi-4.1.7-gcc-12.4.0', 'libs/nvidia-cuda/12.8.0/bin'], 'OpenMPI'),
@@ -793,6 +794,16 @@ def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
     assert found['options'] == '--hint=nomultithread'
     place.command('sinfo', 'old|2:32:1|515000|(null)|NO|up')
     assert 'options' not in described(place)
+
+
+@pytest.mark.parametrize('gpus, counted', [
+    ('a100_10g:28,gpu:a100_3g:4', 0), ('h100-1g:7', 0), ('a100_20gb:2', 0), ('a100_40g:4', 4), ('a100-80gb:8', 8),
+    ('v100_16g:4', 4), ('rtx3080_10g:4', 4)])
+def test_slices_with_names_of_the_site(place, gpus, counted):
+    """No whole A100 has so little memory, which other GPUs have."""
+    place.command('sinfo', 'gpu|2:32:1|515000|gpu:%s|NO|up' % gpus)
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    assert machine.partitions()['gpu']['gpus'] == counted
 
 
 def test_draft_in_a_job(place):

@@ -49,6 +49,11 @@ def test_satisfies(version, relation, bound, expected):
     ('BLAS-OpenBLAS', {'pytorch': '2.8.0'}, ['fails']),
     ('BLAS-OpenBLAS', {'pytorch': '2.9.0'}, []),
     ('BLAS-Eigen WITH_BLAS-open', {'pytorch': '2.8.0'}, []),
+    ('torch_mpi', {'gcc': '8.5.0', 'pytorch': '2.7.1'}, ['fails']),
+    ('torch_mpi', {'gcc': '9.3.0', 'pytorch': '2.11.0'}, []),
+    ('torch_mpi', {'gcc': '10.2.1', 'pytorch': '2.14.1+cu126'}, ['fails']),
+    ('torch_mpi', {'gcc': '11.3.0', 'pytorch': '2.15.0'}, []),
+    ('', {'gcc': '8.5.0', 'pytorch': '2.15.0'}, []),
     # what nobody knows fits nothing
     ('slingshot aarch64 gfx942', {}, []),
 ])
