@@ -11,6 +11,4 @@ from hpc_pytorch.machine.batch_systems import SCHEDULERS
 
 
 class HPCSlurm(SystemJobs, JobBackend):
-    """Support for --job on systems with Slurm."""
-
     scheduler = SCHEDULERS['slurm']

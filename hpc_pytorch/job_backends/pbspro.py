@@ -10,6 +10,4 @@ from hpc_pytorch.machine.batch_systems import SCHEDULERS
 
 
 class PbsPro(SystemJobs, JobBackend):
-    """Support for --job on systems with PBS Pro."""
-
     scheduler = SCHEDULERS['pbs']

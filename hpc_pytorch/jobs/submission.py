@@ -211,7 +211,6 @@ class SystemJobs:
         return ask(about)
 
     def end(self, job, numbers):
-        """Cancel jobs, and wait until nothing of them runs."""
         try:
             self.scheduler.cancel(numbers)
         except Refused as problem:

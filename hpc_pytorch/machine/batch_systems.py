@@ -161,7 +161,6 @@ class Slurm(BatchSystem):
         return Look(state, word, about(facts, state))
 
     def accounted(self, job):
-        """Ask the accounting database, where there is one."""
         command = ['sacct', '--noheader', '--parsable2', '--allocations', '--format=State', '--jobs=' + job]
         with contextlib.suppress(NoAnswer):
             status, output = self.ask(command)
@@ -197,7 +196,6 @@ class Pbs(BatchSystem):
     forgets_after = 300
 
     def command(self, request, name, mark, log, after):
-        """Return qsub with everything but the script."""
         chunk = 'select=1:ncpus=%d' % request.cores
         if request.memory:
             chunk += ':mem=%dmb' % (request.memory // MIB)

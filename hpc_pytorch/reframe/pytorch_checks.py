@@ -226,7 +226,6 @@ class SpeedCheck(ModuleCheck):
 
     @run_after('init')
     def prepare(self):
-        """Several nodes need a batch system, NCCL needs GPUs."""
         measure = TABLE[self.what]
         features = ['batch'] * (self.nodes > 1) + ['gpu'] * ('nccl' in self.what)
         self.need(measure['promised'], *features)
@@ -277,7 +276,6 @@ class SpeedCheck(ModuleCheck):
                     backend, used, ' '.join(interfaces), ' '.join(self.printed('^setting: (.*)'))))
 
     def check_ranks(self, ranks):
-        """No rank alone is slow, and each has its own cores."""
         speeds = [rank['speed'] for rank in ranks]
         limit = self.slowest_rank * statistics.median(speeds or [0])
         slow = ['rank %(rank)s on %(host)s' % rank for rank in ranks if rank['speed'] < limit]

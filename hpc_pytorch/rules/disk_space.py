@@ -26,7 +26,6 @@ FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "your quota there
 
 
 def bytes_of(paths):
-    """Add up the sizes of files; those that do not exist take nothing."""
     return sum(os.path.getsize(path) for path in paths if path and os.path.isfile(path))
 
 

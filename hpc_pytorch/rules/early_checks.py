@@ -145,7 +145,6 @@ def check_host(ecs):
 
 
 def unfit_host(ec, needs):
-    """Say why this host is none to compile on; None if it is."""
     system = current(ec.path).system
     host = socket.gethostname()
     if host_matches(host, system['login_hosts']):

@@ -50,7 +50,6 @@ def first_line(command, **options):
 
 
 def collection_version():
-    """Return the commit of the checkout; the version where it is none."""
     described = first_line(['git', '-C', HERE, 'describe', '--always', '--dirty'])
     return VERSION if ' ' in described else described
 

@@ -82,7 +82,6 @@ def is_switch(name):
 
 
 def read_cache(path):
-    """Read CMakeCache.txt as a dictionary of what CMake decided."""
     # A switch that depends on one that is off stays in it as it was asked for, INTERNAL, and is off. Of one that no
     # file declares (UNINITIALIZED), nor the table, it says nothing.
     with open(path, encoding='utf-8', errors='replace') as handle:
@@ -122,7 +121,6 @@ def architectures(asked):
 
 
 def decided(option, cache, summary):
-    """Return CMake's decision about one option; None if it does not say."""
     # the summary has the last word: a cache entry may be shadowed by an ordinary variable
     value = summary.get(option, cache.get(option))
     if value is None:

@@ -16,7 +16,6 @@ class MPIUnavailable(RuntimeError):
 
 
 def load():
-    """Return the compiled module, or raise MPIUnavailable."""
     import torch
 
     from . import _built
