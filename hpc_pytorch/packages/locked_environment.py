@@ -247,7 +247,7 @@ class LockedEnvironment(EasyBlock):
     def check_gcc(self):
         """Refuse a GCC that is too old for PyTorch's headers, of the modules or of the machine."""
         packages = self.cfg['collection_packages']
-        compiler = shutil.which(self.system.compilers['mpi_cxx'] or 'mpicxx') or shutil.which('g++')
+        compiler = shutil.which(self.system.compilers['mpi_cxx'] or 'mpicxx') or shutil.which('c++')
         if not packages or not compiler or FILES_ONLY:
             return
         # other compilers' begins with a word

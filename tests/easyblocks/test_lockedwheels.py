@@ -332,10 +332,13 @@ def test_no_mpi(eb, toy):
     assert 'fetching 1' not in output
 
 
-@pytest.mark.parametrize('banner, option', [('8.5.0 20210514 (Red Hat 8.5.0-28)', '-x'), ('8.5.0', '--fetch')])
-def test_old_gcc(eb, toy, tmp_path, banner, option):
+@pytest.mark.parametrize('name, banner, option', [
+    ('CC', '8.5.0 20210514 (Red Hat 8.5.0-28)', '-x'), ('CC', '8.5.0', '--fetch'),
+    # which the locked MPI calls
+    ('c++', '8.5.0', '-x')])
+def test_old_gcc(eb, toy, tmp_path, name, banner, option):
     """PyTorch's headers refuse it; said before anything is fetched, also in a dry run. Others state no number."""
-    compiler = tmp_path / 'bin/CC'
+    compiler = tmp_path / 'bin' / name
     compiler.parent.mkdir()
     (compiler.parent / 'cc').symlink_to('/bin/true')
     lock = toy.folder / 'toy.lock'
