@@ -30,6 +30,8 @@ def train(given):
     if gpu:
         torch.cuda.set_device(device)
     dist.init_process_group('nccl' if gpu else 'gloo')
+    # or PyTorch guesses the GPU, and says so
+    own = [device.index] if gpu else None
     layers = [nn.Linear(given.width, given.width) for _ in range(4)]
     model = nn.Sequential(*layers).to(device)
     inputs = torch.rand(given.batch_size, given.width, device=device)
@@ -43,7 +45,7 @@ def train(given):
 
     def seconds(steps):
         """Measure so many steps, until the device is done; all ranks begin together."""
-        dist.barrier()
+        dist.barrier(device_ids=own)
         begin = time.perf_counter()
         for _ in range(steps):
             optimizer.zero_grad()
@@ -74,7 +76,7 @@ def train(given):
         values = {'total': len(about) * each, 'each': each}
         result = {'unit': 'samples/s', 'right': len(set(weights)) == 1, 'gpu': gpu, 'values': values, 'ranks': about}
         print('measured: %s' % json.dumps(result))
-    dist.barrier()
+    dist.barrier(device_ids=own)
     dist.destroy_process_group()
 
 

@@ -186,7 +186,7 @@ def main():
     # DistributedDataParallel is part of a circle of objects; its threads must have ended before the process does
     del model
     gc.collect()
-    dist.barrier()
+    dist.barrier(device_ids=[device.index] if device.type == 'cuda' else None)
     dist.destroy_process_group()
     sys.exit(status)
 

@@ -16,5 +16,6 @@ def peek(tensor):
 
 
 def pinned_allocations():
-    """How many there were; torch counts them from 2.8 on."""
-    return getattr(torch.cuda, "host_memory_stats", dict)().get("allocation.allocated", 0)
+    """How many there were, of memory that was used before, too; torch counts them from 2.8 on."""
+    counted = torch.cuda.host_memory_stats()
+    return next(counted[name] for name in ("active_requests.allocated", "allocation.allocated") if name in counted)
