@@ -29,10 +29,10 @@ def mpi_compiler():
     sys.exit("torch_mpi: expected an MPI C++ compiler, found none; set MPICXX to it, for example MPICXX=mpicxx")
 
 
-def mpi_include_dirs(compiler):
-    """Return the wrapper's include directories, which must come first: a venv may hold the mpi.h of another MPI."""
+def mpi_dirs(compiler, option):
+    """Return the wrapper's directories, which must come first: Python's own may hold those of another MPI."""
     shown = subprocess.run(compiler + ["-show"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    return [word[2:] for word in shlex.split(shown) if word.startswith("-I")]
+    return [word[2:] for word in shlex.split(shown) if word.startswith(option)]
 
 
 class BuildExtension(build_ext):
@@ -47,12 +47,12 @@ class BuildExtension(build_ext):
         # PyTorch's headers ask for their own C++; torch_mpi itself is C++17
         standard = "c++20" if release(torch.__version__) >= (2, 14) else "c++17"
         ext.extra_compile_args.append("-std=" + standard)
-        ext.include_dirs = mpi_include_dirs(compiler) + [
+        ext.include_dirs = mpi_dirs(compiler, "-I") + [
             "src/less",
             os.path.join(home, "include"),
             os.path.join(home, "include/torch/csrc/api/include"),
         ]
-        ext.library_dirs.append(os.path.join(home, "lib"))
+        ext.library_dirs = [os.path.join(home, "lib")] + mpi_dirs(compiler, "-L")
         ext.define_macros.append(("_GLIBCXX_USE_CXX11_ABI", str(int(torch._C._GLIBCXX_USE_CXX11_ABI))))
         # by these, older versions tell pybind11 modules apart
         for name in ["COMPILER_TYPE", "STDLIB", "BUILD_ABI"]:

@@ -433,6 +433,9 @@ class LockedEnvironment(EasyBlock):
             return
         tools = os.path.join(self.builddir, 'tools')
         variables = self.build_variables()
+        # before the directories that Python adds, where a libmpi.so of another MPI may lie
+        own = re.findall(r'(?<!\S)-L\S+', ask(variables['MPICC'], '-show').output)
+        variables['LDFLAGS'] = ' '.join([*own, variables.get('LDFLAGS', os.environ.get('LDFLAGS', ''))])
         variables['PYTHONPATH'] = os.pathsep.join([tools] + self.packages_below())
         if self.cuda_architectures():
             # PyTorch would look for GPUs on this machine
@@ -447,11 +450,7 @@ class LockedEnvironment(EasyBlock):
     def build_variables(self):
         variables = self.compilers()
         variables['PATH'] = os.pathsep.join([self.path('bin'), os.environ['PATH']])
-        mpi = self.mpi_compilers
-        if not mpi:
-            mpi = self.path('bin', 'mpicc'), self.path('bin', 'mpicxx')
-            # before the directories that Python adds, where a libmpi.so of another MPI may lie
-            variables['LDFLAGS'] = '-L' + self.path('lib')
+        mpi = self.mpi_compilers or (self.path('bin', 'mpicc'), self.path('bin', 'mpicxx'))
         variables['MPICC'], variables['MPICXX'] = mpi
         variables.update(self.cfg['build_environment'])
         return variables

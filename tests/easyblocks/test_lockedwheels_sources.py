@@ -28,6 +28,8 @@ SETUP = """import os
 import other
 from setuptools import Extension, setup
 assert os.environ['TORCH_CUDA_ARCH_LIST'] == '8.0;9.0' and os.environ['CUDA_HOME'] == os.environ['TOOLKIT']
+# Debian's Python looks into a directory where another MPI may lie
+assert os.environ['LDFLAGS'].split() == ['-L/of/the/mpi', '-L/of/the/user']
 setup(name='toy', version='1.0', ext_modules=[Extension('toy', ['toy.c'])] if os.environ['WITH_C'] == 'yes' else [])
 """
 MODULE = """#include <Python.h>
@@ -126,7 +128,11 @@ def test_package_built_here(toy):
     nvcc = toy.folder / 'cuda' / 'bin' / 'nvcc'
     nvcc.parent.mkdir(parents=True)
     nvcc.touch(0o755)
-    env = {'PIP_NO_INDEX': '0', 'PATH': '%s:%s' % (nvcc.parent, os.environ['PATH']), 'CUDA_HOME': ''}
+    for name in ('mpicc', 'mpicxx'):
+        (nvcc.parent / name).write_text('#!/bin/sh\n[ "$*" = -show ] && echo gcc -I/of/the/mpi -L/of/the/mpi -lmpi\n')
+        (nvcc.parent / name).chmod(0o755)
+    env = {'PIP_NO_INDEX': '0', 'PATH': '%s:%s' % (nvcc.parent, os.environ['PATH']), 'CUDA_HOME': '',
+           'LDFLAGS': '-L/of/the/user'}
     output = toy.install(sha256(toy.wheel), env=env, more="""
 build_lock_files = ['toy.lock', 'on-top-build.lock']
 build_environment = {'WITH_C': 'yes', 'CC': 'gcc', 'TOOLKIT': %r}

@@ -73,16 +73,20 @@ def test_too_few_open_files_for_a_rendezvous(installed):
     assert "1 ranks meet at the first one, which needs 257 open files, but at most 150 are allowed" in output, output
 
 
-def test_headers_of_another_mpi(python, tmp_path):
-    """The wrapper's come before those of the venv."""
+def test_another_mpi_in_pythons_own_directories(python, tmp_path):
+    """The wrapper's come before those of the venv, and before where Debian's Python has its libraries."""
     log = tmp_path / "log"
     wrapper = tmp_path / "mpicxx"
-    wrapper.write_text('#!/bin/sh\ncase " $* " in *" -show "*) echo g++ -I/of/the/wrapper -lmpi;;\n'
-                       '*) echo "$@" >%s; exit 1;; esac\n' % log)
+    wrapper.write_text('#!/bin/sh\n'
+                       'case " $* " in *" -show "*) echo g++ -I/of/the/wrapper -L/of/the/wrapper -lmpi; exit;; esac\n'
+                       'echo "$@" >>%s\nwhile [ "$1" != -o ]; do shift; done; : >"$2"\n' % log)
     wrapper.chmod(0o755)
-    subprocess.run([python, "setup.py", "build_ext"], cwd=copy_sources(tmp_path / "source"),
-                   env=environment(MPICXX=str(wrapper)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert [word for word in log.read_text().split() if word.startswith("-I")][0] == "-I/of/the/wrapper"
+    (tmp_path / ".pydistutils.cfg").write_text("[build_ext]\nlibrary_dirs = /of/python\n")
+    subprocess.run([python, "setup.py", "build_ext"], cwd=copy_sources(tmp_path / "source"), check=True,
+                   env=environment(MPICXX=str(wrapper), HOME=str(tmp_path)), stdout=subprocess.DEVNULL)
+    words = log.read_text().split()
+    assert [word for word in words if word.startswith("-I")][0] == "-I/of/the/wrapper"
+    assert words.index("-L/of/the/wrapper") < words.index("-L/of/python"), words
 
 
 def test_one_process_without_mpirun(installed):
