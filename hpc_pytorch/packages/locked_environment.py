@@ -551,6 +551,7 @@ class LockedEnvironment(EasyBlock):
             problem = self.check_gpu_code() or self.check_packages()
             if problem:
                 self.sanity_check_fail_msgs.append(problem)
+            self.warn_of_other_versions()
         return loaded
 
     def sanity_check_rpath(self, *args, **kwargs):
@@ -580,3 +581,10 @@ class LockedEnvironment(EasyBlock):
             return None
         done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
         return done.output.strip() if done.exit_code else None
+
+    def warn_of_other_versions(self):
+        """Name packages that are for others than are there, which --overrides allows: they may fail only when used."""
+        done = self.pip()('check', environment={'PYTHONPATH': os.pathsep.join(self.packages_below())})
+        unmet = re.findall('.* has requirement .*', done.output)
+        if unmet:
+            print_warning("%s\nIf they fail: docs/troubleshooting.rst, \"numpy.dtype size changed\"", '\n'.join(unmet))

@@ -56,6 +56,16 @@ def test_install_use_and_reinstall_without_network(eb, toy, modules_tool):
 
 
 @pytest.mark.slow
+def test_package_for_another_version(eb, toy):
+    """--overrides allows it, and importing it shows nothing; what is not there at all is left out on purpose."""
+    toy.wheels[0] = make_wheel(toy.index, 'toy', requires=['other<2', 'absent'])
+    toy.write()
+    output = eb(toy.easyconfig, env=toy.online).stdout
+    assert 'WARNING: toy 1.0 has requirement other<2, but you have other 2.0.\nIf they fail: ' in output, output
+    assert 'absent' not in output
+
+
+@pytest.mark.slow
 def test_users_python_does_not_enter(eb, toy, lmod, tmp_path):
     """A module of the user's, in $PYTHONPATH or below $HOME, neither shadows nor breaks an installed one."""
     leak = tmp_path / 'leak'
