@@ -39,7 +39,7 @@ def external_modules(path):
     build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
     if build:
         text = build.group() + text.replace(build.group(), '')
-    return re.findall(r"\('([^']+)', EXTERNAL_MODULE\)", text)
+    return re.findall(r"""\(['"]([^'"]+)['"],\s*EXTERNAL_MODULE\)""", text)
 
 
 def plain_values(text):

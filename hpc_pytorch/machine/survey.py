@@ -75,7 +75,7 @@ def about_metadata(shell, name, metadata):
     """Compare a loaded module with its version and prefix in external_modules.cfg."""
     version = metadata.get('version')
     loaded = [one for one in shell.loaded if one == name or one.startswith(name + '/')]
-    if version and '/' not in name and loaded != [name + '/' + version]:
+    if version and '/' not in name and loaded not in ([name + '/' + version], [name]):
         yield Finding('version of ' + name, DIFFERS, ' '.join(loaded), version)
     # a directory, or a variable that names it and what lies below
     prefix = metadata.get('prefix', '/')

@@ -176,9 +176,9 @@ class LockedEnvironment(EasyBlock):
         if not self.python.headers:
             missing.append('python%s-dev' % self.python.version)
         if missing:
-            what = "Building %s needs a C++ compiler and the Python.h of %s: "
+            what = "Building %s needs a C++ compiler and the Python.h of %s, or of %s in the dependencies: "
             packages = ', '.join(self.cfg['build_from_source'])
-            with as_easybuild_error(what % (packages, self.python.path)):
+            with as_easybuild_error(what % (packages, self.python.path, OWN_PYTHON)):
                 distribution_packages.install(missing)
 
     def cuda_architectures(self):

@@ -331,6 +331,8 @@ def test_no_compiler(eb, toy, tmp_path):
     toy.easyconfig.write_text(toy.easyconfig.read_text() + "build_from_source = ['toy']\n")
     output = eb(toy.easyconfig, '--fetch', env=dict(toy.online, PATH=str(tmp_path / 'bin')), status=1).stdout
     assert 'Building toy needs a C++ compiler' in output and 'Install by hand: g++' in output
+    # for who may not install packages
+    assert "or of ('Python', '3.12.14', '-standalone') in the dependencies" in output
     assert 'fetching 1' not in output
 
 

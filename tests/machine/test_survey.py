@@ -194,6 +194,21 @@ def test_nothing_differs(place, monkeypatch):
     assert '0-3,8-11 4-7,12-15' in [one.found for one in findings]
 
 
+def test_version_in_a_name_without_a_slash(place, monkeypatch):
+    """gcc-13.2.0 at Arizona's Sol: the module that was drafted does not differ from its own version."""
+    place.module('gcc-13.2.0', '')
+    place.replace('easyconfigs/t/Test/Test-1.0-Surveyed.eb', "('mpi'", "('gcc-13.2.0', EXTERNAL_MODULE),\n    ('mpi'")
+    place.replace('systems/test/external_modules.cfg', '[mpi]', '[gcc-13.2.0]\nversion = 13.2.0\n[mpi]')
+    assert place.survey(False, monkeypatch, 'modules of Test-1.0-Surveyed.eb')[0] == []
+
+
+def test_names_in_double_quotes(place, monkeypatch):
+    """Who adds a module by hand may write them."""
+    place.replace('easyconfigs/t/Test/Test-1.0-Surveyed.eb', "('mpi',", '("mpi",')
+    findings = place.survey(False, monkeypatch, 'modules of Test-1.0-Surveyed.eb')[1]
+    assert 'mpi cuda/12.2.1' in [one.found for one in findings]
+
+
 @pytest.mark.slow
 def test_same_difference_in_two_easyconfigs(place, monkeypatch):
     """Said once, with both names."""
