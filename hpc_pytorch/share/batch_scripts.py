@@ -284,7 +284,9 @@ def active_environment():
 
 def load_module(otherwise):
     """Return lines that load this program's module from where it was found, as a job may not know that."""
-    names = [name for name in os.environ.get('LOADEDMODULES', '').split(':') if name.split('/')[0] in MODULES]
+    # a group's own module has a name of its own, and an environment as ours
+    names = [name for name in os.environ.get('LOADEDMODULES', '').split(':')
+             if name.split('/')[0] in MODULES or os.path.exists(root_of(name) + '/pyvenv.cfg')]
     if not names:
         raise Problem("load the PyTorch module first: the job loads the same one")
     lines = ['module load %s || %s' % (' '.join(map(shlex.quote, names)), otherwise)]
@@ -301,10 +303,15 @@ def load_module(otherwise):
     return lines
 
 
+def root_of(module):
+    """Return where EasyBuild installed a module that is loaded; '' if it did not."""
+    return os.environ.get('EBROOT' + module.split('/')[0].upper().replace('-', 'MINUS'), '')
+
+
 def added_to_path(modules):
     """Return what the user has added to $PYTHONPATH since the modules were loaded: loading them again sets it anew."""
-    names = ['EBROOT' + name.split('/')[0].upper().replace('-', 'MINUS') for name in modules]
-    own = [os.path.join(os.environ[name], '') for name in names + ['VIRTUAL_ENV'] if os.environ.get(name)]
+    roots = [root_of(module) for module in modules] + [os.environ.get('VIRTUAL_ENV')]
+    own = [os.path.join(root, '') for root in roots if root]
     return [path for path in os.environ.get('PYTHONPATH', '').split(':') if path and not path.startswith(tuple(own))]
 
 

@@ -14,6 +14,24 @@ def test_same_modules_as_jobs():
     assert "loaded='@(%s)/*'" % '|'.join(jobs) in (SCRIPTS / 'extend-venv-activate').read_text()
 
 
+@pytest.mark.parametrize('path, loads', [('{top}/geo/lib:{top}/PyTorch/lib', 'geo-tools/2026.11'),
+                                         ('{top}/geo/lib', 'PyTorch/1.0')])
+def test_own_module_on_top(tmp_path, path, loads):
+    """An environment loads a group's own module, too, except one that is not on top of PyTorch and hides it."""
+    for name in ('PyTorch', 'geo', 'mine'):
+        (tmp_path / name / 'bin').mkdir(parents=True)
+        (tmp_path / name / 'bin/python').symlink_to(Path(sys.executable).resolve())
+        (tmp_path / name / 'bin/activate').touch()
+        (tmp_path / name / 'pyvenv.cfg').touch()
+    loaded = {'EBROOTPYTORCH': str(tmp_path / 'PyTorch'), 'EBROOTGEOMINUSTOOLS': str(tmp_path / 'geo'),
+              'EBROOTCDO': '/site/cdo', 'LOADEDMODULES': 'intel.mpi/1:PyTorch/1.0:geo-tools/2026.11:CDO/2',
+              '_LMFILES_': '/m/intel.mpi/1:/m/PyTorch/1.0.lua:/m/geo-tools/2026.11.lua:/m/CDO/2',
+              'PYTHONPATH': path.format(top=tmp_path)}
+    done = subprocess.run([SCRIPTS / 'extend-venv-activate', tmp_path / 'mine'], stdout=subprocess.PIPE, text=True,
+                          env=dict(clean_environment(), **loaded), check=True)
+    assert done.stdout.endswith('now loads %s\n' % loads)
+
+
 @pytest.mark.parametrize('shell', [('bash', '--norc'), slow(('zsh', '-f'))])
 def test_without_module(tmp_path, shell):
     """One line says what is missing; three times "command not found" was all there was. In zsh, arrays begin with 1."""

@@ -92,6 +92,16 @@ def test_added_to_python_path(jobscript, added):
                 if 'PYTHONPATH' in line]
 
 
+def test_own_module_on_top(jobscript, tmp_path):
+    """A group's own module is loaded; on $PYTHONPATH alone it came before the packages of the active environment."""
+    (tmp_path / 'pyvenv.cfg').touch()
+    lines = jobscript('isambard-ai', 'train.py', LOADEDMODULES='gcc/12:PyTorch/1.0:geo-tools/2026.11:other/1',
+                      EBROOTPYTORCH='/sw/PyTorch/1.0', EBROOTGEOMINUSTOOLS=str(tmp_path), EBROOTOTHER='/sw/other/1',
+                      PYTHONPATH='%s/lib/python3.12/site-packages:/sw/PyTorch/1.0/lib/python3.12' % tmp_path)
+    assert 'module load PyTorch/1.0 geo-tools/2026.11 || exit' in lines
+    assert not [line for line in lines if 'PYTHONPATH' in line]
+
+
 def test_no_stage(jobscript, tmp_path):
     """A container's module cannot stage: known before the job waits."""
     (tmp_path / 'bin/pytorch-stage').unlink()
