@@ -87,6 +87,13 @@ def test_source_alone(tmp_path):
     assert 'No index has toy 1.0' in pip_errors.explain(NO_MATCH + SOURCE % '1.0.1', str(tmp_path), PYTHON)
 
 
+def test_invalid_metadata(tmp_path):
+    """An old package's wheel is there, but pip refuses it, and its source, too: building it is no way out."""
+    ignored = "WARNING: Ignoring version 1.0 of toy since it has invalid metadata:\n"
+    explained = pip_errors.explain(ignored + NO_MATCH + SOURCE % '1.0', str(tmp_path), PYTHON)
+    assert 'list a newer one' in explained and 'build_from_source' not in explained
+
+
 def test_build_tools_are_missing():
     """The package and the reason; it was "the package mentioned above", with nothing above."""
     said = pip_errors.last_words(NO_TOOLS)
