@@ -78,7 +78,7 @@ def explain(output, store, python):
     if servers:
         return "\nNo index with %s %s could be reached:\n%s" % (name, version, servers)
     if 'of %s since it has invalid metadata' % name in output:
-        return "\npip 24.1 and newer refuse the metadata of this version: list a newer one in the .in file, and --renew."
+        return "\npip 24.1 and newer refuse the metadata of this version: list a newer one in the .in file; --renew"
     if (name, version) in SOURCE.findall(output):
         return ("\nIts source exists, but no wheel for Python %s on %s. If it has wheels for other Pythons, leave this "
                 "one out of python_versions. Else add to the easyconfig: build_from_source = [%r] and, for setuptools "
