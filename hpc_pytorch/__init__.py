@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import time
+from pathlib import Path
 
 VERSION = '2.0.0'
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -26,11 +27,8 @@ class UsersProblem(Exception):
 def collection_path(name):
     """Return the path of a directory of the collection, in a checkout or where pip has installed it."""
     top = os.path.dirname(HERE)
-    for place in (HERE, top, os.path.join(top, 'easybuild')):
-        path = os.path.join(place, name)
-        if os.path.isdir(path):
-            return path
-    return os.path.join(HERE, name)
+    paths = [os.path.join(place, name) for place in (HERE, top, os.path.join(top, 'easybuild'))]
+    return next(filter(os.path.isdir, paths), paths[0])
 
 
 # the collection's own ramgate, also where another one is installed
@@ -48,8 +46,7 @@ def parse(path):
                                        default_section='', empty_lines_in_values=False)
     parser.optionxform = str
     try:
-        with open(path, encoding='utf-8') as handle:
-            parser.read_file(handle)
+        parser.read_string(Path(path).read_text(encoding='utf-8'), path)
     except OSError as error:
         raise UsersProblem("%s cannot be read: %s" % (path, error.strerror))
     except (configparser.Error, UnicodeDecodeError) as error:
@@ -79,15 +76,12 @@ def fsync(path):
 def write_atomically(path, text):
     """Write a file completely or not at all; one that has this text already stays untouched."""
     path = str(path)
-    if os.path.exists(path):
-        with open(path, encoding='utf-8', errors='replace') as handle:
-            if handle.read() == text:
-                return
+    if os.path.exists(path) and Path(path).read_text(encoding='utf-8', errors='replace') == text:
+        return
     os.makedirs(os.path.dirname(path), exist_ok=True)
     partial = '%s.%d' % (path, os.getpid())
     try:
-        with open(partial, 'w', encoding='utf-8') as handle:
-            handle.write(text)
+        Path(partial).write_text(text, encoding='utf-8')
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):
@@ -97,8 +91,7 @@ def write_atomically(path, text):
 def read_json(path, fields):
     """Return what a JSON file has, if it has these fields, {name: type}; None if it is missing or damaged."""
     try:
-        with open(path, encoding='utf-8') as handle:
-            found = json.load(handle)
+        found = json.loads(Path(path).read_text(encoding='utf-8'))
         whole = all(isinstance(found[name], kind) for name, kind in fields.items())
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -1,1 +1,0 @@
-"""Building PyTorch from source: options by version, the contract with CMake, what was built."""
