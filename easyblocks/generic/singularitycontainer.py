@@ -114,10 +114,8 @@ class SingularityContainer(Binary):
 
     @property
     def image_stores(self):
-        given = os.environ.get(STORE_VARIABLE)
-        if not given:
-            return self.system.container['image_search_path']
-        return list(filter(None, given.split(':')))
+        given = list(filter(None, os.environ.get(STORE_VARIABLE, '').split(':')))
+        return given or self.system.container['image_search_path']
 
     def obtain_file(self, filename, **kwargs):
         """Look for the image in the source path, in a store of the site, and in its registry."""

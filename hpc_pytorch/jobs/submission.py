@@ -18,6 +18,7 @@ from hpc_pytorch.jobs.requests import request_for
 from hpc_pytorch.jobs.status import STATES, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.module_names import name_to_load
 from hpc_pytorch.rules.installation_locks import check_owner
 from hpc_pytorch.rules.resource_needs import OTHERS, needs_of
@@ -63,10 +64,8 @@ class SystemJobs:
         self.jobs = []
         self.submitted = []
         easyconfig = next((word for word in sys.argv if word.endswith('.eb')), '')
-        try:
+        with as_easybuild_error():
             self.system = current(easyconfig)
-        except UsersProblem as problem:
-            raise EasyBuildError(str(problem))
         kind = self.system.scheduler['kind']
         if kind != self.scheduler.kind:
             raise EasyBuildError("--job-backend=%s is for %s, and %s has %s. Remove it: easybuild.cfg sets it",
@@ -153,7 +152,7 @@ class SystemJobs:
             advice = first_that_fits(STATES, 'refused: ', str(problem))
             remedy = advice.get('remedy', "No advice is known for this message.")
             raise EasyBuildError("%s was refused: %s\n%s\n%s", job.name, problem, self.take_back(),
-                                 remedy.format(partitions=self.scheduler.partitions))
+                                 remedy.format(partitions=self.scheduler.words['partitions']))
         except Uncertain as problem:
             others = [', %s is job %s' % (other.name, other.jobid) for other in self.submitted]
             raise EasyBuildError("Could not determine whether %s was queued: %s\nNo further jobs were submitted; none "
@@ -204,7 +203,7 @@ class SystemJobs:
     def after_its_end(self, number, ask, about):
         """Return how a job looks; of one that is ending, as after qdel, how it looks afterwards."""
         look = ask(about)
-        if not look or look.word not in self.scheduler.ending:
+        if not look or look.word not in self.scheduler.words['ending'].split():
             return look
         print_msg("waiting for the end of job %s, which is ending", number, log=self.log)
         self.scheduler.wait_for_end(number)

@@ -45,13 +45,9 @@ class BatchSystem(object):
     forgets_after = 0
 
     def __init__(self):
-        words = WORDS[self.kind]
-        self.job_variable = words['job_variable']
+        self.words = words = WORDS[self.kind]
         self.job_id = re.compile(words['job_id'])
-        self.partitions = words['partitions']
         self.cleared = re.compile(words['cleared'])
-        self.kept = words['kept'].split()
-        self.ending = words['ending'].split()
         self.not_reached = re.compile(words['not_reached'], re.I)
         self.uncertain = re.compile(words['uncertain'], re.I)
         states = (WAITING, RUNNING, DONE, CANCELLED, UNKNOWN)
@@ -59,7 +55,8 @@ class BatchSystem(object):
 
     def environment(self):
         """Return the user's environment without what would change what the commands do or print."""
-        cleared = [name for name in os.environ if self.cleared.match(name) and name not in self.kept]
+        kept = self.words['kept'].split()
+        cleared = [name for name in os.environ if self.cleared.match(name) and name not in kept]
         return {name: value for name, value in dict(os.environ, **self.added).items() if name not in cleared}
 
     def ask(self, command, seconds=PATIENCE):
@@ -273,8 +270,9 @@ SCHEDULERS = {scheduler.kind: scheduler for scheduler in (Slurm(), Pbs())}
 def own_job(environ=os.environ):
     """Return the job that this process is in, as kind:id; None outside jobs."""
     for scheduler in SCHEDULERS.values():
-        if environ.get(scheduler.job_variable):
-            return '%s:%s' % (scheduler.kind, environ[scheduler.job_variable])
+        job = environ.get(scheduler.words['job_variable'])
+        if job:
+            return '%s:%s' % (scheduler.kind, job)
     return None
 
 

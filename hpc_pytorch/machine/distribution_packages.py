@@ -38,8 +38,7 @@ def missing(names):
     """Return those that are not installed; all but on Debian, whose dpkg alone answers fast enough."""
     if not shutil.which('dpkg-query'):
         return names
-    answer = run(['dpkg-query', '-W', '-f', '${Package} ${db:Status-Status}\\n', *names]).stdout
-    installed = answer.splitlines()
+    installed = run(['dpkg-query', '-W', '-f', '${Package} ${db:Status-Status}\\n', *names]).stdout.splitlines()
     return [name for name in names if name + ' installed' not in installed]
 
 
@@ -57,8 +56,7 @@ def install(names):
     print("Installing with %s: %s" % (manager, ' '.join(names)), file=sys.stderr, flush=True)
     done = run_unless_it_removes(manager, sudo + command)
     if done.returncode:
-        for line in lines_of(manager, 'repairs'):
-            repair = line.split()
+        for repair in map(str.split, lines_of(manager, 'repairs')):
             if shutil.which(repair[0]):
                 run(sudo + repair)
         done = run_unless_it_removes(manager, sudo + command)

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, say
+from hpc_pytorch import UsersProblem, part_directory, say
 from hpc_pytorch.machine.distribution_packages import NotAllowed, install, last_line, missing, run
 from hpc_pytorch.machine.modules import LMOD_PLACES, OWN_LMOD, modules_tool
 
@@ -63,16 +63,15 @@ def unpack_own_lmod():
 def unpack(packages, place):
     """Unpack Debian packages, {release: names}, to a directory beside the checkout; relocate Lmod."""
     os.makedirs(os.path.dirname(place), exist_ok=True)
-    partial = '%s.%d' % (place, os.getpid())
-    for release, names in packages.items():
-        with tempfile.TemporaryDirectory() as work:
-            for package in fetch(names, release, Path(work)) if names else []:
-                subprocess.run(['dpkg', '-x', str(package), partial], check=True)
-    relocate(partial)
-    if os.path.exists(place):
-        shutil.rmtree(partial)
-    else:
-        os.rename(partial, place)
+    with part_directory(os.path.dirname(place)) as part:
+        unpacked = os.path.join(part, 'unpacked')
+        for release, names in packages.items():
+            with tempfile.TemporaryDirectory() as work:
+                for package in fetch(names, release, Path(work)) if names else []:
+                    subprocess.run(['dpkg', '-x', str(package), unpacked], check=True)
+        relocate(unpacked)
+        if not os.path.exists(place):
+            os.rename(unpacked, place)
 
 
 def relocate(directory):

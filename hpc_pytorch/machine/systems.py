@@ -16,7 +16,6 @@ from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, parse
 from hpc_pytorch.machine.versions import CONDITION, holds
-from ramgate.limits import size
 
 DEFAULT = 'workstation'
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -26,6 +25,11 @@ LAUNCHERS = os.path.join(HERE, 'launchers.cfg')
 FOR_JOBS = [LAUNCHERS, os.path.join(collection_path('ramgate'), 'ramgate/limits.py')]
 FOR_JOBS += sorted(glob.glob(os.path.join(os.path.dirname(HERE), 'share/*.*')))
 VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
+
+
+def size(value):
+    number, unit = re.match(r'(\d+) ?(\w)', value).groups()
+    return int(number) << 10 * 'BKMGT'.index(unit)
 
 
 def core_list(word):

@@ -7,9 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from easybuild.tools.filetools import compute_checksum
-
 from hpc_pytorch import fsync, part_directory, read_json, write_atomically
+from hpc_pytorch.packages.lock_files import sha256_of
 
 NOTE = 'provenance.json'
 INTERRUPTED = 'unfinished.json'
@@ -39,7 +38,7 @@ def find(stores, facts):
         where = os.path.join(store, identity(facts))
         note = read_note(where)
         for wheel in map(str, Path(where).glob('*.whl')):
-            if note and note.get('sha256') == compute_checksum(wheel, 'sha256'):
+            if note and note.get('sha256') == sha256_of(wheel):
                 return wheel
     return None
 
@@ -56,7 +55,7 @@ def keep(wheel, store, facts, more):
     """Copy a wheel into a store, with its note; it appears there whole. Returns its path."""
     os.makedirs(store, exist_ok=True)
     where = os.path.join(store, identity(facts))
-    note = dict(more, facts=facts, sha256=compute_checksum(wheel, 'sha256'))
+    note = dict(more, facts=facts, sha256=sha256_of(wheel))
     with part_directory(store) as part:
         new = os.path.join(part, 'new')
         os.mkdir(new)

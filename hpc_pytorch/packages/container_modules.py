@@ -49,10 +49,8 @@ def usage(variable, verb, launcher, scripts, wrappers, venv):
 
 
 def conflicts(generator, names):
-    text = snippet(generator, 'family', FAMILY) + '\n'
-    for name in names:
-        text += snippet(generator, 'conflict', name) + '\n'
-    return text
+    lines = [snippet(generator, 'family', FAMILY)] + [snippet(generator, 'conflict', name) for name in names]
+    return '\n'.join(lines) + '\n'
 
 
 def environment_inside(generator, venv):

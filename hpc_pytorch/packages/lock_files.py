@@ -1,4 +1,5 @@
 """Lock files in pip's format, and the checksums in them."""
+import hashlib
 import re
 from collections import namedtuple
 from pathlib import Path
@@ -100,3 +101,11 @@ def check_list(path, entries, pythons=(), alone=False):
                           "of your own, that name from --overrides, and run the command")
             raise UsersProblem("%s lists %s, which its lock file lacks: %s"
                                % (source, name + versions.replace(' ', ''), advice))
+
+
+def sha256_of(path):
+    digest = hashlib.sha256()
+    with open(path, 'rb') as stream:
+        for block in iter(lambda: stream.read(1 << 20), b''):
+            digest.update(block)
+    return digest.hexdigest()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import source_paths
-from easybuild.tools.filetools import compute_checksum, download_file, mkdir, read_file
+from easybuild.tools.filetools import download_file, mkdir, read_file
 
 from hpc_pytorch import fsync, part_directory
-from hpc_pytorch.packages.lock_files import Locked
+from hpc_pytorch.packages.lock_files import Locked, sha256_of
 from hpc_pytorch.packages.pip import LOG, IndexNotReached, Pip
 from hpc_pytorch.packages.pip_errors import FULL, NO_MATCH, explain, last_words, other_files, unreached
 from hpc_pytorch.packages.progress import progress
@@ -19,13 +19,13 @@ from hpc_pytorch.packages.wheel_tags import name_and_version, why_not
 
 def entry_of(path):
     name, version = name_and_version(path)
-    digest = compute_checksum(path, 'sha256')
+    digest = sha256_of(path)
     return Locked(name, version, frozenset([digest]), '%s==%s --hash=sha256:%s' % (name, version, digest))
 
 
 def not_the_locked_one(path, entry):
     """Describe a file whose SHA256 is none of the lock file's; None if it is one of them."""
-    digest = compute_checksum(path, 'sha256')
+    digest = sha256_of(path)
     if digest in entry.hashes:
         return None
     locked = ' or '.join(sorted(entry.hashes))

@@ -41,12 +41,8 @@ def room_needed(easyblock):
     unpacked = bytes_of(wheels + [getattr(easyblock, 'wheel', None)])
     needs = needs_of(easyblock.cfg)._asdict()
     of_wheels = NEEDS['LockedWheels']._asdict()
-    room = {}
-    for kind, _, _ in PLACES:
-        if needs[kind]:
-            size = needs[kind] * sources + of_wheels[kind] * unpacked
-            room[kind] = max(LEAST_ROOM, size)
-    return room
+    return {kind: max(LEAST_ROOM, needs[kind] * sources + of_wheels[kind] * unpacked)
+            for kind, _, _ in PLACES if needs[kind]}
 
 
 def check_room(easyblock):

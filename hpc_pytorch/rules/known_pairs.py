@@ -23,8 +23,7 @@ def versions_of(ec):
         found['driver'] = read_file(DRIVER).strip()
     if shutil.which('fi_info') and not rehearsal:
         found.update(re.findall(r'^(libfabric): (\S+)', run(['fi_info', '--version']).stdout, re.M))
-    for name, version in versions.of_dependencies(ec).items():
-        found[name.lower()] = version
+    found.update((name.lower(), version) for name, version in versions.of_dependencies(ec).items())
     # the easyblock reports missing lock files
     for path in filter(None, [named_file(ec.path, name) for name in ec.get('lock_files') or ()]):
         for entry in read_lock(path):

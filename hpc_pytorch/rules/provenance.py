@@ -13,7 +13,7 @@ import subprocess
 import time
 
 from easybuild.tools.config import build_option
-from easybuild.tools.filetools import compute_checksum, copy_files, write_file
+from easybuild.tools.filetools import copy_files, write_file
 from easybuild.tools.toolchain.toolchain import RPATH_WRAPPERS_SUBDIR
 from easybuild.tools.version import VERSION as EASYBUILD_VERSION
 
@@ -22,6 +22,7 @@ from hpc_pytorch.machine.batch_systems import own_job
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages.lock_files import sha256_of
 
 # what ramgate leaves in the build directory
 REPORTS = ('report.json', 'report.html', 'profile.json')
@@ -75,9 +76,8 @@ def facts(easyblock, files):
         'module': ec.full_mod_name,
         'system': system.name,
         'easyconfig': os.path.basename(ec.path),
-        'files': {os.path.basename(path): compute_checksum(path, 'sha256') for path in files},
-        'sources': {os.path.basename(source['path']): compute_checksum(source['path'], 'sha256')
-                    for source in easyblock.src},
+        'files': {os.path.basename(path): sha256_of(path) for path in files},
+        'sources': {os.path.basename(source['path']): sha256_of(source['path']) for source in easyblock.src},
         'packages': packages(easyblock.installdir),
         'modules': easyblock.modules_tool.loaded_modules(),
         'compilers': compilers,
@@ -105,7 +105,7 @@ def note_module(easyblock):
         # --read-only-installdir has taken the owner's right to write away
         if not os.access(directory, os.W_OK):
             os.chmod(directory, mode | stat.S_IWUSR)
-        write_atomically(note, json.dumps({path: compute_checksum(path, 'sha256')}) + '\n')
+        write_atomically(note, json.dumps({path: sha256_of(path)}) + '\n')
         os.chmod(directory, mode)
 
 

@@ -141,10 +141,8 @@ class WheelBuild(LockedEnvironment):
         compiler = build_options.compiler_family(banner)
         asked = build_options.table_options(self.version, os.uname().machine, compiler)
         asked.update(self.compilers())
-        local = self.system.name
-        for source in self.cfg['sources']:
-            if commit_of(source):
-                local = 'git' + commit_of(source)[:7]
+        commits = list(filter(None, map(commit_of, self.cfg['sources'])))
+        local = 'git' + commits[-1][:7] if commits else self.system.name
         asked['PYTORCH_BUILD_VERSION'] = '%s+%s' % (self.version, local)
         asked['PYTORCH_BUILD_NUMBER'] = '1'
         given = build_options.as_dict(self.cfg['custom_opts'])

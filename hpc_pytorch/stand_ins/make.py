@@ -176,8 +176,7 @@ def run(command, temporary):
     if done.returncode:
         lines = done.stdout.splitlines()
         errors = [line for line in lines if line.startswith('ERROR')] or lines[-1:]
-        command = ' '.join(map(str, command))
-        raise UsersProblem("%s failed: %s" % (command, ' '.join(errors)))
+        raise UsersProblem("%s failed: %s" % (' '.join(map(str, command)), ' '.join(errors)))
 
 
 def remove(path):
