@@ -133,6 +133,28 @@ def test_without_torch(tmp_path):
     assert done.stdout.startswith('packages works: 1 packages import, and find their symbols\n')
 
 
+def test_installed_by_setup_py(site):
+    """pip 23.0 of Debian 12 lists the source files of such a package, with setup.py."""
+    (site / 'old-1.0.egg-info').mkdir()
+    (site / 'old-1.0.egg-info/PKG-INFO').write_text('Metadata-Version: 2.1\nName: old\nVersion: 1.0\n')
+    (site / 'old-1.0.egg-info/SOURCES.txt').write_text('setup.py\nold.py\n')
+    (site / 'old.py').touch()
+    assert packages_of(site, 0).startswith('packages works: 2 packages')
+
+
+@pytest.mark.parametrize('reason', ["AttributeError: no TensorBase", "ImportError: undefined symbol"])
+def test_libraries_of_another_pytorch(tmp_path, reason):
+    """Debian's libtorch, or the archive of libtorch, named in ~/.bashrc."""
+    kind, text = reason.split(': ')
+    package(tmp_path, 'torch', 'raise %s("%s")' % (kind, text))
+    (tmp_path / 'libtorch_cpu.so').touch()
+    environment = dict(clean_environment(), PYTHONPATH=str(tmp_path), LD_LIBRARY_PATH='/of/cuda:%s' % tmp_path)
+    done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'import'], capture_output=True, text=True,
+                          env=environment)
+    assert done.returncode == 1 and done.stderr == (
+        "import   FAILS: %s (%s has libraries of another PyTorch: remove it from LD_LIBRARY_PATH)\n" % (text, tmp_path))
+
+
 def test_unknown_probe():
     """The probes that there are."""
     done = subprocess.run([sys.executable, SCRIPTS / 'pytorch-check', 'packagse'], stdout=subprocess.PIPE,
