@@ -3,6 +3,7 @@ import glob
 import os
 import re
 import shlex
+import shutil
 import sys
 
 from easybuild.framework.easyconfig.easyconfig import ActiveMNS
@@ -14,8 +15,9 @@ from hpc_pytorch import collection_path
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.module_names import module_directory, name_to_load
 
-# The easyconfigs named on the command line, and the user's own module path; a job of --job has the submission's.
+# The easyconfigs named on the command line, and the user's own modules and module path; a job has the submission's.
 ASKED_FOR = []
+USERS_MODULES = os.environ.get('LOADEDMODULES', '').replace(':', ' ')
 USERS_MODULEPATH = os.environ.get('MODULEPATH', '').split(os.pathsep) if 'HPC_JOB_TURN' not in os.environ else []
 # How a shell gets the `module` command. Other shells' users know bash, and job scripts are written for it.
 SHELLS = ('bash', 'zsh', 'tcsh', 'fish')
@@ -41,6 +43,10 @@ def usage(ec, commands):
     lines = [module_command(modules_tool())]
     if module_directory() not in USERS_MODULEPATH:
         lines.append("module use %s" % shlex.quote(module_directory()))
+    mpi = shutil.which('mpicc') if ec.get('mpi_lock_files') else None
+    if mpi and os.path.dirname(mpi) not in os.defpath.split(os.pathsep):
+        # it was linked with this MPI, and needs its mpiexec
+        lines.append(USERS_MODULES and "module load %s" % USERS_MODULES)
     lines.append("module load %s" % name_to_load(ec.full_mod_name))
     container = 'run-in-container' in commands
     if container and 'pytorch-srun' not in commands:

@@ -146,6 +146,29 @@ def test_lines_fit_the_shell():
     assert all(os.path.exists('%s/init/%s' % (LMOD_ROOT, shell)) for shell in ('bash', 'zsh', 'tcsh', 'fish'))
 
 
+# of a module on top that is linked with an MPI
+MPI_LINES = """
+import types
+from hpc_pytorch.rules import usage_hints
+usage_hints.modules_tool = usage_hints.module_command = lambda *arguments: None
+usage_hints.module_directory = lambda: '/modules'
+usage_hints.name_to_load = str
+print(usage_hints.usage(types.SimpleNamespace(full_mod_name='torch_mpi/2.0', get={'mpi_lock_files': %s}.get), []))
+"""
+
+
+@pytest.mark.parametrize('lock_files, path, more', [
+    (['mpich.lock'], '%s', ['module load gcc/13 openmpi/5']), (['mpich.lock'], '/bin', []), ([], '%s', [])])
+def test_lines_load_the_mpi_of_a_loaded_module(tmp_path, lock_files, path, more):
+    """In new shells, too, torch_mpi needs the mpiexec of the MPI that it was linked with."""
+    (tmp_path / 'mpicc').touch(0o755)
+    environment = dict(clean_environment(), PYTHONPATH=str(CHECKOUT), LOADEDMODULES='gcc/13:openmpi/5',
+                       PATH=path.replace('%s', str(tmp_path)))
+    done = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', MPI_LINES % lock_files], env=environment,
+                          check=True, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.strip() == str(['module use /modules', *more, 'module load torch_mpi/2.0'])
+
+
 @pytest.mark.parametrize('shell, options', [('bash', ['--norc']), slow('zsh', ['-f']), slow('tcsh', ['-f']),
                                             slow('fish', ['-N'])])
 def test_lines_in_the_shell(tmp_path, modules_tool, shell, options):
