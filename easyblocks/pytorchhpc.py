@@ -186,8 +186,7 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         if self.dry_run:
             return
         note = os.path.join(os.path.dirname(self.wheel), built_wheels.NOTE)
-        files = [self.wheel, note] if os.path.exists(note) else [self.wheel]
-        copy_files(files, self.path('wheels'))
+        copy_files(list(filter(os.path.exists, [self.wheel, note])), self.path('wheels'))
 
     def keep_for_the_next(self):
         """Keep the wheel with what it was built from; what fails PyTorch's own tests does not get here."""

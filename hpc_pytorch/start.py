@@ -53,8 +53,6 @@ COLLECTION_CFG = "# made by ./eb, for %%(COLLECTION)s in systems/*/easybuild.cfg
 LOG_IN = 'module() { eval "$("$%s" bash "$@")"; }; . "$1/login" >/dev/null 2>&1; env -0'
 
 
-# -- the command line
-
 def own_options(arguments):
     """Take our options out of the arguments, but for those that a program of ours reads itself: (ours, the others)."""
     parser = argparse.ArgumentParser('eb', "./eb --help says more", add_help=False, allow_abbrev=False)
@@ -79,8 +77,6 @@ def easyconfigs_in(arguments):
             found += re.findall(r'[^\s/:]+\.eb\b', path.read_text(errors='replace'))
     return found
 
-
-# -- EasyBuild's configuration
 
 def configure_modules_tool(arguments, users):
     """Tell EasyBuild which modules tool to use, unless the user does, in a file by another than EasyBuild's default."""

@@ -30,13 +30,12 @@ def satisfies(version, relation, bound):
 
 def holds(when, features, versions):
     """True if all (name, relation, version) hold; an unknown version satisfies none."""
-    for name, relation, bound in when:
+    def one_holds(name, relation, bound):
         if relation is None:
-            if name not in features:
-                return False
-        elif name not in versions or not satisfies(versions[name], relation, bound):
-            return False
-    return True
+            return name in features
+        return name in versions and satisfies(versions[name], relation, bound)
+
+    return all(one_holds(*condition) for condition in when)
 
 
 def of_dependencies(ec):

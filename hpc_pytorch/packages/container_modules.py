@@ -20,8 +20,7 @@ def scripts_for(import_name):
     for section in table.sections():
         package, _, where = section.rpartition(': ')
         if package in ('', import_name):
-            for name, what in table[section].items():
-                scripts[name] = (where, what)
+            scripts.update((name, (where, what)) for name, what in table[section].items())
     return scripts
 
 

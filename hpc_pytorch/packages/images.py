@@ -66,7 +66,7 @@ def pull(runtime, reference, target):
             variables.setdefault(prefix + '_TMPDIR', partial)
             variables.setdefault(prefix + '_CACHEDIR', partial)
         image = os.path.join(partial, 'image.sif')
-        pulled = run([runtime, 'pull', image, reference], env=variables, errors='replace')
+        pulled = run([runtime, 'pull', image, reference], env=variables)
         if pulled.returncode or not os.path.isfile(image):
             said = pulled.stdout.strip().splitlines() or ['no output']
             raise UsersProblem("%s could not be fetched: %s. Does the registry have this digest? Fetch it on a machine "

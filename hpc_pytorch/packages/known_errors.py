@@ -10,11 +10,9 @@ Known = namedtuple('Known', 'pattern cause remedy')
 
 def read_table(name, flags=0):
     parser = parse('%s/packages/%s.cfg' % (HERE, name))
-    rows = []
-    for cause in parser.sections():
-        pattern = parser[cause]['pattern'].replace('\n', '')
-        rows.append(Known(re.compile(pattern, flags), cause, parser[cause].get('remedy')))
-    return rows
+    rows = map(parser.__getitem__, parser.sections())
+    return [Known(re.compile(row['pattern'].replace('\n', ''), flags), row.name, row.get('remedy'))
+            for row in rows]
 
 
 KNOWN = read_table('known_errors')

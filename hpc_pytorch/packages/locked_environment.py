@@ -105,11 +105,10 @@ class LockedEnvironment(EasyBlock):
         name = convert_name(self.name, upper=True)
         launcher = self.system.launcher['command']
         table = parse(HERE + '/packages/usage.cfg')
-        for what in table.sections():
-            row = table[what]
+        for row in map(table.__getitem__, table.sections()):
             if row.get('with', installed[0]) in installed:
                 command = row['command'].format(name=name, launcher=launcher)
-                text += '\n%-27s %s' % (what + ':', command)
+                text += '\n%-27s %s' % (row.name + ':', command)
         return text.lstrip('\n')
 
     def compilers(self):

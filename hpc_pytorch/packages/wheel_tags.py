@@ -9,6 +9,7 @@ import sys
 from collections import namedtuple
 
 from hpc_pytorch.machine.commands import run
+from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.lock_files import normal_name
 
 Wheel = namedtuple('Wheel', 'name version python abi platform')
@@ -103,9 +104,7 @@ def fits_platform(tag, python):
         return False
     if not match.group(1) or not python.glibc:
         return True
-    needed = [int(part) for part in match.group(1, 2)]
-    here = [int(part) for part in python.glibc.split('.')[:2]]
-    return needed <= here
+    return release('.'.join(match.group(1, 2))) <= release(python.glibc)
 
 
 def why_not(path, python):

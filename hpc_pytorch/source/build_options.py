@@ -43,10 +43,8 @@ def unknown_architectures(asked, listing):
 
 def table_options(version, machine, compiler):
     options = {}
-    for name in TABLE.sections():
-        row = TABLE[name]
-        words = row.get('when', '').split()
-        when = [CONDITION.match(word).groups() for word in words]
+    for name, row in TABLE.items():
+        when = [CONDITION.match(word).groups() for word in row.get('when', '').split()]
         if 'value' in row and holds(when, (machine, compiler), {'pytorch': version}):
             options[name] = row['value']
     return options
@@ -62,8 +60,7 @@ def compiler_family(banner):
 def dependency_options(root_of):
     """Return the options that tell where dependencies are; `root_of` returns a software's prefix, or None."""
     options = {}
-    for name in TABLE.sections():
-        row = TABLE[name]
+    for name, row in TABLE.items():
         root = 'of' in row and root_of(row['of'])
         if root:
             places = [os.path.join(root, directory) for directory in row['directories'].split()] or [root]

@@ -36,8 +36,6 @@ PIP_INSTALL = ('-q', 'install', '--no-compile', '--require-hashes', '--no-deps',
 MODULE, STICKY, LOGIN = ((HERE / name).read_text() for name in ('module.txt', 'sticky.txt', 'login.txt'))
 
 
-# -- the description
-
 def descriptions(system='*'):
     """Find the descriptions of a system as it is and as it was, or of all systems: {name: path}, today's first."""
     paths = sorted(SYSTEMS.glob(system + '/stand_in*.cfg'), key=lambda path: (path.parent, path.stem))
@@ -104,8 +102,6 @@ def choose(system, easyconfigs):
         return sum(bool(re.search(r'(^| )%s[/ ]' % re.escape(module), there)) for module in wanted)
     return max(descriptions(system), key=matches, default=system)
 
-
-# -- parts
 
 def fingerprint(part):
     """Hash what a part depends on: its description and the files that it names."""
@@ -186,8 +182,6 @@ def remove(path):
         path.unlink()
 
 
-# -- modules
-
 def module_text(name, module, part, prefix, opened):
     """Write a module file; `opened` is the directory of modules that it makes visible, if it does."""
     base, _, version = name.partition('/')
@@ -243,8 +237,6 @@ def metadata_text(system, modules, parts):
             text += '[%s]\nprefix = %s\n' % (name, parts / part)
     return text
 
-
-# -- the whole
 
 def make(name, target=None):
     """Make or complete a stand-in; returns its directory. Those of a checkout share their parts."""

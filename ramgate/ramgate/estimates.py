@@ -75,12 +75,10 @@ class Kind:
     def __init__(self):
         self.count = 0
         self.seconds = self.peaks = self.squares = 0.0
-        # [number of compilations, sum of MB] for each span
-        self.spans = []
+        # {span: [number of compilations, sum of MB]}
+        self.spans = defaultdict(lambda: [0, 0.0])
 
     def add_span(self, number, memory):
-        while len(self.spans) <= number:
-            self.spans.append([0, 0.0])
         self.spans[number][0] += 1
         self.spans[number][1] += memory
 
@@ -99,7 +97,7 @@ class Kind:
         expected = (self.seconds + GUESS_WEIGHT * seconds) / count
         curve = []
         for number in range(span(expected) + 1):
-            seen, total = self.spans[number] if number < len(self.spans) else (0, 0.0)
+            seen, total = self.spans.get(number, (0, 0.0))
             beyond = mean
             if curve and not seen and age_of(number) > seconds / 3.0:
                 # none has come so far: as the oldest had last
