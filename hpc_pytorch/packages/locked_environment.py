@@ -2,6 +2,7 @@
 import glob
 import os
 import re
+import shlex
 import shutil
 import sys
 from contextlib import ExitStack, contextmanager
@@ -433,7 +434,8 @@ class LockedEnvironment(EasyBlock):
         tools = os.path.join(self.builddir, 'tools')
         variables = self.build_variables()
         # before the directories that Python adds, where a libmpi.so of another MPI may lie
-        own = re.findall(r'(?<!\S)-L\S+', ask(variables['MPICC'], '-show').output)
+        shown = ask(*shlex.split(variables['MPICC']), '-show').output
+        own = re.findall(r'(?<!\S)-L\S+', shown)
         variables['LDFLAGS'] = ' '.join([*own, variables.get('LDFLAGS', os.environ.get('LDFLAGS', ''))])
         variables['PYTHONPATH'] = os.pathsep.join([tools] + self.packages_below())
         if self.cuda_architectures():
