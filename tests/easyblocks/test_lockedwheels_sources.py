@@ -4,7 +4,7 @@ import sys
 import tarfile
 
 import pytest
-from common import EB
+from common import EB, nightly
 from small_software import make_wheel, sha256
 
 pytestmark = pytest.mark.slow
@@ -142,3 +142,26 @@ ramgate = True
     assert 'building toy, which takes minutes' in output
     assert '== ramgate: 2 compilers in ' in output, output
     assert list(toy.eb.prefix.glob('software/toy/1.0/lib/python*/site-packages/toy.cpython-*.so'))
+
+
+@pytest.mark.parametrize('compiler, own, expected', [
+    ('gcc', '', '-O2 -fwrapv -fno-tree-pta'), nightly('gcc', '-O1', '-O1'), ('nvc', '', 'none')])
+def test_mpi4py_takes_a_third_of_the_time(toy, compiler, own, expected):
+    """With options of GCC, which other compilers refuse; with the user's if there are some."""
+    top = toy.folder / 'mpi4py-1.0'
+    top.mkdir()
+    (top / 'setup.py').write_text("""import os
+from setuptools import setup
+open('toy.py', 'w').write('# ' + (os.environ['CFLAGS'] or 'none'))
+setup(name='mpi4py', version='1.0', py_modules=['toy'])
+""")
+    toy.wheel = toy.wheel.with_name('mpi4py-1.0.tar.gz')
+    with tarfile.open(toy.wheel, 'w:gz') as packed:
+        packed.add(top, top.name)
+    for name in ('mpicc', 'mpicxx'):
+        (toy.folder / name).write_text('#!/bin/sh\necho %s -I/of/the/mpi -lmpi\n' % compiler)
+        (toy.folder / name).chmod(0o755)
+    env = dict(CFLAGS=own, PIP_NO_INDEX='0', PATH='%s:%s' % (toy.folder, os.environ['PATH']))
+    toy.install(sha256(toy.wheel), env=env, more="build_lock_files = ['toy.lock', 'on-top-build.lock']\n")
+    built = next(toy.eb.prefix.glob('software/toy/1.0/lib/python*/site-packages/toy.py'))
+    assert built.read_text() == '# ' + expected
