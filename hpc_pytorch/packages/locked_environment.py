@@ -161,7 +161,8 @@ class LockedEnvironment(EasyBlock):
         versions = self.cfg['python_versions']
         root = get_software_root('Python')
         programs = [os.path.join(root, 'bin', 'python3')] if root else pythons(versions)
-        python, found = find_python(programs, versions)
+        modules = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
+        python, found = find_python(programs, versions, modules)
         if python:
             return python
         own = ''

@@ -9,6 +9,7 @@ import sys
 from collections import namedtuple
 
 from hpc_pytorch.machine.commands import run
+from hpc_pytorch.machine.modules import ModulesShell, modules_tool
 from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.lock_files import normal_name
 
@@ -16,6 +17,8 @@ Wheel = namedtuple('Wheel', 'name version python abi platform')
 # A Python that wheels are installed for.
 Python = namedtuple('Python', 'path version implementation machine glibc headers')
 
+# what a modules tool sets for modules that are loaded
+OF_LOADED_MODULES = re.compile(r'(LD_LIBRARY_PATH|LOADEDMODULES)$|_LMFILES|_ModuleTable|__')
 ASK_PYTHON = """
 import json, os, platform, sys, sysconfig
 print(json.dumps(dict(
@@ -25,10 +28,10 @@ print(json.dumps(dict(
 """
 
 
-def ask_python(path):
+def ask_python(path, environ=None):
     """Ask the Python at this path about itself; None if it does not run."""
     try:
-        answer = run([path, '-I', '-c', ASK_PYTHON], stderr=subprocess.DEVNULL)
+        answer = run([path, '-I', '-c', ASK_PYTHON], stderr=subprocess.DEVNULL, env=environ)
     except OSError:
         return None
     if answer.returncode or not answer.stdout:
@@ -43,15 +46,30 @@ def pythons(versions):
     return other + ['python3'] + ['python' + version for version in versions] + [sys.executable]
 
 
-def find_python(programs, versions):
+def runs_in_a_new_shell(python, modules):
+    """True unless a Python fails with these modules alone: EasyBuild's needs the $LD_LIBRARY_PATH of its module."""
+    environ = {key: value for key, value in os.environ.items() if not OF_LOADED_MODULES.match(key)}
+    if ask_python(python, environ):
+        return True
+    tool = modules_tool(any_version=True)
+    if not modules or not tool:
+        return False
+    shell = ModulesShell(tool.program, environ)
+    # those that cannot be loaded are reported elsewhere
+    return shell.load(modules) is not None or bool(ask_python(python, shell.environ))
+
+
+def find_python(programs, versions, modules=()):
     """Return the first of these programs that is a Python of one of these versions, or None; and what was found."""
     found = []
     for path in dict.fromkeys(filter(None, map(shutil.which, programs))):
         python = ask_python(path)
-        if python and python.version in versions:
+        fits = python and python.version in versions
+        if fits and runs_in_a_new_shell(path, modules):
             return python, None
         if python:
-            found.append('%s (%s)' % (python.version, path))
+            advice = ': add its module to the dependencies, as it does not run without it' if fits else ''
+            found.append('%s (%s%s)' % (python.version, path, advice))
     return None, ', '.join(found) or 'none'
 
 

@@ -9,6 +9,7 @@ from hpc_pytorch.machine import versions
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.systems import current
+from hpc_pytorch.packages.gpu_code import cuda_of
 from hpc_pytorch.packages.lock_files import read_lock
 from hpc_pytorch.rules import policy
 
@@ -24,13 +25,19 @@ def versions_of(ec):
     if shutil.which('fi_info') and not rehearsal:
         found.update(re.findall(r'^(libfabric): (\S+)', run(['fi_info', '--version']).stdout, re.M))
     found.update((name.lower(), version) for name, version in versions.of_dependencies(ec).items())
+    packages = {}
     # the easyblock reports missing lock files
     for path in filter(None, [named_file(ec.path, name) for name in ec.get('lock_files') or ()]):
         for entry in read_lock(path):
+            packages[entry.name] = entry.version
             found[re.sub('^nvidia-nccl-.*', 'nccl', entry.name)] = entry.version
             rocm = re.search(r'rocm([\d.]+)', entry.version)
             if entry.name == 'torch' and rocm:
                 found['rocm'] = rocm.group(1)
+    cuda = cuda_of(packages)
+    if cuda:
+        # that of the wheels, not of a module
+        found['cuda'] = str(cuda)
     return found
 
 

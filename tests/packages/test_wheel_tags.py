@@ -1,8 +1,12 @@
 """Lock files are read as pip reads them, and wheels that do not fit are explained."""
+import os
 import sys
+from types import SimpleNamespace
 
 import pytest
+from common import LMOD
 
+from hpc_pytorch.machine.modules import ModulesShell
 from hpc_pytorch.packages import wheel_tags
 from hpc_pytorch.packages.lock_files import parse_lock
 from hpc_pytorch.packages.wheel_tags import Python, ask_python, name_and_version, parse_wheel, why_not
@@ -97,3 +101,34 @@ def test_python_of_the_login_node(monkeypatch, here, first):
     # its file system is not there
     versions['/own/python3'] = None
     assert wheel_tags.pythons(['3.12'])[0] == 'python3'
+
+
+@pytest.mark.parametrize('loaded, dependencies, found', [
+    ([], ['python/3.11'], 'none'),
+    (['python/3.11'], ['python/3.11'], None),
+    (['python/3.11'], ['on-top/1.0'], None),
+    (['python/3.11'], ['gcc/13.2'], '%d.%d (' % sys.version_info[:2]),
+    (['python/3.11'], [], '%d.%d (' % sys.version_info[:2]),
+])
+def test_python_of_a_loaded_module(tmp_path, monkeypatch, modules_tool, loaded, dependencies, found):
+    """EasyBuild's finds its library by what its module sets: other shells load that only if it is a dependency."""
+    program = tmp_path / 'python3'
+    program.write_text('#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /of/python ] && exec %s "$@"\n' % sys.executable)
+    program.chmod(0o755)
+    for name, text in (('python/3.11', 'setenv LD_LIBRARY_PATH /of/python'), ('gcc/13.2', 'setenv CC gcc'),
+                       ('on-top/1.0', 'module load python/3.11')):
+        path = tmp_path / 'modules' / name
+        path.parent.mkdir(parents=True)
+        path.write_text('#%%Module1.0\n%s\n' % text)
+    tool = modules_tool.for_easybuild.get('MODULES_CMD', LMOD)
+    shell = ModulesShell(tool, {'PATH': os.environ['PATH'], 'HOME': str(tmp_path),
+                                'MODULEPATH': str(tmp_path / 'modules')})
+    assert shell.load(loaded) is None
+    for name, value in shell.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(wheel_tags, 'modules_tool', lambda any_version: SimpleNamespace(program=tool))
+    version = '%d.%d' % sys.version_info[:2]
+    python, problem = wheel_tags.find_python([str(program)], [version], dependencies)
+    assert python.version == version if not problem else problem.startswith(found)
+    assert bool(problem) is bool(found)
+    assert ('add its module to the dependencies' in (problem or '')) is bool(loaded and found)

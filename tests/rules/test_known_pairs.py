@@ -75,6 +75,21 @@ def test_too_new_in_a_lock(tmp_path, locked, version, advice):
     assert ('known: fails: ' in said and said.endswith(', 2026-11-26)\n')) is bool(advice)
 
 
+@pytest.mark.parametrize('runtime, driver, told', [
+    ('nvidia-cuda-runtime==13.2.86', '570.133.20', True),
+    ('nvidia-cuda-runtime==13.2.86', '580.95.05', False),
+    ('nvidia-cuda-runtime-cu12==12.8.90', '535.183.06', False),
+])
+def test_driver_of_wheels(tmp_path, runtime, driver, told):
+    """Wheels bring their CUDA: on one machine, without a description, nothing else says that it needs a newer driver."""
+    (tmp_path / 'version').write_text(driver + '\n')
+    (tmp_path / 'mine.lock').write_text('%s --hash=sha256:%s\n' % (runtime, 'a' * 64))
+    program = LOCKED.replace('known_pairs.check', 'known_pairs.DRIVER = sys.argv[2] + "/version"\nknown_pairs.check')
+    said = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', program, '2.15.0', str(tmp_path)], cwd=CHECKOUT,
+                          check=True, env=clean_environment(), stdout=subprocess.PIPE, text=True).stdout
+    assert ('./eb --new-version 2.10.0 EASYCONFIG' in said) is told, said
+
+
 @pytest.mark.slow
 def test_warned(eb, tmp_path):
     """Before anything is installed; a site may refuse it. What works, or is not known, is not told."""
