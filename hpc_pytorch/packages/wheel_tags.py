@@ -68,7 +68,7 @@ def find_python(programs, versions, modules=()):
         if fits and runs_in_a_new_shell(path, modules):
             return python, None
         if python:
-            advice = ': add its module to the dependencies, as it does not run without it' if fits else ''
+            advice = ', which runs only with its module: add that to the dependencies' if fits else ''
             found.append('%s (%s%s)' % (python.version, path, advice))
     return None, ', '.join(found) or 'none'
 

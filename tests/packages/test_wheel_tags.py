@@ -131,4 +131,4 @@ def test_python_of_a_loaded_module(tmp_path, monkeypatch, modules_tool, loaded, 
     python, problem = wheel_tags.find_python([str(program)], [version], dependencies)
     assert python.version == version if not problem else problem.startswith(found)
     assert bool(problem) is bool(found)
-    assert ('add its module to the dependencies' in (problem or '')) is bool(loaded and found)
+    assert ('add that to the dependencies' in (problem or '')) is bool(loaded and found)

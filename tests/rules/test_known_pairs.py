@@ -81,7 +81,7 @@ def test_too_new_in_a_lock(tmp_path, locked, version, advice):
     ('nvidia-cuda-runtime-cu12==12.8.90', '535.183.06', False),
 ])
 def test_driver_of_wheels(tmp_path, runtime, driver, told):
-    """Wheels bring their CUDA: on one machine, without a description, nothing else says that it needs a newer driver."""
+    """Wheels bring their CUDA: on a machine without a description, nothing else compares it with the driver."""
     (tmp_path / 'version').write_text(driver + '\n')
     (tmp_path / 'mine.lock').write_text('%s --hash=sha256:%s\n' % (runtime, 'a' * 64))
     program = LOCKED.replace('known_pairs.check', 'known_pairs.DRIVER = sys.argv[2] + "/version"\nknown_pairs.check')
