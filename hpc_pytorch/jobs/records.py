@@ -19,7 +19,7 @@ from easybuild.tools.config import build_option, build_path, install_path
 from easybuild.tools.filetools import is_parent_path
 
 from hpc_pytorch import read_json, write_atomically
-from hpc_pytorch.machine.batch_systems import SCHEDULERS, WORDS
+from hpc_pytorch.machine.batch_systems import SCHEDULERS, exports_for_jobs
 
 # what a record has at least; one without it is damaged
 FIELDS = dict.fromkeys(('name', 'module', 'token', 'scheduler', 'log', 'easyconfig'), str)
@@ -88,8 +88,7 @@ def write_script(record, command, log):
     os.umask(mask)
     # PBS starts jobs with 077, and others could not load the module
     lines = ['#!/usr/bin/env bash', '# made by eb --job for %s' % record['name'], 'umask %03o' % mask]
-    carried = filter(os.environ.get, WORDS['carried'])
-    lines += ['export %s=%s' % (variable, shlex.quote(os.environ[variable])) for variable in carried]
+    lines += exports_for_jobs()
     if build_option('job_eb_cmd') == 'eb' and os.environ.get('EB_SCRIPT_PATH'):
         # the eb that is called here is found in the job, too
         here = os.path.dirname(os.path.abspath(os.environ['EB_SCRIPT_PATH']))

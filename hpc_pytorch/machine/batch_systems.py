@@ -2,7 +2,9 @@
 import contextlib
 import os
 import re
+import shlex
 import subprocess
+import sys
 import time
 from collections import namedtuple
 
@@ -24,6 +26,15 @@ WAITING, RUNNING, DONE, FAILED, CANCELLED = 'waiting', 'running', 'done', 'faile
 UNKNOWN = 'unknown'
 ALIVE = (WAITING, RUNNING)
 WORDS = parse(os.path.join(HERE, 'batch_systems.cfg'))
+
+
+def exports_for_jobs():
+    """Return the lines of a job's script that set what it gets of this environment."""
+    names = list(WORDS['carried'])
+    if run([sys.executable, '-I', '-c', ''], env={}).returncode:
+        # a Python that EasyBuild built does not find its own library without its module
+        names.append('LD_LIBRARY_PATH')
+    return ['export %s=%s' % (name, shlex.quote(os.environ[name])) for name in names if os.environ.get(name)]
 
 
 class Refused(UsersProblem):

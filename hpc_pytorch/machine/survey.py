@@ -120,10 +120,8 @@ def table(findings):
 
 def job_script(path):
     """Write the survey's job, which finds the modules that are found here, as those of --job do."""
-    carried = filter(os.environ.get, batch_systems.WORDS['carried'])
-    lines = ['export %s=%s' % (variable, shlex.quote(os.environ[variable])) for variable in carried]
-    lines.append("exec %s --survey > %s 2>&1" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path)))
-    return '\n'.join(['#!/bin/bash'] + lines)
+    command = "exec %s --survey > %s 2>&1" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
+    return '\n'.join(['#!/bin/bash', *batch_systems.exports_for_jobs(), command])
 
 
 def submit(system, path):

@@ -14,7 +14,7 @@ import pytest
 
 from common import CHECKOUT, clean_environment, needs_program, slow
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.machine import commands, inspection, new_system, survey, systems
+from hpc_pytorch.machine import batch_systems, commands, inspection, new_system, survey, systems
 from hpc_pytorch.machine.modules import ModulesShell
 from ramgate import processes
 
@@ -384,6 +384,17 @@ def test_script_of_the_job(tmp_path, monkeypatch):
     subprocess.run(['bash', '-c', survey.job_script(path)], check=True, env={'MODULEPATH': '/opt/modules'})
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [
         ('my $HOME; survey', '/opt/modules:/my own/modules --survey\n')]
+
+
+def test_job_with_the_python_of_a_module(tmp_path, monkeypatch):
+    """EasyBuild's finds its library by what its module sets, which jobs are not given: ./eb did not start there."""
+    monkeypatch.setenv('LD_LIBRARY_PATH', '/of/python')
+    assert 'LD_LIBRARY_PATH' not in ' '.join(batch_systems.exports_for_jobs())
+    python = tmp_path / 'python3'
+    python.write_text('#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /of/python ]\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(batch_systems.sys, 'executable', str(python))
+    assert 'export LD_LIBRARY_PATH=/of/python' in batch_systems.exports_for_jobs()
 
 
 @pytest.fixture
