@@ -400,8 +400,10 @@ def test_second_torch(eb, toy):
 
 
 @pytest.mark.slow
-def test_module_on_a_module_on_a_module(eb, toy):
-    """A group's list on Transformers, which is on PyTorch: it sees both, and may not bring another torchvision."""
+def test_module_on_a_module_on_a_module(eb, toy, lmod):
+    """A group's list on Transformers, which is on PyTorch: it sees both, and may not bring another torchvision.
+
+    It still sees them after those below it are loaded once more, as job scripts do: Lmod loads them again."""
     toy.wheels += [make_wheel(toy.index, name, version) for name, version in [
         ('torch', '2.10.0+rocm7.1'), ('torchvision', '0.25.0+rocm7.1'), ('middle', '1.0'), ('top', '1.0')]]
     toy.write()
@@ -423,6 +425,16 @@ def test_module_on_a_module_on_a_module(eb, toy):
         assert re.search(says, stops) if says else not stops
     (toy.folder / 'top.lock').write_text(lines[5])
     eb(top, env=toy.online)
+    output = lmod.run("""
+        module use %s
+        export PYTHONPATH=/users/own
+        module load top toy; python -c 'import toy, other, middle, top'; echo "first $?"
+        module load middle; module load toy; python -c 'import toy, other, middle, top'; echo "second $?"
+        module unload top; python -c 'import toy, other, middle'; echo "below $?"; python -c 'import top'
+        module purge; echo "purged $PYTHONPATH"
+    """ % eb.modules)
+    assert re.findall(r'^\w+ 0$', output, re.M) == ['first 0', 'second 0', 'below 0'] and "named 'top'" in output
+    assert 'purged /users/own\n' in output
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
 """extend-venv-activate where there is no modules tool; with one, the workstation's tests have it."""
+import re
 import runpy
 import subprocess
 import sys
@@ -30,6 +31,25 @@ def test_own_module_on_top(tmp_path, path, loads):
     done = subprocess.run([SCRIPTS / 'extend-venv-activate', tmp_path / 'mine'], stdout=subprocess.PIPE, text=True,
                           env=dict(clean_environment(), **loaded), check=True)
     assert done.stdout.endswith('now loads %s\n' % loads)
+
+
+def test_one_of_two_modules_is_loaded(tmp_path):
+    """Activating loads the other one, too, and deactivating unloads that alone."""
+    for name in ('PyTorch', 'mine'):
+        (tmp_path / name / 'bin').mkdir(parents=True)
+        (tmp_path / name / 'bin/python').symlink_to(Path(sys.executable).resolve())
+    (tmp_path / 'mine/bin/activate').write_text('deactivate() { :; }\n')
+    (tmp_path / 'mine/pyvenv.cfg').touch()
+    loaded = {'EBROOTPYTORCH': str(tmp_path / 'PyTorch'), 'LOADEDMODULES': 'torch_mpi/2:Transformers/5',
+              '_LMFILES_': '/m/torch_mpi/2.lua:/m/Transformers/5.lua'}
+    subprocess.run([SCRIPTS / 'extend-venv-activate', tmp_path / 'mine'], env=dict(clean_environment(), **loaded),
+                   check=True)
+    typed = 'VIRTUAL_ENV=; module() { echo "$*"; }; . %s/mine/bin/activate; deactivate' % tmp_path
+    for before, says in [('torch_mpi/2', 'Transformers/5'), ('Transformers/5:torch_mpi/2', ''),
+                         ('gcc/14', 'torch_mpi/2 Transformers/5')]:
+        output = subprocess.run(['bash', '--norc', '-c', typed], stdout=subprocess.PIPE, text=True, check=True,
+                                env=dict(clean_environment(), LOADEDMODULES=before)).stdout
+        assert re.findall('load (.*)', output) == [says] * 2 if says else not output
 
 
 @pytest.mark.parametrize('shell', [('bash', '--norc'), slow(('zsh', '-f'))])
