@@ -14,7 +14,7 @@ Locked = namedtuple('Locked', 'name version hashes text')
 # Stands for a SHA256 that somebody has to look up; nothing has it.
 UNKNOWN = '0' * 64
 # A line of an .in file: the package, its versions, and a marker if it is not for every machine.
-LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *([<>=!~][^;#\n]*)?(;.*?)?(?:#.*)?$')
+LISTED = re.compile(r'(?m)^([A-Za-z][\w.-]*) *(?:\[.*\])? *([<>=!~][^;#\\\n]*)?(;.*?)?\\?(?:#.*)?$')
 # One of these versions that can be compared: no *, ! or zero in front, as 2024.07 is 2024.7 in a lock
 BOUND = re.compile(r'(<=?|[>=~]=) *(?!\S*\.0\d)([\w.]+)(?![\w.*!])')
 
@@ -93,14 +93,16 @@ def check_list(path, entries, pythons=(), alone=False):
     if alone and re.search(r'(printf|--no-emit-package) [^)]*\btorch[ )]', text):
         raise UsersProblem("%s leaves out PyTorch and its packages, such as NumPy, and no module in dependencies has "
                            "them: take --overrides or --no-emit-package out of its command, and run it" % source)
-    for name, versions, marker in LISTED.findall(text):
-        if not marker and not has(entries, name, versions) and '--no-emit-package %s ' % name not in text:
-            advice = "run the command in it"
-            if re.search(r'--overrides <\([^)]*\s%s[\s)]' % any_spelling(name), text):
-                advice = ("--overrides leaves it out, as the module below has it. Remove this line or, for a version "
-                          "of your own, that name from --overrides, and run the command")
-            raise UsersProblem("%s lists %s, which its lock file lacks: %s"
-                               % (source, name + versions.replace(' ', ''), advice))
+    lacks = [(name, name + versions.replace(' ', '')) for name, versions, marker in LISTED.findall(text)
+             if not marker and not has(entries, name, versions) and '--no-emit-package %s ' % name not in text]
+    left_out = [line for name, line in lacks if re.search(r'--overrides <\([^)]*\s%s[\s)]' % any_spelling(name), text)]
+    if left_out:
+        raise UsersProblem("%s lists %s, which its lock file lacks: --overrides leaves out what the module below has. "
+                           "Remove such lines or, for a version of your own, its name from --overrides, and run the "
+                           "command" % (source, ', '.join(left_out)))
+    if lacks:
+        raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"
+                           % (source, ', '.join(line for name, line in lacks)))
 
 
 def sha256_of(path):
