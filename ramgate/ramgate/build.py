@@ -211,10 +211,10 @@ class Build:
     def stop(self, number, _):
         """End the compilers and the build tool, which is killed if it has not ended some seconds later."""
         self.tell_broker(b'k')
-        if number == signal.SIGALRM:
-            self.process.kill()
-        elif self.process:
-            self.process.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+        if self.process and self.process.returncode is None:
+            # Popen would take the exit status for which run_command waits, if it has just ended
+            others = {signal.SIGALRM: signal.SIGKILL, signal.SIGHUP: signal.SIGTERM}
+            send([self.process.pid], others.get(number, number))
             signal.alarm(GRACE)
 
     def tell_broker(self, word):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ramgate.build import Build
 
 # long enough for cicc and ptxas to be seen
 KERNEL = '''template <int N> __global__ void work(float *x) {
@@ -137,6 +138,19 @@ def test_a_signal_ends_everything(build, eventually, number):
     process.communicate(timeout=60)
     assert process.returncode != 0
     build.clean()
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGALRM])
+def test_a_signal_when_the_build_tool_has_just_ended(monkeypatch, number):
+    """Its end is left to who waits for it; ramgate waited for ever."""
+    monkeypatch.setattr(signal, 'alarm', lambda seconds: None)
+    ended = Build.__new__(Build)
+    ended.control = None
+    ended.process = subprocess.Popen(['true'])
+    os.waitid(os.P_PID, ended.process.pid, os.WEXITED | os.WNOWAIT)
+    ended.stop(number, None)
+    assert os.waitpid(ended.process.pid, 0) == (ended.process.pid, 0)
+    ended.process.returncode = 0
 
 
 @pytest.mark.slow
