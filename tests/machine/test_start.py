@@ -271,6 +271,22 @@ def test_environment_of_somebody_else(read_only, python, says):
     assert says in done.stdout
 
 
+def test_environment_of_a_module_that_is_not_loaded(tmp_path):
+    """Its Python starts only where the module is loaded, as those that EasyBuild builds do."""
+    shutil.copy(CHECKOUT / 'eb', tmp_path)
+    (tmp_path / '.venv/bin').mkdir(parents=True)
+    python = tmp_path / '.venv/bin/python'
+    python.write_text('#!/bin/sh\necho "python: error while loading shared libraries: libpython3.so" >&2\nexit 127\n')
+    python.chmod(0o755)
+    (tmp_path / 'hpc_pytorch/environments').mkdir(parents=True)
+    (tmp_path / 'hpc_pytorch/environments/eb.txt').touch()
+    (tmp_path / '.venv/.complete').touch()
+    os.utime(tmp_path / 'hpc_pytorch/environments/eb.txt', (1, 1))
+    done = subprocess.run([tmp_path / 'eb', '--version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].endswith('load its module, or remove %s.' % (tmp_path / '.venv')), done.stdout
+
+
 # an index that nobody listens at, and no other place to get packages from
 NO_NETWORK = {'PIP_CONFIG_FILE': os.devnull, 'PIP_INDEX_URL': 'http://127.0.0.1:9/simple', 'PIP_RETRIES': '0',
               'PIP_FIND_LINKS': '', 'PIP_EXTRA_INDEX_URL': ''}
