@@ -294,6 +294,9 @@ def load_module(otherwise):
         files = [os.path.join(path, name) for name in names]
         if any(os.path.exists(file) or os.path.exists(file + '.lua') for file in files):
             lines.insert(0, 'module use %s' % shlex.quote(path))
+    if 'MODULES_CMD' in os.environ:
+        # Environment Modules do not load again what is loaded, even where a profile has set $PATH anew
+        lines.append('command -v pytorch-srun >/dev/null || module reload || %s' % otherwise)
     environment = active_environment()
     if environment:
         lines.append('source %s || %s' % (shlex.quote(os.path.join(environment, 'bin/activate')), otherwise))

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from batch_systems.pbs_stand_in import Pbs, patiently
 from batch_systems.real_slurm import Slurm
-from common import CHECKOUT, clean_environment, needs_root
+from common import CHECKOUT, ModulesTool, clean_environment, needs_root
 from containers.images import COREUTILS
 from small_software import SYSTEM
 
@@ -134,6 +134,28 @@ def test_dry_run(nowhere):
     assert os.listdir(nowhere.directory) == before
     # sbatch takes a dash for an option
     assert '--job-name=x\n' in nowhere('--dry-run', './-x.py')[1]
+
+
+@pytest.mark.parametrize('name', ['Lmod', 'Environment Modules'])
+def test_a_profile_sets_the_path_anew(nowhere, name):
+    """As Debian's does, while Environment Modules believe that the module is loaded, with what it needs."""
+    tool = ModulesTool(name)
+    installed, modules = nowhere.program.parent, nowhere.directory.parent / 'modules'
+    if name != 'Lmod':
+        shutil.rmtree(modules / 'PyTorch')
+        (modules / 'PyTorch').mkdir()
+        (modules / 'PyTorch/1.0').write_text('#%%Module\nmodule load MPI\nprepend-path PATH %s\n' % installed)
+        (modules / 'MPI').write_text('#%%Module\nprepend-path PATH %s/of-mpi\n' % modules)
+    script = """module use %s && module load PyTorch || exit
+pytorch-run --dry-run train.py | grep -v '^#' | sed '/pytorch-srun train.py/d' >load || exit
+PATH=/usr/local/bin:/usr/bin:/bin
+. ./load
+echo ":$PATH:" $(command -v pytorch-srun)
+""" % modules
+    environment = {'HOME': nowhere.environment['HOME']}
+    *_, path, program = tool.run(script, environment, cwd=nowhere.directory).split()
+    assert program == str(installed / 'pytorch-srun')
+    assert name == 'Lmod' or '/of-mpi:' in path
 
 
 def test_conda(nowhere):
