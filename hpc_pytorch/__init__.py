@@ -82,6 +82,9 @@ def write_atomically(path, text):
     partial = '%s.%d' % (path, os.getpid())
     try:
         Path(partial).write_text(text, encoding='utf-8')
+        if os.path.exists(path):
+            # colleagues may read it, and go on to
+            shutil.copymode(path, partial)
         os.replace(partial, path)
     finally:
         if os.path.exists(partial):

@@ -60,7 +60,7 @@ def parse_lock(text):
 def read_lock(path):
     try:
         return parse_lock(Path(path).read_text(encoding='utf-8'))
-    except (UnicodeDecodeError, UsersProblem) as problem:
+    except (PermissionError, UnicodeDecodeError, UsersProblem) as problem:
         raise UsersProblem("%s is not a complete lock file: %s" % (path, problem))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from stand_ins import test_rehearsal
-from common import CHECKOUT, EB, FOR_ROOT, LMOD, clean_environment, nightly, slow, stand_in
+from common import CHECKOUT, EB, FOR_ROOT, LMOD, clean_environment, needs_root, nightly, slow, stand_in
 
 from hpc_pytorch import start
 from hpc_pytorch.machine.modules import ModulesShell
@@ -269,6 +269,17 @@ def test_environment_of_somebody_else(read_only, python, says):
     done = run_make_environment(read_only / 'venv')
     assert done.returncode == 1 and len(done.stdout.splitlines()) == 1, done.stdout
     assert says in done.stdout
+
+
+def test_environment_of_a_colleague(tmp_path):
+    """Where a group may write to the checkout, an outdated one is not replaced by one that its owner cannot replace."""
+    needs_root()
+    (tmp_path / 'venv/bin').mkdir(parents=True)
+    (tmp_path / 'venv/bin/python').symlink_to(sys.executable)
+    os.chown(tmp_path / 'venv', 65534, 65534)
+    done = run_make_environment(tmp_path / 'venv')
+    assert done.returncode == 1 and 'ask them to type ./eb there once' in done.stdout, done.stdout
+    assert (tmp_path / 'venv/bin/python').exists()
 
 
 def test_environment_of_a_module_that_is_not_loaded(tmp_path):

@@ -1,10 +1,11 @@
 """Lock files that are not whole: nothing that they name, or named once, is passed over."""
+import os
 import random
 
 import pytest
-from common import CHECKOUT
+from common import CHECKOUT, needs_root
 
-from hpc_pytorch import UsersProblem
+from hpc_pytorch import UsersProblem, write_atomically
 from hpc_pytorch.packages.lock_files import check_list, read_lock
 
 LOCK = CHECKOUT / 'easyconfigs/p/PyTorch/locks' / 'mpi4py-build.lock'
@@ -25,6 +26,27 @@ def test_not_locked(tmp_path, line):
     path.write_text(line + '\n')
     with pytest.raises(UsersProblem, match='toy.lock is not a complete lock file: expected NAME==.*--generate-hashes'):
         read_lock(path)
+
+
+def test_a_colleague_renews_it(tmp_path):
+    """The others can still read it, whatever the umask; one that they cannot read is named."""
+    needs_root()
+    path = tmp_path / 'toy.lock'
+    path.write_text('toy==1.0\n')
+    path.chmod(0o664)
+    before = os.umask(0o077)
+    try:
+        write_atomically(path, 'toy==2.0\n')
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o664
+    path.chmod(0o600)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(UsersProblem, match='toy.lock is not a complete lock file: .*Permission denied'):
+            read_lock(path)
+    finally:
+        os.seteuid(0)
 
 
 def test_empty(tmp_path):

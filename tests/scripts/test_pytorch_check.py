@@ -133,6 +133,30 @@ def test_without_torch(tmp_path):
     assert done.stdout.startswith('packages works: 1 packages import, and find their symbols\n')
 
 
+@pytest.mark.parametrize('own, says', [
+    (sys.executable, "/bin/python3 comes before the module's Python in $PATH: conda deactivate?"),
+    ('/of/conda/bin/python3.11', 'is gone (/of/conda/bin/python3.11): install the module again, with --rebuild'),
+])
+def test_another_python(tmp_path, own, says):
+    """A conda environment was activated with the module loaded, or one is gone that the module was made of."""
+    (tmp_path / 'bin').mkdir()
+    (tmp_path / 'pyvenv.cfg').touch()
+    (tmp_path / 'bin/python').symlink_to(own)
+    (tmp_path / 'conda/bin').mkdir(parents=True)
+    (tmp_path / 'conda/bin/python3').symlink_to(os.path.realpath(sys.executable))
+    environment = dict(clean_environment(), EBROOTPYTORCH=str(tmp_path), PATH='%s/conda/bin:/usr/bin:/bin' % tmp_path)
+    done = subprocess.run([SCRIPTS / 'pytorch-check'], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stderr.startswith('FAILS: ') and done.stderr.endswith(says + '\n'), done.stderr
+
+
+def test_metadata_that_cannot_be_read(site):
+    """Of a package that was removed in part, or that a colleague installed for nobody else."""
+    package(site, 'private')
+    (site / 'private-1.0.dist-info/METADATA').unlink()
+    assert packages_of(site, 1).startswith(
+        'packages FAILS: %s/private-1.0.dist-info has no metadata that you can read' % site)
+
+
 def test_installed_by_setup_py(site):
     """pip 23.0 of Debian 12 lists the source files of such a package, with setup.py."""
     (site / 'old-1.0.egg-info').mkdir()
