@@ -193,7 +193,7 @@ class LockedEnvironment(EasyBlock):
         # a dry run of EasyBuild returns where a missing file would be
         if not os.path.exists(path or ''):
             stop(self, "%s, which %s names, is missing. Put it beside the easyconfig, or into a directory of "
-                 "--robot-paths. A lock file is made as the .in files beside the collection's show"
+                 "--robot-paths. One whose .in file is there: ./eb --renew EASYCONFIG"
                  % (name, os.path.basename(self.cfg.path)), also_in_dry_run=True)
         return path
 
@@ -217,8 +217,8 @@ class LockedEnvironment(EasyBlock):
             versions = {}
             other = other_version(self.locked(parameter), self.name, self.version)
             if other:
-                stop(self, "The lock file has %s, the easyconfig says %s: make a lock file for that (the .in file "
-                     "beside it has the command) and name it in the easyconfig." % (other, self.version))
+                stop(self, "The lock file has %s, the easyconfig says %s. For an easyconfig and lock files of that: "
+                     "./eb --new-version=%s EASYCONFIG" % (other, self.version, self.version))
             for lock in self.cfg[parameter]:
                 entries = self.entries_of(lock)
                 for entry in entries:

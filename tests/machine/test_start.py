@@ -2,6 +2,7 @@
 import errno
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -282,20 +283,25 @@ def test_environment_of_a_colleague(tmp_path):
     assert (tmp_path / 'venv/bin/python').exists()
 
 
-def test_environment_of_a_module_that_is_not_loaded(tmp_path):
-    """Its Python starts only where the module is loaded, as those that EasyBuild builds do."""
+@pytest.mark.parametrize('python', [
+    # as those that EasyBuild builds do where their module is not loaded
+    'echo "python: error while loading shared libraries: libpython3.so" >&2; exit 127',
+    # after an upgrade of the system, it looks for packages in another directory
+    'exec %s -I -S "$@"' % shlex.quote(sys.executable),
+])
+def test_environment_of_another_python(tmp_path, python):
+    """Its Python does not start, or is not the one that its packages are for."""
     shutil.copy(CHECKOUT / 'eb', tmp_path)
     (tmp_path / '.venv/bin').mkdir(parents=True)
-    python = tmp_path / '.venv/bin/python'
-    python.write_text('#!/bin/sh\necho "python: error while loading shared libraries: libpython3.so" >&2\nexit 127\n')
-    python.chmod(0o755)
+    (tmp_path / '.venv/bin/python').write_text('#!/bin/sh\n%s\n' % python)
+    (tmp_path / '.venv/bin/python').chmod(0o755)
     (tmp_path / 'hpc_pytorch/environments').mkdir(parents=True)
     (tmp_path / 'hpc_pytorch/environments/eb.txt').touch()
     (tmp_path / '.venv/.complete').touch()
     os.utime(tmp_path / 'hpc_pytorch/environments/eb.txt', (1, 1))
     done = subprocess.run([tmp_path / 'eb', '--version'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].endswith('load its module, or remove %s.' % (tmp_path / '.venv')), done.stdout
+    assert done.stdout.endswith('load its module, or remove %s.\n' % (tmp_path / '.venv')), done.stdout
 
 
 # an index that nobody listens at, and no other place to get packages from

@@ -135,7 +135,8 @@ def test_without_torch(tmp_path):
 
 @pytest.mark.parametrize('own, says', [
     (sys.executable, "/bin/python3 comes before the module's Python in $PATH: conda deactivate?"),
-    ('/of/conda/bin/python3.11', 'is gone (/of/conda/bin/python3.11): install the module again, with --rebuild'),
+    ('/of/conda/bin/python3.11',
+     'is gone, or another version by now (/of/conda/bin/python3.11): install the module again, with --rebuild'),
 ])
 def test_another_python(tmp_path, own, says):
     """A conda environment was activated with the module loaded, or one is gone that the module was made of."""
@@ -147,6 +148,15 @@ def test_another_python(tmp_path, own, says):
     environment = dict(clean_environment(), EBROOTPYTORCH=str(tmp_path), PATH='%s/conda/bin:/usr/bin:/bin' % tmp_path)
     done = subprocess.run([SCRIPTS / 'pytorch-check'], capture_output=True, text=True, env=environment)
     assert done.returncode == 1 and done.stderr.startswith('FAILS: ') and done.stderr.endswith(says + '\n'), done.stderr
+
+
+def test_python_of_a_newer_system(tmp_path):
+    """/usr/bin/python3 was 3.8 when the module was installed: its packages lie in another directory."""
+    subprocess.run([sys.executable, '-m', 'venv', '--without-pip', tmp_path], check=True)
+    os.rename(next(tmp_path.glob('lib/python3*')), tmp_path / 'lib/python3.8')
+    done = subprocess.run([tmp_path / 'bin/python', SCRIPTS / 'pytorch-check'], capture_output=True, text=True,
+                          env=dict(clean_environment(), EBROOTPYTORCH=str(tmp_path)))
+    assert done.returncode == 1 and 'gone, or another version by now' in done.stderr, done.stderr
 
 
 def test_metadata_that_cannot_be_read(site):
