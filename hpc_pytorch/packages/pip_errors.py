@@ -83,5 +83,5 @@ def explain(output, store, python):
         return ("\nIts source exists, but no wheel for Python %s on %s. If it has wheels for other Pythons, leave this "
                 "one out of python_versions. Else add to the easyconfig: build_from_source = [%r] and, for setuptools "
                 "and wheel, build_lock_files = ['on-top-build.lock']" % (python.version, python.machine, name))
-    return ("\nNo index has %s %s for Python %s on %s. An index that only its .in file names: extra_index_urls = ['https:"
-            "...'] in the easyconfig" % (name, version, python.version, python.machine))
+    return ("\nNo index has %s %s for Python %s on %s. An index that only its .in file names: put extra_index_urls = "
+            "['https:...'] into the easyconfig" % (name, version, python.version, python.machine))
