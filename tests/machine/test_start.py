@@ -322,6 +322,11 @@ def test_no_network_at_first_call(tmp_path, small_lock):
                                 PIP_CONSTRAINT=str(tmp_path / 'versions'))
     assert done.returncode == 0, done.stdout
     assert (tmp_path / 'venv' / 'bin' / 'uv').exists()
+    # its Python was 3.8 before the system was upgraded
+    place = next(tmp_path.glob('venv/lib/python3*'))
+    place.rename(place.with_name('python3.8'))
+    assert 'Making ' in run_make_environment(tmp_path / 'venv', small_lock).stdout
+    assert place.exists() and not place.with_name('python3.8').exists()
 
 
 @pytest.mark.slow
