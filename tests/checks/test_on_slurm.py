@@ -136,6 +136,18 @@ def test_on_gpus(cluster, tmp_path, name, output, reason):
         cluster.check('--name=' + name, *words, env={'HPC_SYSTEM': 'frontier'})
 
 
+def test_wheels_for_cpus_on_gpus(cluster, tmp_path):
+    """A module that is for CPUs on purpose trains on them, and has no NCCL to check."""
+    (tmp_path / 'output').write_text(train([49, 50], 99.0, gpu=False))
+    cluster.promise("features = ['mpi', 'cpu']\n")
+    words = ['-SSpeedCheck.ranks_per_node=1', '-SSpeedCheck.executable=sh -c "cat %s" sh' % (tmp_path / 'output')]
+    try:
+        checks = cluster.check('--name=(nccl|train).*nodes=1', *words, env={'HPC_SYSTEM': 'frontier'})[1]
+    finally:
+        cluster.promise('')
+    assert list(checks) == ['SpeedCheck %what=train %nodes=1']
+
+
 # in the place of pytorch-check, as there are no GPUs: prints what it would in a job of two nodes with one rank each
 PLUGIN = """#!/bin/sh
 [ "$1 $SLURM_JOB_NUM_NODES $SLURM_STEP_NUM_TASKS $SLURM_GPUS_ON_NODE" = "plugin 2 2 8" ] || exit
