@@ -149,4 +149,6 @@ def why_missing(shell, name, said):
         return "it exists, but loading it fails: %s" % ' '.join(said.split())
     if versions:
         return "versions of it here: %s" % ', '.join(versions)
-    return "no version of it is here (try: module spider %s)" % name
+    # Environment Modules lack the other
+    word = 'spider' if os.path.basename(shell.program) == 'lmod' else 'avail'
+    return "no version of it is here (try: module %s %s)" % (word, name)

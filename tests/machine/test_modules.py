@@ -46,6 +46,9 @@ def test_first_that_is_missing(shell, tmp_path):
         path.parent.mkdir(parents=True)
         path.write_text('#%Module1.0\n')
     assert first_that_fails(shell, ['devel/cuda/13.0'])[1] == 'versions of it here: devel/cuda/12.8'
+    # spider is Lmod's
+    said = 'module spider m99/1' if 'lmod' in shell.program else 'module avail m99/1'
+    assert said in first_that_fails(shell, ['m99/1'])[1]
     # whatever is loaded already
     shell.environ = dict(shell.beginning)
     shell.load(NAMES[:2])
