@@ -12,7 +12,7 @@ SCHEDULERS = {
     'pbs': ('pbs', {'partition': '-q ', 'account': '-A ', 'place': '-l place=', 'memory': 'mem='}),
     'none': ('local', {}),
 }
-MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'tmod4'}
+MODULES_SYSTEMS = {'Lmod': 'lmod', 'EnvironmentModules': 'envmod'}
 # what each job begins with, where the user's shell at login does not do it, and as those of pytorch-run
 PREPARE = ['command -v module >/dev/null || . /usr/share/lmod/lmod/init/bash']
 BATCH_SYSTEMS = read_share('batch_scripts.cfg')
@@ -47,7 +47,8 @@ def partition(system):
         'name': 'compute',
         'environs': ['builtin'],
         'scheduler': scheduler,
-        'launcher': system.launcher['command'],
+        # ReFrame knows mpiexec.hydra by its other name
+        'launcher': system.launcher['command'].split('.')[0],
         'max_jobs': 1 if scheduler == 'local' else 8,
         'access': access(system.scheduler, node, options),
         'prepare_cmds': PREPARE + ['module use ' + path for path in reversed(paths)],

@@ -68,6 +68,18 @@ def test_beside_a_sites_own_checks(module, tmp_path, name):
         assert 'select=2:mpiprocs=1:' in plugin and ':ngpus=4' in plugin and 'mpiexec -n 2 --ppn 1' in plugin, plugin
 
 
+@pytest.mark.slow
+def test_names_of_modules_tools(module, modules_tool, tmp_path):
+    """ReFrame warned of a name that it will not know for long."""
+    environ = dict(modules_tool.for_easybuild, HPC_SYSTEM='workstation')
+    text = module.eb('--check', '--settings', env=environ).stdout
+    (tmp_path / 'settings.py').write_text(text[text.index('# made by'):])
+    done = subprocess.run(
+        [REFRAME, '-C', 'settings.py', '-c', CHECKOUT / 'hpc_pytorch/reframe', '--list'], text=True, cwd=tmp_path,
+        env=dict(clean_environment(), LMOD_CMD=LMOD, **environ), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0 and 'deprecated' not in done.stdout, done.stdout
+
+
 def test_gpus_that_slurm_does_not_count():
     """At many sites whose jobs have whole nodes; Slurm would refuse what asks for GPUs there."""
     system = systems.load('isambard-ai')
@@ -79,6 +91,15 @@ def test_gpus_that_slurm_does_not_count():
     slurm = batch_systems.SCHEDULERS['slurm']
     assert 'gpu' not in ' '.join(slurm.command(request, 'name', 'mark', 'log', []))
     assert '--gres=gpu:4' in slurm.command(request._replace(gpus_option='--gres=gpu:'), 'name', 'mark', 'log', [])
+
+
+def test_launcher_of_mpich():
+    """ReFrame knows it as mpiexec; the options are those of MPICH's."""
+    system = systems.load('derecho')
+    system.launcher.update(command='mpiexec.hydra', gpu_options=[])
+    found = reframe_settings.partition(system)
+    assert found['launcher'] == 'mpiexec'
+    assert found['extras']['hpc_pytorch']['binding'] == '-ppn {per_node} -bind-to none'
 
 
 def test_memory_on_nodes_of_pbs_that_are_shared():

@@ -1,4 +1,5 @@
 """pytorch-jobscript: job scripts for the systems, from the data that the module has of them."""
+import re
 import shlex
 import shutil
 import subprocess
@@ -181,6 +182,18 @@ def test_mpirun(jobscript):
     lines = jobscript('bede', '--nodes', '2', 'train.py')
     assert '#SBATCH --gres=gpu:1' in lines
     assert lines[-1] == 'mpirun -n 2 --map-by ppr:1:node --bind-to none pytorch-srun train.py'
+
+
+def test_mpich_on_pbs(jobscript, tmp_path):
+    """With MPICH's own launcher, which takes its options; PALS's it refuses."""
+    needs_program('mpiexec.hydra')
+    text = (CHECKOUT / 'systems/derecho/system.cfg').read_text()
+    text = re.sub('(?m)^gpu_options.*\n', '', text.replace('command = mpiexec\n', 'command = mpiexec.hydra\n'))
+    (tmp_path / 'system.cfg').write_text(text)
+    last = jobscript(tmp_path, '--nodes', '1', 'train.py')[-1]
+    assert last.startswith('mpiexec.hydra -n 4 -ppn 4 ')
+    words = shlex.split(last.replace('pytorch-srun', 'echo'))
+    assert subprocess.check_output(words, text=True) == 4 * 'train.py\n'
 
 
 def test_requeue(jobscript):
