@@ -204,6 +204,10 @@ def prepare(arguments):
     if ours.rehearse:
         configure_rehearsal(system, easyconfigs)
     configure_jobs(system, ours.rehearse)
+    asked = systems.load(system) if '--job' in arguments and '--job-backend' not in ' '.join(arguments) else None
+    if asked and asked.scheduler['kind'] == 'none':
+        raise UsersProblem("--job: %s has no batch system (kind = none in %s/system.cfg). Install without --job; if it "
+                           "has one, in an interactive job" % (asked.system['title'], asked.directory))
     if ours.program == 'survey':
         # nothing is installed for it, not even a modules tool
         return ours.program, arguments

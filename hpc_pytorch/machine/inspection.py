@@ -121,8 +121,8 @@ class Machine(object):
 
     def modules_shell(self):
         tool = modules_tool(any_version=True)
-        if not tool:
-            raise NotAsked("no modules tool was found")
+        if not tool or not self.environ.get('MODULEPATH'):
+            raise NotAsked("$MODULEPATH is empty: type bash -l" if tool else "no modules tool was found")
         return ModulesShell(tool.program, self.environ, self.hanging)
 
     def with_modules(self, commands):

@@ -29,6 +29,7 @@ FOR_ANY_COMPILER = matches_module('|'.join(
 MPIS = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
 MPI_OF_NO_CRAY = matches_module('|'.join(pattern for pattern in MPIS if pattern != 'cray-mpich'))
 LOADED = "loaded here; add those without which others are not found"
+UNKNOWN = "no module of it was recognised; if it has one, add that to the dependencies"
 OTHER_COMPILERS, OTHER_MPIS = DATA['left out']
 # which loaded modules may make room for one of these kinds
 REPLACES = {'environment': bool, 'compiler': matches_module(OTHER_COMPILERS), 'MPI': matches_module(OTHER_MPIS)}
@@ -65,10 +66,14 @@ def describe(name, machine, modules):
     cray = 'PrgEnv-gnu' in software and ('cray-mpich' in software or not has_mpi(modules))
     # dashes separate the words in names of easyconfigs
     suffix = name.replace('-', '')
-    open_mpi = kind != 'slurm' and 'openmpi' in [part for _, _, part in modules]
-    for section in ('every system', kind, 'cc' if cray else 'mpicc', *['mpirun'] * open_mpi):
+    mpi = ' '.join(software)
+    if not has_mpi(modules):
+        with contextlib.suppress(NotAsked):
+            mpi = machine.output('mpirun', '--version')
+    launcher = next((DATA['launchers'][one] for one in DATA['launchers'] if re.search(one, mpi)), 'mpiexec')
+    for section in ('every system', kind, 'cc' if cray else 'mpicc'):
         for key, value in DATA[section].items():
-            values[key] = value.format(name=name, suffix=suffix, kind=kind), 'to be checked'
+            values[key] = value.format(name=name, suffix=suffix, kind=kind, launcher=launcher), 'to be checked'
     for key, words in DATA['answers'].items():
         question, source = words.split(': ', 1)
         try:
@@ -214,11 +219,14 @@ def modules_of(machine):
         names = newest_first(shell, pattern)
         if names:
             left_out.append((' '.join(names), why))
-    more = [name for name in shell.loaded if name in before and name not in [one[0] for one in chosen]]
+    named = ' '.join(one[0] for one in chosen + left_out).split()
+    more = [name for name in shell.loaded if name in before and name not in named]
     if more:
         left_out.append((' '.join(more), LOADED))
     if not has_mpi(chosen):
         left_out.append(("an MPI", "no module that is called like one can be loaded"))
+        mpicc = machine.which('mpicc')
+        left_out += [(mpicc, UNKNOWN)] if mpicc else []
     return chosen, ["%s: %s" % (name, ' '.join(said.split())[:200]) for name, said in left_out]
 
 
@@ -262,11 +270,11 @@ def easyconfig_text(name, modules, kind, values, left_out=()):
         text = comment('no MPI') + text
     text = text.replace("versionsuffix = '-ARCHER2-whl'", "versionsuffix = '-%s'" % name.replace('-', ''))
     text = text.replace('for cray-mpich.', 'for the MPI of %s.' % name)
-    dependencies = ''.join("    # %s\n" % line for line in left_out if line.endswith(LOADED))
+    dependencies = ''.join("    # %s\n" % line for line in left_out if line.endswith((LOADED, UNKNOWN)))
     dependencies += ''.join("    (%r, EXTERNAL_MODULE),\n" % module for module, _, _ in modules)
     text = re.sub(r'(?s)dependencies = \[\n.*?\]\n', lambda _: "dependencies = [\n%s]\n" % dependencies, text, count=1)
     if kind not in DATA['backends']:
-        text = text.replace("'pytorch-jobscript', 'pytorch-run', ", '')
+        text = comment('no jobs') + text.replace("'pytorch-jobscript', 'pytorch-run', ", '')
     return text
 
 
@@ -302,7 +310,7 @@ def drafts(name, machine):
 def write_drafts(name, machine):
     """Write what is not there yet; returns the paths."""
     if len(name) > 100 or not re.fullmatch(r'[a-z][a-z0-9_]*(-[a-z0-9_]+)*', name):
-        raise UsersProblem("--new-system requires a name of up to 100 lower-case letters, digits and dashes, such as "
+        raise UsersProblem("--new-system requires a name of up to 100 lower-case letters, digits, - and _, such as "
                            "cirrus; found: %r" % name)
     texts = drafts(name, machine)
     paths = {path: os.path.join(os.path.dirname(collection_path('systems')), path) for path in sorted(texts)}

@@ -127,9 +127,7 @@ def job_script(path):
 def submit(system, path):
     """Submit a job that surveys the node it runs on; returns its id."""
     asked = system.scheduler
-    scheduler = batch_systems.SCHEDULERS.get(asked['kind'])
-    if not scheduler:
-        raise UsersProblem("--survey --job: %s has no batch system" % system.system['title'])
+    scheduler = batch_systems.SCHEDULERS[asked['kind']]
     request = batch_systems.Request(
         account=os.environ.get(asked['account_variable'] or ''), partition=asked['partition'], qos=asked['qos'],
         cores=1, memory=None, minutes=5, gpus=system.node['gpus'], gpus_option=asked['gpus_option'],

@@ -43,6 +43,9 @@ def test_order_of_choice(eb, arguments, env, reason):
 @pytest.mark.parametrize('arguments, words', [
     (['--system', 'archer', WORKSTATION], ["'archer'", 'did you mean archer2?']),
     (['--system'], ['(from --system)', 'workstation']),
+    # not what EasyBuild lacks: sbatch
+    (['--system', 'workstation', WORKSTATION, '--job'], ['--job: ', 'has no batch system', 'Install without --job']),
+    (['--system', 'workstation', '--survey', '--job'], ['--job: ', 'has no batch system']),
     # EasyBuild's own words
     (['PyTorch-2.13.0-workstaton.eb'], ['files not found', 'PyTorch-2.13.0-workstaton.eb', 'easyconfigs']),
     slow(['PyTorch-2.13.0-workstation', '--robot'], ['files not found', 'PyTorch-2.13.0-workstation']),

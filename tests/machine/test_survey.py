@@ -627,19 +627,51 @@ def test_draft_names_what_it_does_not_know(cray):
     """Programming environments, compilers and MPIs that were not tried are left out, and why."""
     needs_program('tclsh')
     others = ['PrgEnv-aocc/8.5.0', 'PrgEnv-intel/8.5.0', 'PrgEnv-nvidia/8.5.0', 'nvhpc/24.5']
-    chosen, left_out = new_system.modules_of(cray(top=dict.fromkeys(['gcc/13.2.0', 'mvapich2/2.3.7', *others], '')))
+    machine = cray(top=dict.fromkeys(['gcc/13.2.0', 'mvapich2/2.3.7', *others], ''))
+    shell = machine.modules_shell()
+    assert shell.load(['nvhpc']) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
     assert [one[0] for one in chosen] == ['gcc/13.2.0']
+    # not once more, as one to add
+    assert not [line for line in left_out if 'loaded here' in line]
     (compilers, why), = [line.split(': ') for line in left_out if 'PrgEnv' in line]
     assert sorted(compilers.split()) == others and why.startswith("PyTorch's wheels are built with GCC")
     assert [line for line in left_out if line.startswith('mvapich2/2.3.7: this MPI was not tried')]
 
 
-def test_draft_without_mpi(cray):
-    """Said, as the easyconfig is for one."""
+def test_draft_without_modules(cray):
+    """As in a shell that has not read the login's files."""
+    machine = cray(top={'gcc/13': '', 'openmpi/5.0': ''})
+    machine.environ['MODULEPATH'] = ''
+    assert new_system.modules_of(machine) == ([], ['$MODULEPATH is empty: type bash -l'])
+
+
+def test_draft_for_another_batch_system():
+    """Its programs that write job scripts are left out, and why."""
+    for kind, there in (('none', False), ('pbs', True)):
+        text = new_system.easyconfig_text('x', [('openmpi/5.0', 'OpenMPI', 'openmpi')], kind, {})
+        assert ("'pytorch-run'" in text) == there and ('# Neither Slurm nor PBS was found' in text) != there
+
+
+def test_draft_without_mpi(cray, place):
+    """Said, as the easyconfig is for one; of an MPI whose module is called otherwise, the mpicc, and what starts it."""
     needs_program('tclsh')
-    chosen, left_out = new_system.modules_of(cray(top={'gcc/13': '', 'mpifileutils/0.11': ''}))
+    mpicc = place.write('bin/mpicc', '#!/bin/sh\n')
+    mpicc.chmod(0o755)
+    machine = cray(top={'gcc/13': '', 'mpifileutils/0.11': '', 'sw/openmpi/5': 'prepend-path PATH %s' % mpicc.parent})
+    machine.environ['PATH'] = '/nowhere'
+    chosen, left_out = new_system.modules_of(machine)
     assert left_out == ['an MPI: no module that is called like one can be loaded']
     assert 'load them, remove this\n# draft, and draft again' in new_system.easyconfig_text('x', chosen, 'slurm', {})
+    shell = machine.modules_shell()
+    assert shell.load(['gcc', 'sw/openmpi']) is None
+    machine.environ = shell.environ
+    chosen, left_out = new_system.modules_of(machine)
+    loaded = 'sw/openmpi/5: loaded here; add those without which others are not found'
+    assert loaded in left_out and left_out[-1].startswith('%s: no module of it was recognised' % mpicc)
+    text = new_system.easyconfig_text('x', chosen, 'slurm', {}, left_out)
+    assert '[\n    # %s\n    # %s\n' % (loaded, left_out[-1]) in text
 
 
 def test_draft_of_a_host_in_capitals():
@@ -868,9 +900,27 @@ def test_draft_of_a_queue_that_is_open(place):
                            "Queue: gpu\n    queue_type = Execution\n    enabled = True\n    started = True\n")
     assert described(place)['partition'] == 'gpu'
     assert described(place, PBS_JOBID='1.pbs', PBS_QUEUE='small', PBS_O_QUEUE='old')['partition'] == 'old'
-    # the others have other options
-    assert [described(place, modules)['command'] for modules in ((), [('openmpi/5.0', 'OpenMPI', 'openmpi')])] == [
-        'mpiexec', 'mpirun']
+
+
+@pytest.mark.parametrize('modules, said, command', [
+    ([], None, 'mpiexec'),
+    ([('cray-mpich/9.0', 'cray-mpich', 'cray-mpich')], 'mpirun (Open MPI) 5.0.3', 'mpiexec'),
+    ([('openmpi/5.0', 'OpenMPI', 'openmpi')], None, 'mpirun'),
+    ([('hpcx/2.20', 'HPCX', 'openmpi')], None, 'mpirun'),
+    ([('MPICH/4.0.2', 'MPICH', 'cray-mpich')], None, 'mpiexec.hydra'),
+    ([('impi/2021.15', 'impi', 'cray-mpich')], None, 'mpiexec.hydra'),
+    ([('gcc/13', 'GCC', 'gcc')], 'mpirun (Open MPI) 5.0.3', 'mpirun'),
+    ([], 'HYDRA build details:\n    Version:                                 4.0.2', 'mpiexec.hydra'),
+    ([], 'Intel(R) MPI Library for Linux* OS, Version 2021.19.0 Build 20260929', 'mpiexec.hydra'),
+])
+def test_draft_starts_ranks_as_the_mpi_does(place, modules, said, command):
+    """MPICH's mpiexec knows no option of PALS's. The MPI is that of a module, else of the PATH; Slurm has srun."""
+    if said:
+        place.command('mpirun', said)
+    assert described(place, modules)['command'] == 'srun'
+    (place.top / 'bin' / 'sinfo').unlink()
+    found = described(place, modules)
+    assert (found['command'], found['two_processes']) == (command, command + ' -n 2')
 
 
 def test_draft_of_a_slurm_without_partitions(place):
