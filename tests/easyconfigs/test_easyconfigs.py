@@ -89,6 +89,9 @@ def test_checksums(easyconfig):
     files = sum(len(values(easyconfig)[key].elts) for key in ('sources', 'patches') if key in values(easyconfig))
     if not files:
         return
+    # --inject-checksums puts these parameters one below the other, before what stood between them
+    between = re.search(r'(?ms)^(?:source_urls|sources|patches) = .*^checksums = ', easyconfig.read_text())
+    assert '\nlocal_' not in between.group()
     checksums = found.get('checksums') or []
     assert len(checksums) == files, "%d files, %d checksums" % (files, len(checksums))
     if found.get('easyblock') == 'SingularityContainer' and checksums == [None]:

@@ -232,12 +232,12 @@ def test_source_and_patches(toy, call):
     check, _, last = output.partition('To try it: ')
     # the last line, as it cannot be installed yet
     assert re.search(r'^ERROR: %s cannot be installed before this is completed by hand:\n  toy-2.0.eb:\d+: checksums = '
-                     r'\[\]: ./eb --inject-checksums --force %s fetches and hashes its sources\n\Z' % (new, new),
+                     r'\[\'0{64}\'\]: ./eb --inject-checksums --force %s fetches and hashes its sources\n\Z' % (new, new),
                      last, re.M), output
     assert re.search(r'^To be checked by hand:\n  toy-2.0.eb:\d+: patches = \[: check the patches', check, re.M), output
     text = new.read_text()
     assert SOURCE[SOURCE.index('patches'):SOURCE.index('checksums')] in text
-    assert 'checksums = []\n' in text and "sources = ['toy-%(version)s.tar.gz']" in text
+    assert "checksums = ['%s']\n" % new_version.UNKNOWN in text and "sources = ['toy-%(version)s.tar.gz']" in text
 
 
 def test_newer_python(toy, call):
@@ -380,6 +380,17 @@ def test_path_that_is_wrong(tmp_path):
         new_version.find(str(tmp_path / name))
 
 
+def test_robot_paths(toy, call, eb):
+    """An easyconfig of one's own with the name of one of the collection's, as an installation takes it."""
+    name = 'PyTorch-2.15.0-workstation.eb'
+    (toy / 'mine').mkdir()
+    (toy / 'toy-1.0.eb').rename(toy / 'mine' / name)
+    (toy / 'toy-1.0.in').rename(toy / 'mine/toy-1.0.in')
+    output = eb('--renew', name, '-x', '--robot-paths=%s' % (toy / 'mine'),
+                env={'UV_DEFAULT_INDEX': 'file://%s' % (toy / 'index')}).stdout
+    assert 'new: %s (' % (toy / 'mine/toy-1.0.lock') in output, output
+
+
 def test_options_of_easybuild(toy, call, eb):
     """They are EasyBuild's, as for an installation: none is taken for a second easyconfig, no typing error for none."""
     before = sorted(toy.iterdir())
@@ -506,7 +517,8 @@ def test_other_packages(toy, made, pinned):
     add(toy / 'index', 'transformers', '5.1', 'torch')
     (toy / 'toy-5.0.in').write_text('#   %s--overrides <(printf \'%%s ; python_version < "0"\\n\' torch) toy-5.0.in '
                                     '-o toy-5.0.lock\n%s5.0\n' % (COMMAND, pinned))
-    change, files = made('latest', 'toy-5.0.eb', EASYCONFIG.replace('1.0', '5.0'))
+    text = EASYCONFIG.replace('1.0', '5.0').replace("'toy'", "'Transformers'")
+    change, files = made('latest', 'toy-5.0.eb', text)
     assert change.version == '5.1' and 'transformers==5.1 ' in files['toy-5.1.lock']
     assert 'torch' not in re.sub('#.*', '', files['toy-5.1.lock']) and not change.by_hand
 
@@ -515,7 +527,7 @@ def test_other_packages(toy, made, pinned):
 def test_names_as_people_write_them(toy, made, listed):
     """PyYAML and scikit_learn are pyyaml and scikit-learn for uv: such a pin was a traceback."""
     (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\n%s==1.0\n' % (COMMAND, listed))
-    change, files = made('latest')
+    change, files = made('latest', text=EASYCONFIG.replace("'toy'", "'Numbers_of_toys'"))
     assert files['toy-5.1.in'].endswith('\n%s==5.1\n' % listed) and 'numbers-of-toys==5.1 ' in files['toy-5.1.lock']
     assert not change.by_hand and not change.to_check
 
@@ -587,10 +599,11 @@ def test_own_index_instead(toy, made, capsys, monkeypatch):
     text += "extra_index_urls = ['https://localhost:9/cpu']\n"
     text += "lock_files_instead = ['toy-%(version)s-pypi.lock']\n"
     change, files = made('latest', text=text)
-    assert change.to_check == ["description: check it: it is that of the other wheels"]
+    assert change.to_check == [
+        "description: check it: it is that of the other wheels",
+        "lock_files: check whether they have all packages of toy-1.0.lock, more-toys.lock, which they replace"]
     said = capsys.readouterr().out
     assert 'Cannot reach https://localhost:9/cpu: the wheels are those of your own' in said
-    assert 'look whether it has all of toy-1.0.lock, more-toys.lock.' in said
     assert sorted(files) == ['toy-2.0-pypi.in', 'toy-2.0-pypi.lock', 'toy-2.0.eb']
     assert "lock_files = ['toy-%(version)s-pypi.lock']" in files['toy-2.0.eb'] and 'index' not in files['toy-2.0.eb']
     # what is asked for by name is not replaced, nor when it is installed
@@ -656,6 +669,27 @@ def test_lock_of_an_earlier_try(toy, made, added, found):
     lines = made('2.0')[0].to_check
     assert len(lines) == found
     assert all(line.startswith('%s: check its list: it existed already' % (toy / 'toy-2.0.in')) for line in lines)
+
+
+def test_list_that_was_written_first(toy, made):
+    """Next month's list, or one that was mended after a first try, is locked as it is."""
+    add(toy / 'index', 'more_of_toys', '1.0')
+    text = (toy / 'toy-1.0.in').read_text().replace('1.0', '2.0') + 'more-of-toys\n'
+    (toy / 'toy-2.0.in').write_text(text)
+    change, files = made('2.0')
+    assert files['toy-2.0.in'] == text and 'more-of-toys==1.0 ' in files['toy-2.0.lock']
+    assert [line for line in change.to_check if 'toy-2.0.in: check its list: it existed already' in line]
+
+
+def test_pin_with_the_version_of_the_list(toy, made):
+    """It is not the software itself: it stays as it is, and a person checks it."""
+    add(toy / 'index', 'numbers_of_toys', '1.0')
+    (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\nnumbers-of-toys==1.0\n' % COMMAND)
+    change, files = made('2027.01')
+    assert 'numbers-of-toys==1.0 ' in files['toy-2027.01.lock']
+    assert ['numbers-of-toys==1.0: check whether it still fits: it has the older version'] == change.to_check
+    with pytest.raises(UsersProblem, match='which version is the newest is not known here'):
+        made('latest')
 
 
 @pytest.mark.parametrize('name, said', [('our-stack', True), ('stack-1.0', False), ('stack-1.0-cpu', False)])
@@ -730,8 +764,10 @@ def test_no_index(made):
     """What no index has: the version that is named, and a person for the checksum; the newest is not known."""
     text = (CHECKOUT / 'easyconfigs/n/NCCL/NCCL-2.26.6-1-Derecho.eb').read_text()
     change, files = made('2.30.7-1', 'NCCL-2.26.6-1.eb', text)
-    assert "version = '2.30.7-1'" in files['NCCL-2.30.7-1.eb'] and 'checksums = []' in files['NCCL-2.30.7-1.eb']
-    assert [line.split(':')[2] for line in change.by_hand] == [' checksums = []']
+    assert "version = '2.30.7-1'" in files['NCCL-2.30.7-1.eb'] 
+    # what no file has, so that none is taken
+    line = "checksums = ['%s']" % ('0' * 64)
+    assert line in files['NCCL-2.30.7-1.eb'] and [line] == [one.split(':')[2].strip() for one in change.by_hand]
     with pytest.raises(UsersProblem, match='look at https://.*, and name it instead of `latest`'):
         made('latest', 'NCCL-2.26.6-1.eb')
 
@@ -758,7 +794,7 @@ def test_of_the_collection(made, name):
      ["for another one change it, and `dependencies`", 'check that this is the PyTorch that the new version needs']),
     ('PyTorch-2.10.0-rocm-7.0-python-3.12-singularity-20260807.eb', '2.11.0', ['versionsuffix =', 'local_tag =']),
     ('PyTorch-26.03-NGC-workstation.eb', '26.05', ['skopeo inspect']),
-    ('Python-3.12.14-standalone.eb', '3.12.15', ['source_urls =', 'local_name =', 'checksums =']),
+    ('Python-3.12.14-standalone.eb', '3.12.15', ['local_name =', 'source_urls =', 'checksums =']),
     ('aws-ofi-rccl-1.4.0-Frontier.eb', '1.5.0', ['local_commit =', 'checksums =']),
 ])
 def test_what_a_person_adds(tmp_path, monkeypatch, name, version, by_hand):
@@ -799,6 +835,10 @@ def test_renewed_elsewhere(toy, made, monkeypatch):
     shown = ''.join(line + '\n' for line in change.differences(change.make()))
     assert '-numbers-of-toys==5.0' in shown and '+numbers-of-toys==5.1' in shown
     assert 'same: %s\n' % (toy / 'here/toy-1.0.eb') in shown
+    # what the user has there is not overwritten
+    (toy / 'here/toy-1.0.in').write_text('mine\n')
+    with pytest.raises(UsersProblem, match='here/toy-1.0.in exists, and .*/toy-1.0.eb cannot be written: renew your own'):
+        made(None)
 
 
 def test_beside_the_collections(toy):
