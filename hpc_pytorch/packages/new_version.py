@@ -80,8 +80,8 @@ def uv(command, directory):
     # pip trusts what the system trusts
     variables = {'UV_SYSTEM_CERTS': '1', **pip_settings(), **variables}
     # a release that was uploaded just now counts
-    done = run(['bash', '-c', '%s %s --refresh' % (shlex.quote(program), command)], stderr=subprocess.PIPE, env=variables,
-               cwd=directory)
+    done = run(['bash', '-c', '%s %s --refresh' % (shlex.quote(program), command)], stderr=subprocess.PIPE,
+               env=variables, cwd=directory)
     if done.returncode == 0:
         print(*re.findall(r'^warning: .* is yanked.*\n', done.stderr, re.M), sep='', end='')
         return done.stdout
@@ -505,7 +505,7 @@ class Change:
         return re.sub('(docker://.*@sha256:)[0-9a-f]{64}', r'\g<1>' + UNKNOWN, text)
 
     def new_checksums(self):
-        """Return the checksum that the index has, where there is one file only; one that fits no file for other sources."""
+        """Return the checksum that the index has, if there is one file only; of other sources one that fits no file."""
         if self.values.get('checksums') == [None]:
             return [None]
         hashes = []

@@ -232,8 +232,8 @@ def test_source_and_patches(toy, call):
     check, _, last = output.partition('To try it: ')
     # the last line, as it cannot be installed yet
     assert re.search(r'^ERROR: %s cannot be installed before this is completed by hand:\n  toy-2.0.eb:\d+: checksums = '
-                     r'\[\'0{64}\'\]: ./eb --inject-checksums --force %s fetches and hashes its sources\n\Z' % (new, new),
-                     last, re.M), output
+                     r'\[\'0{64}\'\]: ./eb --inject-checksums --force %s fetches and hashes its sources\n\Z'
+                     % (new, new), last, re.M), output
     assert re.search(r'^To be checked by hand:\n  toy-2.0.eb:\d+: patches = \[: check the patches', check, re.M), output
     text = new.read_text()
     assert SOURCE[SOURCE.index('patches'):SOURCE.index('checksums')] in text
@@ -425,6 +425,21 @@ def test_index_that_refuses(made, monkeypatch, status, words):
         with pytest.raises(UsersProblem, match=words):
             made('2.0')
         server.shutdown()
+
+
+def test_release_of_just_now(toy, made, monkeypatch):
+    """uv had the page of a moment ago."""
+    pages = functools.partial(http.server.SimpleHTTPRequestHandler, directory=toy / 'index')
+    for page in (toy / 'index').glob('*/index.html'):
+        os.utime(page, (10 ** 9, 10 ** 9))
+    with http.server.ThreadingHTTPServer(('127.0.0.1', 0), pages) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setenv('UV_DEFAULT_INDEX', 'http://127.0.0.1:%d' % server.server_port)
+        found = [made(None)[1]['toy-1.0.lock']]
+        add(toy / 'index', 'numbers_of_toys', '5.2')
+        found.append(made(None)[1]['toy-1.0.lock'])
+        server.shutdown()
+    assert [re.search('^numbers-of-toys==([0-9.]+)', text, re.M)[1] for text in found] == ['5.1', '5.2']
 
 
 @pytest.mark.parametrize('proxy, words', [
@@ -764,7 +779,7 @@ def test_no_index(made):
     """What no index has: the version that is named, and a person for the checksum; the newest is not known."""
     text = (CHECKOUT / 'easyconfigs/n/NCCL/NCCL-2.26.6-1-Derecho.eb').read_text()
     change, files = made('2.30.7-1', 'NCCL-2.26.6-1.eb', text)
-    assert "version = '2.30.7-1'" in files['NCCL-2.30.7-1.eb'] 
+    assert "version = '2.30.7-1'" in files['NCCL-2.30.7-1.eb']
     # what no file has, so that none is taken
     line = "checksums = ['%s']" % ('0' * 64)
     assert line in files['NCCL-2.30.7-1.eb'] and [line] == [one.split(':')[2].strip() for one in change.by_hand]
@@ -837,7 +852,7 @@ def test_renewed_elsewhere(toy, made, monkeypatch):
     assert 'same: %s\n' % (toy / 'here/toy-1.0.eb') in shown
     # what the user has there is not overwritten
     (toy / 'here/toy-1.0.in').write_text('mine\n')
-    with pytest.raises(UsersProblem, match='here/toy-1.0.in exists, and .*/toy-1.0.eb cannot be written: renew your own'):
+    with pytest.raises(UsersProblem, match='here/toy-1.0.in exists, and .*toy-1.0.eb cannot be written'):
         made(None)
 
 
