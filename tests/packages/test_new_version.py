@@ -437,6 +437,7 @@ def test_release_of_just_now(toy, made, monkeypatch):
         monkeypatch.setenv('UV_DEFAULT_INDEX', 'http://127.0.0.1:%d' % server.server_port)
         found = [made(None)[1]['toy-1.0.lock']]
         add(toy / 'index', 'numbers_of_toys', '5.2')
+        shutil.rmtree(toy / 'work')
         found.append(made(None)[1]['toy-1.0.lock'])
         server.shutdown()
     assert [re.search('^numbers-of-toys==([0-9.]+)', text, re.M)[1] for text in found] == ['5.1', '5.2']
