@@ -196,6 +196,10 @@ def prepare(arguments):
     easyconfigs = [] if set(ONLY_READ) & set(arguments) else easyconfigs_in(arguments)
     system, reason = systems.choose(ours.system, os.environ, socket.gethostname(), easyconfigs)
     say("system %s (%s)" % (system, reason))
+    meant, _ = systems.choose(None, {}, '', [] if ours.program else easyconfigs)
+    if meant not in (system, systems.DEFAULT) and not (ours.system or os.environ.get('HPC_SYSTEM')):
+        raise UsersProblem("%s is for %s: add --system=%s, or --system=%s if it is to be installed for this one"
+                           % (easyconfigs[0], meant, meant, system))
     if '--version' in arguments:
         print("This is hpc-pytorch %s" % VERSION)
     for name in NOT_THE_USERS:

@@ -157,6 +157,9 @@ def main(arguments):
     path = os.path.abspath(given.survey or 'survey-%s.txt' % machine.system.name)
     if (given.survey or given.job) and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):
         raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
+    earlier = Path(path).read_text(errors='replace') if given.survey and os.path.exists(path) else '(hpc-pytorch '
+    if path.endswith('.eb') or '(hpc-pytorch ' not in earlier:
+        raise UsersProblem("--survey writes its answers to FILE, and %s is no earlier survey" % path)
     if given.job:
         print("Job %s will write %s" % (submit(machine.system, path), path))
         return 0

@@ -40,6 +40,18 @@ def test_order_of_choice(eb, arguments, env, reason):
     assert eb(*arguments, '--version', env=env).stdout.startswith('eb: system ' + reason)
 
 
+@pytest.mark.parametrize('arguments, refused', [([], True), (['--system=archer2'], False)])
+def test_easyconfig_of_another_system(tmp_path, arguments, refused):
+    """The host name decides, but no installation gets another system's settings without a word."""
+    needs_root()
+    command = ['unshare', '--uts', 'sh', '-c', 'hostname derecho1; exec "$@"', 'sh', CHECKOUT / 'eb', '-D']
+    done = subprocess.run([*command, 'PyTorch-2.13.0-ARCHER2-whl.eb', *arguments], stdin=subprocess.DEVNULL, text=True,
+                          env=dict(clean_environment(), HOME=str(tmp_path)), stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    assert (('ERROR: PyTorch-2.13.0-ARCHER2-whl.eb is for archer2: add --system=archer2, or --system=derecho if '
+             in done.stdout) is refused), done.stdout
+
+
 @pytest.mark.parametrize('arguments, words', [
     (['--system', 'archer', WORKSTATION], ["'archer'", 'did you mean archer2?']),
     (['--system'], ['(from --system)', 'workstation']),

@@ -376,6 +376,21 @@ def test_file_that_cannot_be_written(monkeypatch, tmp_path, more):
         survey.main(['--survey', str(tmp_path), *more])
 
 
+def test_file_of_another_kind(monkeypatch, tmp_path):
+    """The survey is written to FILE: it may be taken for what is to be surveyed."""
+    monkeypatch.setenv('HPC_SYSTEM', 'archer2')
+    monkeypatch.setattr(survey, 'PROBES', [])
+    monkeypatch.setattr(survey, 'about_easyconfigs', lambda _: [])
+    (tmp_path / 'system.cfg').write_text('[system]\n')
+    for name in ('system.cfg', 'PyTorch-2.13.0-ARCHER2-whl.eb'):
+        with pytest.raises(UsersProblem, match='writes its answers to FILE, and .*%s is no earlier survey' % name):
+            survey.main(['--survey', str(tmp_path / name)])
+    assert [path.name for path in tmp_path.iterdir()] == ['system.cfg']
+    # its own file is written again
+    for _ in range(2):
+        assert survey.main(['--survey', str(tmp_path / 'answers')]) == 0
+
+
 def test_script_of_the_job(tmp_path, monkeypatch):
     """A file may be called as it likes; the job sees the modules that `module use` has added here."""
     monkeypatch.setenv('HPC_PYTORCH_COMMAND', 'bash -c \'echo "$MODULEPATH" $0\'')
