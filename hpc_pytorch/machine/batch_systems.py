@@ -8,9 +8,8 @@ import sys
 import time
 from collections import namedtuple
 
-from hpc_pytorch import UsersProblem, parse
+from hpc_pytorch import HERE, UsersProblem, parse
 from hpc_pytorch.machine.commands import run
-from hpc_pytorch.machine.systems import HERE
 
 MIB = 2 ** 20
 # a batch system that has not answered by then is busy or gone
@@ -25,7 +24,7 @@ Look = namedtuple('Look', 'state word about')
 WAITING, RUNNING, DONE, FAILED, CANCELLED = 'waiting', 'running', 'done', 'failed', 'cancelled'
 UNKNOWN = 'unknown'
 ALIVE = (WAITING, RUNNING)
-WORDS = parse(os.path.join(HERE, 'batch_systems.cfg'))
+WORDS = parse(HERE + '/machine/batch_systems.cfg')
 
 
 def exports_for_jobs():
@@ -66,8 +65,7 @@ class BatchSystem(object):
 
     def environment(self):
         """Return the user's environment without what would change what the commands do or print."""
-        kept = self.words['kept'].split()
-        cleared = [name for name in os.environ if self.cleared.match(name) and name not in kept]
+        cleared = [name for name in os.environ if self.cleared.match(name) and name not in self.words['kept'].split()]
         return {name: value for name, value in dict(os.environ, **self.added).items() if name not in cleared}
 
     def ask(self, command, seconds=PATIENCE):

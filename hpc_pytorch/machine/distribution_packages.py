@@ -3,14 +3,13 @@ import os
 import shutil
 import sys
 
-HERE = os.path.dirname(os.path.realpath(__file__))
 if __name__ == '__main__':
     # ./test runs it before its environment exists, with -I: Python does not find the collection
-    sys.path.insert(0, os.path.dirname(os.path.dirname(HERE)))
-from hpc_pytorch import UsersProblem, parse  # noqa: E402
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
+from hpc_pytorch import HERE, UsersProblem, parse  # noqa: E402
 from hpc_pytorch.machine import commands  # noqa: E402
 
-MANAGERS = parse(os.path.join(HERE, 'package_managers.cfg'))
+MANAGERS = parse(HERE + '/machine/package_managers.cfg')
 # Debian's services must not start because a test installs them.
 ENVIRONMENT = {'DEBIAN_FRONTEND': 'noninteractive', 'LC_ALL': 'C.UTF-8'}
 
@@ -24,8 +23,7 @@ def command_for(names):
     for manager in MANAGERS.sections():
         if shutil.which(manager):
             others = dict(map(str.split, lines_of(manager, 'names')))
-            command = MANAGERS[manager]['install'].split()
-            return manager, command + [others.get(name, name) for name in names]
+            return manager, MANAGERS[manager]['install'].split() + [others.get(name, name) for name in names]
     raise UsersProblem("found none of the package managers %s. Install by hand: %s" % (
         ', '.join(MANAGERS.sections()), ' '.join(names)))
 
@@ -48,8 +46,7 @@ def install(names):
     if not names:
         return
     manager, command = command_for(names)
-    words = command[command.index('install'):]
-    by_hand = ' '.join(['sudo', manager] + words)
+    by_hand = ' '.join(['sudo', manager] + command[command.index('install'):])
     sudo = ['sudo', '-n'] if os.geteuid() else []
     if sudo and (not shutil.which('sudo') or run(['sudo', '-n', 'true']).returncode):
         raise NotAllowed("not on this machine: %s. Install with: %s" % (' '.join(names), by_hand))

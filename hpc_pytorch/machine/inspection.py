@@ -40,8 +40,7 @@ def probe(where, expected, same=operator.eq):
         return probe(where, lambda system: getattr(system, section)[key], same)
 
     def add(question):
-        name = question.__name__.replace('_', ' ')
-        PROBES.append(Probe(name, where, question, expected, same))
+        PROBES.append(Probe(question.__name__.replace('_', ' '), where, question, expected, same))
         return question
     return add
 

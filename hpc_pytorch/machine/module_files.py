@@ -3,10 +3,9 @@ import glob
 import os
 import re
 
-from hpc_pytorch import parse, read_json
-from hpc_pytorch.machine.systems import HERE
+from hpc_pytorch import HERE, parse, read_json
 
-SYNTAX = parse(os.path.join(HERE, 'module_syntax.cfg'))
+SYNTAX = parse(HERE + '/machine/module_syntax.cfg')
 
 
 def set_by_default(generator, setting):
@@ -37,12 +36,11 @@ def variables_for_scripts(system):
     """Return what pytorch-srun and cpu-mask must know of a system: pairs of a variable and its value."""
     node = system.node
     options = ['%s=%s:%s' % (one.name, one.value, one.job_option) for one in system.settings if one.job_option]
-    gpu_cores = [','.join(map(str, cores)) for cores in node['gpu_cores']]
     variables = {
         'HPC_NCCL_NET': system.network['nccl_net'],
         'HPC_JOB_OPTIONS': ' '.join(options),
         'HPC_NODE_CPUS': (node['cores'] or 0) * (node['threads_per_core'] or 1),
-        'GPU_CORES': ' '.join(gpu_cores),
+        'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in node['gpu_cores']),
     }
     return [(name, str(value)) for name, value in variables.items() if value]
 

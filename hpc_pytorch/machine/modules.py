@@ -28,8 +28,7 @@ HANGS = "it has not answered for %d seconds" % SECONDS
 
 def candidates():
     """List the modules tools that may be here; those that a variable of the user's shell names come first."""
-    tools = LMOD, ENVIRONMENT_MODULES
-    found = [tool._replace(program=os.environ.get(tool.variable, '')) for tool in tools]
+    found = [tool._replace(program=os.environ.get(tool.variable, '')) for tool in (LMOD, ENVIRONMENT_MODULES)]
     # a shell may have both: `module` is a function of the one that came last
     if 'LMOD' not in os.environ.get('BASH_FUNC_module%%', 'LMOD'):
         found.reverse()
@@ -46,8 +45,7 @@ def modules_tool(any_version=False):
 def new_enough(tool):
     """True if our module files work with it; Debian 11 and Ubuntu 22.04 have older ones."""
     pattern, oldest = OLDEST[tool.name]
-    answer = run([tool.program, 'bash', '--version']).stdout
-    version = re.search(pattern, answer)
+    version = re.search(pattern, run([tool.program, 'bash', '--version']).stdout)
     return bool(version) and tuple(map(int, version.groups())) >= oldest
 
 

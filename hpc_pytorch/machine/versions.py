@@ -1,11 +1,10 @@
 """Compare versions, evaluate conditions on them, and find those that are known to fail together: pairs.cfg."""
 import operator
-import os
 import re
 
-from hpc_pytorch import parse
+from hpc_pytorch import HERE, parse
 
-PAIRS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'pairs.cfg')
+PAIRS = HERE + '/machine/pairs.cfg'
 CONDITION = re.compile(r'(?P<name>[A-Za-z][\w.+-]*?)(?:(?P<relation>>=|<)(?P<version>\d[\w.]*))?$')
 RELATIONS = {'>=': operator.ge, '<': operator.lt, '<=': operator.le, '~=': operator.ge}
 # the order in which results are shown
