@@ -27,8 +27,7 @@ def identity(facts):
 
 
 def differences(facts, others):
-    every = set(facts).union(others)
-    names = [name for name in every if facts.get(name) != others.get(name)]
+    names = [name for name in set(facts).union(others) if facts.get(name) != others.get(name)]
     return ', '.join(sorted(names)).replace('_', ' ')
 
 

@@ -10,9 +10,8 @@ Known = namedtuple('Known', 'pattern cause remedy')
 
 def read_table(name, flags=0):
     parser = parse('%s/packages/%s.cfg' % (HERE, name))
-    rows = map(parser.__getitem__, parser.sections())
     return [Known(re.compile(row['pattern'].replace('\n', ''), flags), row.name, row.get('remedy'))
-            for row in rows]
+            for row in map(parser.__getitem__, parser.sections())]
 
 
 KNOWN = read_table('known_errors')

@@ -95,8 +95,7 @@ class LockedEnvironment(EasyBlock):
         self.module_load_environment.remove('MANPATH')
         help_text = self.usage()
         if self.cfg['features']:
-            advice = self.settings(self.system.advice)
-            help_text += '\n' + explain(self.settings(), advice)
+            help_text += '\n' + explain(self.settings(), self.settings(self.system.advice))
         self.cfg['usage'] = help_text.strip('\n')
 
     def usage(self):
@@ -126,9 +125,8 @@ class LockedEnvironment(EasyBlock):
         environment = os.environ.copy()
         dependencies = self.cfg.dependencies()
         there = self.modules_tool.exist([dep['full_mod_name'] for dep in dependencies])
-        names = [dep['full_mod_name'] for dep, found in zip(dependencies, there)
-                 if found or dep['external_module'] and not FILES_ONLY]
-        self.modules_tool.load(names)
+        self.modules_tool.load([dep['full_mod_name'] for dep, found in zip(dependencies, there)
+                                if found or dep['external_module'] and not FILES_ONLY])
         try:
             yield
         finally:
@@ -364,8 +362,7 @@ class LockedEnvironment(EasyBlock):
 
     def gather_files(self):
         """Make a directory with links to all files, of which those that are not here are fetched."""
-        stores = built_wheels.stores(self.cfg, source_paths(), 'wheels')
-        files = PackageFiles(self.python, stores, self.log)
+        files = PackageFiles(self.python, built_wheels.stores(self.cfg, source_paths(), 'wheels'), self.log)
         wheels, sources = self.divide_packages()
         tools = self.locked('build_lock_files')
         sources += self.other_sources_to_fetch()
@@ -405,8 +402,7 @@ class LockedEnvironment(EasyBlock):
         if made.exit_code:
             raise EasyBuildError("Making the virtual environment %s failed: %s", self.path(), last_words(made.output))
         wheels, sources = self.divide_packages()
-        count = len({entry.name for entry in wheels})
-        with progress("installing %d packages" % count, self.log):
+        with progress("installing %d packages" % len({entry.name for entry in wheels}), self.log):
             self.pip().install_wheels(wheels, self.wheels)
         for path in self.own_files():
             if path.endswith('.whl'):

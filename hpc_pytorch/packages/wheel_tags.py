@@ -131,8 +131,7 @@ def why_not(path, python):
     wheel = parse_wheel(path)
     if wheel is None:
         return "%s is not named as a wheel is (name-version-python-abi-platform.whl)" % name
-    platforms = [fits_platform(tag, python) for tag in wheel.platform.split('.')]
-    if fits_python(wheel, python) and any(platforms):
+    if fits_python(wheel, python) and any(fits_platform(tag, python) for tag in wheel.platform.split('.')):
         return None
     return "%s is for Python %s (%s) on %s; %s is %s %s on %s with glibc %s" % (
         name, wheel.python, wheel.abi, wheel.platform,
