@@ -186,8 +186,7 @@ def inside(path, directory):
 
 def check(tree, output, asked, named):
     """Stop unless CMake decided what was asked for; its cache is wherever this version puts it."""
-    caches = os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt')
-    found = glob.glob(caches, recursive=True)
+    found = glob.glob(os.path.join(glob.escape(tree), 'build', '**', 'CMakeCache.txt'), recursive=True)
     if not found:
         raise UsersProblem("CMake left no CMakeCache.txt in %s/build: what it decided cannot be compared" % tree)
     wanted = downloads(output)

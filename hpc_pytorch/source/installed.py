@@ -52,8 +52,7 @@ def compare_installed(options, show, backends, ldd):
     if settings.get('CMAKE_CXX_COMPILER'):
         told.add('CXX')
     known = {name: options[name] for name in told.intersection(options)}
-    found = compare(known, settings, {})
-    differences = [item._replace(places=['torch.__config__.show()']) for item in found]
+    differences = [item._replace(places=['torch.__config__.show()']) for item in compare(known, settings, {})]
     for option, backend in BACKENDS.items():
         if plain(options.get(option, '')) != 'ON':
             continue

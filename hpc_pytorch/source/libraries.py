@@ -21,8 +21,7 @@ def find(directory):
 
 def unpack(wheel, directory):
     with zipfile.ZipFile(wheel) as packed:
-        names = packed.namelist()
-        packed.extractall(directory, [name for name in names if '.so' in os.path.basename(name)])
+        packed.extractall(directory, [name for name in packed.namelist() if '.so' in os.path.basename(name)])
     return find(directory)
 
 
@@ -32,16 +31,14 @@ def ldd(paths, directory):
 
 def resolved(printed, name):
     """Find the libraries of this name in what ldd prints: a list of paths, or 'not found'."""
-    pattern = r'^\s*%s[\w.-]* => (not found|\S+)' % re.escape(name)
-    return re.findall(pattern, printed, re.M)
+    return re.findall(r'^\s*%s[\w.-]* => (not found|\S+)' % re.escape(name), printed, re.M)
 
 
 def compare_search_paths(paths, build_directory):
     """Return the directories that no installed library may search, and these do by RUNPATH or RPATH."""
     differences = []
     for library in paths:
-        printed = run(['readelf', '-d', library]).stdout
-        values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', printed)
+        values = re.findall(r'\((?:RUNPATH|RPATH)\).*\[(.*)\]', run(['readelf', '-d', library]).stdout)
         for path in filter(None, ':'.join(values).split(':')):
             reason = STUBS if 'stubs' in path.split(os.sep) else BUILD_DIRECTORY
             # $ORIGIN is where the library will be
