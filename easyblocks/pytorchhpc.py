@@ -73,10 +73,8 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def identity(self):
         """Return what makes the wheel what it is; None if a source or patch has neither checksum nor commit."""
-        checksums = []
-        for index, source in enumerate(self.cfg['sources'] + self.cfg['patches']):
-            checksum = self.get_checksum_for(self.cfg['checksums'], source, index)
-            checksums.append(commit_of(source) or checksum)
+        checksums = [commit_of(source) or self.get_checksum_for(self.cfg['checksums'], source, index)
+                     for index, source in enumerate(self.cfg['sources'] + self.cfg['patches'])]
         if None in checksums:
             return None
         banners = {}

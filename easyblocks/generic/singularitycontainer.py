@@ -80,8 +80,7 @@ class SingularityContainer(Binary):
         self.module_load_environment.replace({'PATH': ['bin']})
         launcher = self.system.launcher['command']
         text = usage(self.variable, self.verb, launcher, self.scripts, self.cfg['wrappers'], self.venv)
-        advice = self.applying(self.system.advice)
-        self.cfg['usage'] = (self.cfg['usage'] or text) + explain(self.settings, advice)
+        self.cfg['usage'] = (self.cfg['usage'] or text) + explain(self.settings, self.applying(self.system.advice))
         # nothing is compiled, and under -x upstream stumbles over compiler wrappers and a checksums.json that it misses
         self.toolchain.options['rpath'] = False
         self.json_checksums = {} if self.dry_run else None
@@ -121,8 +120,7 @@ class SingularityContainer(Binary):
         """Look for the image in the source path, in a store of the site, and in its registry."""
         if filename != self.image_source or self.dry_run or kwargs.get('force_download'):
             return super().obtain_file(filename, **kwargs)
-        searching = dict(kwargs, no_download=True, warning_only=True)
-        local = super().obtain_file(self.image_name, **searching)
+        local = super().obtain_file(self.image_name, **dict(kwargs, no_download=True, warning_only=True))
         found = local or images.images_in(self.image_stores).get(self.image_name)
         if found:
             return found
@@ -161,8 +159,7 @@ class SingularityContainer(Binary):
             own = super().obtain_file(self.image_name, no_download=True, warning_only=True)
         paths = [own]
         for store in self.image_stores:
-            found = images.images_in([store]).get(self.image_name)
-            paths.append(found or os.path.join(store, self.image_name))
+            paths.append(images.images_in([store]).get(self.image_name, os.path.join(store, self.image_name)))
         return nub(filter(None, paths))
 
     def checksum_step(self):
