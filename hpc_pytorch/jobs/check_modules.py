@@ -66,10 +66,9 @@ def need_modules(wanted):
     unknown = [name for name in wanted if name not in found]
     if unknown or not found:
         missing = ' '.join(unknown) or 'PyTorch'
-        others = ' '.join(sorted(found)) or 'none'
         raise UsersProblem("%s is not installed by this collection, so nothing was checked. Found: %s, in %s. Is it in "
                            "another prefix? Then add --prefix=DIRECTORY; `module avail PyTorch` shows all."
-                           % (missing, others, os.environ['MODULEPATH']))
+                           % (missing, ' '.join(sorted(found)) or 'none', os.environ['MODULEPATH']))
 
 
 def wait_for_reframe(command, place):
