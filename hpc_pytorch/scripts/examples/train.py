@@ -37,8 +37,7 @@ signals = []
 
 
 def make_data(size, seed):
-    numbers = torch.Generator().manual_seed(seed)
-    inputs = torch.rand(size, 16, generator=numbers)
+    inputs = torch.rand(size, 16, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(inputs, torch.sin(inputs.sum(dim=1, keepdim=True)))
 
 
@@ -65,8 +64,7 @@ def save_snapshot(directory, steps, state):
 
 
 def snapshots(directory):
-    paths = glob.glob(os.path.join(glob.escape(directory), 'snapshot-*.pt'))
-    return sorted(paths, reverse=True)
+    return sorted(glob.glob(os.path.join(glob.escape(directory), 'snapshot-*.pt')), reverse=True)
 
 
 def newest_snapshot(directory):

@@ -35,8 +35,7 @@ def make_model(width, layers):
 
 def batch(step, size):
     """Return a step's inputs, of all ranks, from its number, and what is to be learnt: their sum."""
-    numbers = torch.Generator().manual_seed(step)
-    inputs = torch.randn(size, 16, generator=numbers)
+    inputs = torch.randn(size, 16, generator=torch.Generator().manual_seed(step))
     return inputs, inputs.sum(dim=1, keepdim=True)
 
 
