@@ -191,9 +191,10 @@ class Broker:
 
     def controlled(self, control):
         word = os.read(control, 1)
-        if word == b'f':
+        if word != b'k':
             self.finished = True
             self.selector.unregister(control)
+        if word == b'f':
             return
         for compilation in self.schedule.compilations:
             self.signal(compilation, signal.SIGTERM, signal.SIGCONT)
@@ -201,8 +202,6 @@ class Broker:
         self.schedule.refused = self.schedule.refused or 'the build was stopped'
         if not word:
             # `ramgate run` was killed: end what it has left
-            self.selector.unregister(control)
-            self.finished = True
             end_all(self.tree.members)
 
     def heard(self, connection):

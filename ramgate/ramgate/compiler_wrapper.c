@@ -71,10 +71,9 @@ static void connect_to_broker(const char *path)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const char *name = base_name(path);
     char directory[4096];
-    int place;
     /* an address is short, a path is not */
     snprintf(directory, sizeof directory, "%.*s", (int)(name - path), path);
-    place = open(directory, O_PATH | O_CLOEXEC);
+    int place = open(directory, O_PATH | O_CLOEXEC);
     snprintf(address.sun_path, sizeof address.sun_path, "/proc/self/fd/%d/%s", place, name);
     broker = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (connect(broker, (struct sockaddr *)&address, sizeof address))

@@ -139,10 +139,8 @@ class EarlierBuild:
         self.time = Ratio(TRUST_SECONDS, 1.0)
         # {language: sorted [(key, file)]}: neighbours have the most similar names
         self.sorted = {}
-        for name, entry in files.items():
-            self.sorted.setdefault(entry['language'], []).append((key_of(name), name))
-        for names in self.sorted.values():
-            names.sort()
+        for key, name in sorted((key_of(name), name) for name in files):
+            self.sorted.setdefault(files[name]['language'], []).append((key, name))
 
     def find(self, name, language):
         """(entry, uncertainty) of the same file, wherever the build lies, else of the most similar name beside it."""

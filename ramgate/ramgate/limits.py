@@ -1,4 +1,5 @@
 """How much memory the build may use now, and which limit that is; page cache that can be given back is no use of it."""
+import contextlib
 import os
 import re
 import resource
@@ -41,11 +42,9 @@ def human(amount):
 
 def read(*parts):
     """Return the text of a small file; '' if it does not exist or may not be read."""
-    try:
-        with open(os.path.join(*parts)) as file:
-            return file.read()
-    except OSError:
-        return ''
+    with contextlib.suppress(OSError), open(os.path.join(*parts)) as file:
+        return file.read()
+    return ''
 
 
 def number(*parts):
@@ -56,8 +55,7 @@ def number(*parts):
 
 def numbers(*parts):
     """{name: number} from the lines of a file such as memory.stat or /proc/meminfo."""
-    pairs = re.findall(r'^(\w+):?\s+(\d+)', read(*parts), re.M)
-    return {name: int(value) for name, value in pairs}
+    return {name: int(value) for name, value in re.findall(r'^(\w+):?\s+(\d+)', read(*parts), re.M)}
 
 
 class Cgroup:

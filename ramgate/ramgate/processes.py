@@ -17,18 +17,15 @@ MANAGED = 'managed'
 
 def read(pid, name):
     """Return a file of a process; b'' if it has ended."""
-    try:
-        with open('/proc/%d/%s' % (pid, name), 'rb') as file:
-            return file.read()
-    except OSError:
-        return b''
+    with contextlib.suppress(OSError), open('/proc/%d/%s' % (pid, name), 'rb') as file:
+        return file.read()
+    return b''
 
 
 def link(pid, name):
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink('/proc/%d/%s' % (pid, name))
-    except OSError:
-        return ''
+    return ''
 
 
 def pids():
@@ -47,8 +44,7 @@ def parent(pid):
 
 
 def cpu_seconds(pid):
-    words = stat(pid)
-    return sum(map(int, words[11:13])) / TICKS
+    return sum(map(int, stat(pid)[11:13])) / TICKS
 
 
 def own_memory(pid):
@@ -73,13 +69,10 @@ def descendants(pid):
     children = {}
     for child in pids():
         children.setdefault(parent(child), []).append(child)
-    found = []
-    parents = [pid]
-    while parents:
-        below = children.get(parents.pop(), [])
-        found += below
-        parents += below
-    return found
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
 
 
 def send(processes, *numbers):
