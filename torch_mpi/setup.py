@@ -45,8 +45,7 @@ class BuildExtension(build_ext):
         home = os.path.dirname(torch.__file__)
         compiler = mpi_compiler()
         # PyTorch's headers ask for their own C++; torch_mpi itself is C++17
-        standard = "c++20" if release(torch.__version__) >= (2, 14) else "c++17"
-        ext.extra_compile_args.append("-std=" + standard)
+        ext.extra_compile_args.append("-std=c++20" if release(torch.__version__) >= (2, 14) else "-std=c++17")
         ext.include_dirs = mpi_dirs(compiler, "-I") + [
             "src/less",
             os.path.join(home, "include"),

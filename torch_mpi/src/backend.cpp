@@ -305,8 +305,7 @@ WorkHandle MPIBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions&
   if (tensor.layout() != at::kStrided)
     return allreduce_sparse(tensors, options);
   auto work = make(OpType::ALLREDUCE, "mpi:all_reduce", tensors, tensors, options.timeout);
-  const auto call = call_of(tensor, options.reduceOp);
-  return post(work, options, call, reducing(*work, tensor, options.reduceOp));
+  return post(work, options, call_of(tensor, options.reduceOp), reducing(*work, tensor, options.reduceOp));
 }
 
 WorkHandle MPIBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
