@@ -219,6 +219,9 @@ def modules_of(machine):
         names = newest_first(shell, pattern)
         if names:
             left_out.append((' '.join(names), why))
+    if all(name in before for name, _, _ in chosen):
+        # CUDA may open an MPI
+        chosen.sort(key=lambda one: before.index(one[0]))
     named = ' '.join(one[0] for one in chosen + left_out).split()
     more = [name for name in shell.loaded if name in before and name not in named]
     if more:

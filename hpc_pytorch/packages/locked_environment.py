@@ -22,7 +22,7 @@ from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.machine.versions import known, of_dependencies
-from hpc_pytorch.packages import built_wheels, gpu_code
+from hpc_pytorch.packages import built_wheels, gpu_code, known_errors
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error, stop
 from hpc_pytorch.packages.lock_files import LOCK_PARAMETERS, UNKNOWN, check_list, normal_name, other_version, read_lock
 from hpc_pytorch.packages.package_files import PackageFiles, entry_of
@@ -545,7 +545,11 @@ class LockedEnvironment(EasyBlock):
         with ExitStack() as stack:
             if not self.dry_run:
                 stack.enter_context(progress("importing every package, and running what the easyconfig asks", self.log))
-            super().sanity_check_step(*args, **kwargs)
+            try:
+                super().sanity_check_step(*args, **kwargs)
+            except EasyBuildError as error:
+                error.msg += '\n' + known_errors.explain(error.msg)
+                raise
 
     def sanity_check_load_module(self, *args, **kwargs):
         loaded = super().sanity_check_load_module(*args, **kwargs)

@@ -85,6 +85,14 @@ def test_installed(toy, lmod):
                                           % toy.eb.modules)
 
 
+def test_check_that_fails_for_a_known_reason(toy):
+    """What to do is said where the installation ends, too, not by --job-status alone."""
+    command = "echo \"OMPI was not built with SLURM's PMI support\"; exit 1"
+    done = toy.install(sha256(toy.wheel), status=None, more="sanity_check_commands = [%r]\n" % command)
+    assert done.returncode and "likely cause: Slurm's srun does not start" in done.stdout, done.stdout
+    assert 'what to do:   if srun --mpi=list has pmix, export SLURM_MPI_TYPE=pmix; otherwise' in done.stdout
+
+
 def test_another_file(toy):
     """A wheel with another checksum than the easyconfig's."""
     toy.refused('Checksum verification', checksum='f' * 64)

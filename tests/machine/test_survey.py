@@ -571,11 +571,12 @@ def test_draft_takes_a_compiler_that_has_an_mpi_of_its_own(cray):
 
 
 def test_draft_takes_what_is_loaded(cray):
-    """Also where modules allow several at once."""
+    """Also where modules allow several at once; in its order, as CUDA may open an MPI."""
     needs_program('tclsh')
     names = ['gnu14/14.1', 'openmpi5/5.0.3', 'openmpi4/4.1.6', 'mpich/4.2', 'cudatoolkit/12.9', 'cuda/12.2', 'rocm/6.4']
     machine = cray(top=dict.fromkeys(['gnu12/12.2.0', *names], ''))
-    for loaded in (['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.2'], ['gnu12/12.2.0', 'mpich/4.2', 'rocm/6.4']):
+    for loaded in (['gnu12/12.2.0', 'openmpi4/4.1.6', 'cuda/12.2'], ['gnu12/12.2.0', 'mpich/4.2', 'rocm/6.4'],
+                   ['gnu12/12.2.0', 'cuda/12.2', 'openmpi4/4.1.6']):
         machine.environ = dict(os.environ, MODULEPATH=machine.environ['MODULEPATH'])
         shell = machine.modules_shell()
         assert shell.load(loaded) is None
