@@ -65,7 +65,8 @@ class BatchSystem(object):
 
     def environment(self):
         """Return the user's environment without what would change what the commands do or print."""
-        cleared = [name for name in os.environ if self.cleared.match(name) and name not in self.words['kept'].split()]
+        kept = self.words['kept'].split()
+        cleared = [name for name in os.environ if self.cleared.match(name) and name not in kept]
         return {name: value for name, value in dict(os.environ, **self.added).items() if name not in cleared}
 
     def ask(self, command, seconds=PATIENCE):

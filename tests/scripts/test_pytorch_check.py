@@ -133,12 +133,8 @@ def test_without_torch(tmp_path):
     assert done.stdout.startswith('packages works: 1 packages import, and find their symbols\n')
 
 
-@pytest.mark.parametrize('own, says', [
-    (sys.executable, "/bin/python3 comes before the module's Python in $PATH: conda deactivate?"),
-    ('/of/conda/bin/python3.11',
-     'is gone, or another version by now (/of/conda/bin/python3.11): install the module again, with --rebuild'),
-])
-def test_another_python(tmp_path, own, says):
+@pytest.mark.parametrize('own', [os.path.realpath(sys.executable), '/of/conda/bin/python3.11'])
+def test_another_python(tmp_path, own):
     """A conda environment was activated with the module loaded, or one is gone that the module was made of."""
     (tmp_path / 'bin').mkdir()
     (tmp_path / 'pyvenv.cfg').touch()
@@ -147,7 +143,9 @@ def test_another_python(tmp_path, own, says):
     (tmp_path / 'conda/bin/python3').symlink_to(os.path.realpath(sys.executable))
     environment = dict(clean_environment(), EBROOTPYTORCH=str(tmp_path), PATH='%s/conda/bin:/usr/bin:/bin' % tmp_path)
     done = subprocess.run([SCRIPTS / 'pytorch-check'], capture_output=True, text=True, env=environment)
-    assert done.returncode == 1 and done.stderr.startswith('FAILS: ') and done.stderr.endswith(says + '\n'), done.stderr
+    assert done.returncode == 1 and done.stderr.startswith(
+        'FAILS: %s/conda/bin/python3 is not the Python that the module was made of (%s): conda deactivate? If that is '
+        'gone, ' % (tmp_path, own)), done.stderr
 
 
 def test_python_of_a_newer_system(tmp_path):
@@ -156,7 +154,7 @@ def test_python_of_a_newer_system(tmp_path):
     os.rename(next(tmp_path.glob('lib/python3*')), tmp_path / 'lib/python3.8')
     done = subprocess.run([tmp_path / 'bin/python', SCRIPTS / 'pytorch-check'], capture_output=True, text=True,
                           env=dict(clean_environment(), EBROOTPYTORCH=str(tmp_path)))
-    assert done.returncode == 1 and 'gone, or another version by now' in done.stderr, done.stderr
+    assert done.returncode == 1 and 'is not the Python that the module was made of' in done.stderr, done.stderr
 
 
 def test_metadata_that_cannot_be_read(site):

@@ -141,8 +141,6 @@ WorkHandle post_all(
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------------- the group
-
 MPIBackend::MPIBackend(std::shared_ptr<Communicator> communicator, Milliseconds timeout)
     : Backend(communicator->rank, communicator->size),
       communicator_(std::move(communicator)),
@@ -190,8 +188,6 @@ WorkPointer MPIBackend::make(
   return c10::make_intrusive<MPIWork>(
       communicator_, type, title, inputs, std::move(outputs), timeout > kNoTimeout ? timeout : timeout_);
 }
-
-// ------------------------------------------------------------------------------- what is posted under the lock
 
 auto MPIBackend::reducing(MPIWork& work, const at::Tensor& tensor, const ReduceOp& op) {
   const auto reduction = reduction_for(tensor.scalar_type(), op);
@@ -283,8 +279,6 @@ auto MPIBackend::reduce_scattering(
     }
   };
 }
-
-// ----------------------------------------------------------------------------------------------- collectives
 
 WorkHandle MPIBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const auto& tensor = only(tensors, "broadcast");
@@ -523,8 +517,6 @@ WorkHandle MPIBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::A
   return post(work, options, agreement, [&] { exchange(*work, rank_, sends, receives); });
 }
 
-// -------------------------------------------------------------------------------------------- point to point
-
 WorkHandle MPIBackend::send(Tensors& tensors, int rank, int tag) {
   const auto& tensor = only(tensors, "send");
   check_rank(rank, "send");
@@ -559,8 +551,6 @@ WorkHandle MPIBackend::recv(Tensors& tensors, int rank, int tag) {
 WorkHandle MPIBackend::recvAnysource(Tensors& tensors, int tag) {
   return recv(tensors, MPI_ANY_SOURCE, tag);
 }
-
-// -------------------------------------------------------------------------------------------------- barriers
 
 WorkHandle MPIBackend::barrier(const c10d::BarrierOptions& options) {
   auto work = make(OpType::BARRIER, "mpi:barrier", {}, {}, options.timeout);

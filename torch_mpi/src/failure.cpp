@@ -58,8 +58,6 @@ void check_mpi(int code, const char* what) {
     C10_THROW_ERROR(DistBackendError, c10::str("torch_mpi: ", what, ": ", mpi_error_text(code)));
 }
 
-// ------------------------------------------------------------------------------------ a group that has failed
-
 std::string Communicator::reason() {
   std::lock_guard<std::mutex> lock(reason_mutex_);
   return reason_;
@@ -115,8 +113,6 @@ void Communicator::look_for_notice() {
   MPI_Recv(text, kNoticeLength, MPI_CHAR, status.MPI_SOURCE, tag, handle, MPI_STATUS_IGNORE);
   mark_failed(text);
 }
-
-// ---------------------------------------------------------------------------------- an operation that is given up
 
 // A receive can be taken back, and the group stays usable; a collective cannot.
 bool MPIWork::cancel_receive() {
@@ -244,8 +240,6 @@ void Runtime::posting_failed(const WorkPointer& work) {
   if (!disagreement.empty())
     C10_THROW_ERROR(DistBackendError, c10::str("torch_mpi: ", whose, ": ", disagreement));
 }
-
-// ------------------------------------------------------------------------------------------ the end of the process
 
 // Operations nobody waited for, a send whose work was dropped for example, get a moment to become complete.
 bool Runtime::drain() {

@@ -29,8 +29,6 @@ constexpr int kLastLooks = 10;
 
 }  // namespace
 
-// ---------------------------------------------------------------------------------------- the process and its thread
-
 Runtime& Runtime::get() {
   static auto* runtime = new Runtime;  // outlives every static object that may still hold a work
   return *runtime;
@@ -198,8 +196,6 @@ void Runtime::nudge_mpi() {
   int found = 0;
   MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_SELF, &found, MPI_STATUS_IGNORE);
 }
-
-// ---------------------------------------------------------------------------------------------- communicators
 
 Communicator::Communicator(MPI_Comm comm, const std::vector<int>& world_ranks)
     : handle(comm), world_ranks_(world_ranks) {
