@@ -84,7 +84,9 @@ def describe(name, machine, modules):
     facts = machine.partitions()[partition] if partition else {}
     if 'cores' in facts:
         values['scheduler nodes_exclusive'] = 'yes' if facts['exclusive'] else 'no', 'sinfo'
-        values['node memory'] = gibibytes(facts['memory']), 'sinfo'
+        # Slurm has 1 MiB where nobody told it
+        if facts['memory'] >> 30:
+            values['node memory'] = gibibytes(facts['memory']), 'sinfo'
         if not machine.job:
             values['node cores'] = facts['cores'], 'sinfo'
             values['node threads_per_core'] = facts['threads'], 'sinfo'

@@ -29,7 +29,7 @@ def ask(probe, machine):
     try:
         if machine.job and probe.where == LOGIN:
             raise NotAsked("only on login nodes")
-        if not machine.job and probe.where == JOB:
+        if not machine.job and probe.where == JOB and machine.system.scheduler['kind'] != 'none':
             raise NotAsked("only in jobs: --job")
         found = probe.ask(machine)
         result = NOTED

@@ -377,8 +377,8 @@ class Change:
             copied = {} if self.target == self.easyconfig else {self.target: self.text}
             made = {**self.make_locks(), **copied}
             if copied and any(map(os.path.exists, made)):
-                raise UsersProblem("%s exists, and %s cannot be written: renew your own copy, or change to another "
-                                   "directory" % (next(filter(os.path.exists, made)), self.easyconfig))
+                raise UsersProblem("%s cannot be written, and %s exists: renew that, or change to another directory"
+                                   % (self.easyconfig, next(filter(os.path.exists, made))))
             return made
         if self.old not in os.path.basename(self.easyconfig):
             raise UsersProblem("the name of its file lacks its version: rename it, such as NAME-%s.eb" % self.old)
@@ -546,7 +546,6 @@ def write(given, names):
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     found = names[:]
     with contextlib.suppress(EasyBuildError):
-        # as installations do
         locate_files(found, build_option('robot_path'))
     try:
         with tempfile.TemporaryDirectory(prefix='new-version-') as work:

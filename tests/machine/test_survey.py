@@ -867,7 +867,18 @@ def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
     # or ranks would get half of the cores that their job asks for
     assert found['options'] == '--hint=nomultithread'
     place.command('sinfo', 'old|2:32:1|515000|(null)|NO|up')
-    assert 'options' not in described(place)
+    found = described(place)
+    assert 'options' not in found and found['memory'] == '502 GiB'
+    # what Slurm says where nobody told it
+    place.command('sinfo', 'old|2:32:1|1|(null)|NO|up')
+    assert described(place)['memory'] not in ('0 GiB', '502 GiB')
+
+
+def test_machine_without_a_batch_system(place):
+    """Its node is this one: no job is needed to ask for it."""
+    machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
+    memory, = (survey.ask(probe, machine) for probe in survey.PROBES if probe.name == 'memory')
+    assert memory.result == survey.NOTED and memory.found
 
 
 @pytest.mark.parametrize('gpus, counted', [

@@ -853,7 +853,7 @@ def test_renewed_elsewhere(toy, made, monkeypatch):
     assert 'same: %s\n' % (toy / 'here/toy-1.0.eb') in shown
     # what the user has there is not overwritten
     (toy / 'here/toy-1.0.in').write_text('mine\n')
-    with pytest.raises(UsersProblem, match='here/toy-1.0.in exists, and .*toy-1.0.eb cannot be written'):
+    with pytest.raises(UsersProblem, match='toy-1.0.eb cannot be written, and .*here/toy-1.0.in exists'):
         made(None)
 
 
