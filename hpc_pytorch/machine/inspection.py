@@ -73,8 +73,8 @@ def partitions_of(system):
 
 
 def easyconfigs_of(system):
-    paths = glob.glob(glob.escape(collection_path('easyconfigs')) + '/*/*/*.eb')
-    return sorted(filter(lambda path: is_for(path, system), paths), key=lambda path: (is_retired(path, system), path))
+    paths = [one for one in glob.glob(glob.escape(collection_path('easyconfigs')) + '/*/*/*.eb') if is_for(one, system)]
+    return sorted(paths, key=lambda path: (is_retired(path, system), '/PyTorch-' not in path, path))
 
 
 class Machine(object):

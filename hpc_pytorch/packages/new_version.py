@@ -383,8 +383,8 @@ class Change:
         if self.old not in os.path.basename(self.easyconfig):
             raise UsersProblem("the name of its file lacks its version: rename it, such as NAME-%s.eb" % self.old)
         if os.path.exists(self.target):
-            raise UsersProblem("%s exists already; to make its locks again: ./eb --renew %s"
-                               % (self.target, as_typed(self.target)))
+            raise UsersProblem("%s exists already. If its wheels are others, copy this one under a name of your own. "
+                               "To make its locks again: ./eb --renew %s" % (self.target, as_typed(self.target)))
         made = {**self.make_sources(), **self.make_locks()}
         self.check_locks(made)
         made[self.target] = self.new_easyconfig()
@@ -429,7 +429,7 @@ class Change:
                 parse_lock(text)
                 made[lock] = text
             except UsersProblem as problem:
-                self.by_hand.append("%s: %s. When that is solved, run the command in %s" % (lock, problem, source))
+                self.by_hand.append("%s: %s. Then: ./eb --renew %s" % (lock, problem, as_typed(self.target)))
         if self.renewed and not any(path.endswith('.lock') for path in made):
             raise UsersProblem('; '.join(self.by_hand))
         return made

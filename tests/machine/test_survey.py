@@ -874,6 +874,12 @@ def test_draft_takes_whole_gpus_of_a_partition_that_is_up(place):
     assert described(place)['memory'] not in ('0 GiB', '502 GiB')
 
 
+@pytest.mark.parametrize('name', ['derecho', 'frontier', 'isambard-ai'])
+def test_modules_of_pytorch_first(name):
+    """With those the commands are there; the modules of the NCCL plugin, first by name, may bring no MPI."""
+    assert '/PyTorch-' in inspection.easyconfigs_of(systems.load(name))[0]
+
+
 def test_machine_without_a_batch_system(place):
     """Its node is this one: no job is needed to ask for it."""
     machine = inspection.Machine(systems.load('workstation'), str(place.root), place.environ)
