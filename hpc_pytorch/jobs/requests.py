@@ -73,12 +73,10 @@ def request_for(system, needs, hours=None):
 def check_node(system, request):
     """Refuse what no node has: Slurm takes such a job while others wait, and never starts it."""
     node = system.node
-    amounts = (
-        ('--job-cores', request.cores, (node['cores'] or 0) * (node['threads_per_core'] or 1)),
-        ('--job-target-resource=memory (MiB)', (request.memory or 0) >> 20, (node['memory'] or 0) >> 20),
-        ('--job-target-resource=gpus', request.gpus, node['gpus']),
-    )
-    for option, amount, most in amounts:
+    for option, amount, most in (
+            ('--job-cores', request.cores, (node['cores'] or 0) * (node['threads_per_core'] or 1)),
+            ('--job-target-resource=memory (MiB)', (request.memory or 0) >> 20, (node['memory'] or 0) >> 20),
+            ('--job-target-resource=gpus', request.gpus, node['gpus'])):
         if most and amount > most:
             raise EasyBuildError("%s: %d is more than the %d that a node of %s has. Nothing was submitted; ask for "
                                  "less, or name a partition with larger nodes", option, amount, most,

@@ -40,6 +40,14 @@ def test_order_of_choice(eb, arguments, env, reason):
     assert eb(*arguments, '--version', env=env).stdout.startswith('eb: system ' + reason)
 
 
+def test_locale_that_is_not_installed(tmp_path):
+    """ssh brings the one of the user's own computer; EasyBuild took bash's warning for a number."""
+    done = subprocess.run([CHECKOUT / 'eb', '-x', WORKSTATION, '--prefix', tmp_path], text=True,
+                          env=dict(clean_environment(), HOME=str(tmp_path), LC_ALL='xx_YY.UTF-8'),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0 and 'invalid literal' not in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize('arguments, refused', [([], True), (['--system=archer2'], False)])
 def test_easyconfig_of_another_system(tmp_path, arguments, refused):
     """The host name decides, but no installation gets another system's settings without a word."""
