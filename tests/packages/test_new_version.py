@@ -697,13 +697,16 @@ def test_list_that_was_written_first(toy, made):
     assert [line for line in change.to_check if 'toy-2.0.in: check its list: it existed already' in line]
 
 
-def test_pin_with_the_version_of_the_list(toy, made):
+@pytest.mark.parametrize('name, to_check', [
+    ('numbers-of-toys', ['numbers-of-toys==1.0: check whether it still fits: it has the older version']),
+    ('torchmetrics', []),
+])
+def test_pin_with_the_version_of_the_list(toy, made, name, to_check):
     """It is not the software itself: it stays as it is, and a person checks it."""
-    add(toy / 'index', 'numbers_of_toys', '1.0')
-    (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\nnumbers-of-toys==1.0\n' % COMMAND)
+    add(toy / 'index', name.replace('-', '_'), '1.0')
+    (toy / 'toy-1.0.in').write_text('#   %stoy-1.0.in -o toy-1.0.lock\n%s==1.0\n' % (COMMAND, name))
     change, files = made('2027.01')
-    assert 'numbers-of-toys==1.0 ' in files['toy-2027.01.lock']
-    assert ['numbers-of-toys==1.0: check whether it still fits: it has the older version'] == change.to_check
+    assert name + '==1.0 ' in files['toy-2027.01.lock'] and change.to_check == to_check
     with pytest.raises(UsersProblem, match='which version is the newest is not known here'):
         made('latest')
 
