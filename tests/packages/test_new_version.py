@@ -700,6 +700,7 @@ def test_list_that_was_written_first(toy, made):
 @pytest.mark.parametrize('name, to_check', [
     ('numbers-of-toys', ['numbers-of-toys==1.0: check whether it still fits: it has the older version']),
     ('torchmetrics', []),
+    ('toybox', ['toybox==1.0: check whether it still fits: it has the older version']),
 ])
 def test_pin_with_the_version_of_the_list(toy, made, name, to_check):
     """It is not the software itself: it stays as it is, and a person checks it."""
