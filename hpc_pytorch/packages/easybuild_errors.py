@@ -42,15 +42,13 @@ def as_easybuild_error(before='', easyblock=None):
 
 
 def with_prefix(arguments, action):
-    """Call `action` with the easyconfigs among EasyBuild's arguments, with its options for the prefix in force."""
+    """Call `action` with EasyBuild's arguments that are no options, with its options for the prefix in force."""
     from easybuild.tools.options import set_up_configuration
-    easyconfigs = [word for word in arguments if word.endswith('.eb') and not word.startswith('-')]
-    options = [word for word in arguments if word not in easyconfigs]
     temporary = ''
     try:
-        _, settings = set_up_configuration(args=options, silent=True)
+        found, settings = set_up_configuration(args=arguments, silent=True)
         temporary = settings[5]
-        return action(easyconfigs)
+        return action(found.args)
     except EasyBuildError as error:
         raise UsersProblem(error.msg)
     finally:

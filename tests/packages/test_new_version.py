@@ -397,7 +397,8 @@ def test_options_of_easybuild(toy, call, eb):
     said = eb('--new-version', 'x', '--buildpath', toy / 'a', toy / 'toy-1.0.eb', status=1).stdout
     assert 'toy-1.0.eb: expected a version' in said
     assert 'expected one easyconfig, NAME.eb; found /' in call('--new-version', '2.0', toy / 'other-1.0.eb', status=1)
-    assert 'found none' in call('--new-version', '2.0', easyconfig='toy-1.0', status=1)
+    assert 'expected one easyconfig, NAME.eb; found other-1.0 /' in call('--new-version', '2.0', 'other-1.0', status=1)
+    assert 'toy-1.0; for one outside the collection' in call('--new-version', '2.0', easyconfig='toy-1.0', status=1)
     assert 'no such option: --dryrun' in call('--new-version', '2.0', '--dryrun', status=None)
     assert sorted(path for path in toy.iterdir() if path.name != 'prefix') == before
 
