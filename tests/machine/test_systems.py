@@ -131,7 +131,7 @@ print(json.dumps([built, survey.submit(found, 'log'), reframe_settings.partition
 
 def test_refused_options(tmp_path):
     """TACC's Slurm takes no job that names memory or GPUs: neither builds, nor the survey, nor ReFrame's checks do."""
-    kind = 'kind = slurm\nnodes_exclusive = yes\nrefused_options = --mem --gpus'
+    kind = 'kind = slurm\nnodes_exclusive = yes\nrefused_options = --mem --gpus\noptions = --comment=ours'
     path = written(tmp_path, GOOD.replace('kind = slurm', kind))
     env = {'HPC_PYTORCH_COMMAND': './eb', 'PYTHONPATH': str(CHECKOUT)}
     done = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', SUBMISSIONS, path], stdout=subprocess.PIPE,
@@ -139,6 +139,7 @@ def test_refused_options(tmp_path):
     *commands, resources = json.loads(done.stdout)
     for command in commands:
         assert '--nodes=1' in command and not [word for word in command if word.startswith(('--mem', '--gpus'))]
+        assert '--comment=ours' in command
     assert resources == [{'name': 'gpus', 'options': []}]
 
 
