@@ -78,17 +78,17 @@ def easyconfigs_in(arguments):
     return found
 
 
-def configure_modules_tool(arguments, users):
+def configure_modules_tool(arguments, found):
     """Tell EasyBuild which modules tool to use, unless the user does, in a file by another than EasyBuild's default."""
     # or each call of Lmod starts four programs to ask for it
     os.environ.setdefault('LMOD_TERM_WIDTH', '80')
-    if users.modules_tool != 'Lmod':
-        os.environ['EASYBUILD_MODULES_TOOL'] = users.modules_tool
+    if found.modules_tool != 'Lmod':
+        os.environ['EASYBUILD_MODULES_TOOL'] = found.modules_tool
     if 'EASYBUILD_MODULES_TOOL' not in os.environ and '--modules-tool' not in ' '.join(arguments):
         tool = own_lmod.installed_modules_tool()
         os.environ[tool.variable] = tool.program
         os.environ['EASYBUILD_MODULES_TOOL'] = tool.name
-        if users.module_syntax == 'Lua':
+        if found.module_syntax == 'Lua':
             os.environ.setdefault('EASYBUILD_MODULE_SYNTAX', tool.syntax)
 
 
@@ -106,8 +106,8 @@ def configure_files(system):
     os.environ['EASYBUILD_CONFIGFILES'] = ','.join(str(path) for path in files if path)
 
 
-def users_configuration():
-    """Return what the user's variables and files tell EasyBuild; of a mistake in a file it would print a traceback."""
+def read_configuration():
+    """Return what variables and all files tell EasyBuild; of a mistake in a file it would print a traceback."""
     from easybuild.tools.options import EasyBuildOptions
 
     class OnlyRead(EasyBuildOptions):
@@ -127,10 +127,10 @@ def users_configuration():
         raise UsersProblem("EasyBuild's configuration cannot be read (%s): %s" % (files, reason))
 
 
-def configure_robot(users):
+def configure_robot(found):
     """Let EasyBuild find the collection's easyconfigs also where the user names directories of others, or in them."""
-    paths = users.options.robot_paths
-    if not set(users.default_robot_paths) <= set(paths):
+    paths = found.options.robot_paths
+    if not set(found.default_robot_paths) <= set(paths):
         # an empty one stands for EasyBuild's own
         os.environ['EASYBUILD_ROBOT_PATHS'] = os.pathsep.join(paths + [''])
 
@@ -218,11 +218,11 @@ def prepare(arguments):
     os.environ.update(EB_SCRIPT_PATH=EB, EB_PYTHON=sys.executable)
     # EasyBuild would take the checkout's commit for its own, and each one for another EasyBuild
     os.environ['GIT_CEILING_DIRECTORIES'] = '%s:%s' % (sys.prefix, os.environ.get('GIT_CEILING_DIRECTORIES', ''))
-    users = users_configuration()
-    configure_modules_tool(arguments, users.options)
-    configure_robot(users)
-    configure_hooks(ours.hooks or users.options.hooks)
     configure_files(system)
+    found = read_configuration()
+    configure_modules_tool(arguments, found.options)
+    configure_robot(found)
+    configure_hooks(ours.hooks or found.options.hooks)
     words = [INSTEAD.get(argument, [argument]) for argument in arguments]
     return ours.program, sum(words, consent_of_root())
 

@@ -35,7 +35,7 @@ def easyconfig_path(name):
 def external_modules(path):
     """List the system's modules that an easyconfig loads, in EasyBuild's order: builddependencies first."""
     with open(path, encoding='utf-8', errors='replace') as handle:
-        text = handle.read()
+        text = re.sub(r'(?m)^ *#.*', '', handle.read())
     build = re.search(r'^builddependencies = \[.*?\]$', text, re.M | re.S)
     if build:
         text = build.group() + text.replace(build.group(), '')

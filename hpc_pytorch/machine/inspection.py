@@ -231,8 +231,13 @@ class Machine(object):
 
     @probe(JOB, 'node memory', roughly)
     def memory(self):
-        total = re.search(r'MemTotal:\s+(\d+) kB', self.read('/proc/meminfo'))
-        return int(total.group(1)) * 1024
+        total = int(re.search(r'MemTotal:\s+(\d+) kB', self.read('/proc/meminfo')).group(1)) * 1024
+        with contextlib.suppress(NotAsked, KeyError):
+            # less, where the site keeps some
+            given = self.partitions()[self.system.scheduler['partition']]['memory']
+            if given < total and roughly(given, self.system.node['memory'] or 0):
+                return given
+        return total
 
     @probe(JOB, 'node gpu_cores', within)
     def cores_next_to_GPUs(self):

@@ -156,7 +156,12 @@ def system_text(name, values):
 def newest_first(shell, pattern, loaded=()):
     """List the modules that can be loaded now and whose names fit a pattern: loaded ones first, hpcx before hpcx-mt."""
     names = filter(matches_module(pattern), shell.available())
-    return sorted(names, key=lambda name: (name in loaded, release(software_version(name)), -len(name)), reverse=True)
+    others = [software_version(one) for one in shell.loaded if '/' in one]
+
+    def order(name):
+        # openmpi/5.0.5-gcc-13.2.0 where gcc/13.2.0 is loaded
+        return name in loaded, release(software_version(name)), any(one in name for one in others), -len(name)
+    return sorted(names, key=order, reverse=True)
 
 
 def add(shell, name, kind):

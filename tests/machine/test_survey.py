@@ -203,8 +203,9 @@ def test_version_in_a_name_without_a_slash(place, monkeypatch):
 
 
 def test_names_in_double_quotes(place, monkeypatch):
-    """Who adds a module by hand may write them."""
-    place.replace('easyconfigs/t/Test/Test-1.0-Surveyed.eb', "('mpi',", '("mpi",')
+    """Who adds a module by hand may write them, or keep the one before as a comment."""
+    place.replace('easyconfigs/t/Test/Test-1.0-Surveyed.eb', "('mpi',",
+                  "# no: ('mpi/3', EXTERNAL_MODULE),\n    (\"mpi\",")
     findings = place.survey(False, monkeypatch, 'modules of Test-1.0-Surveyed.eb')[1]
     assert 'mpi cuda/12.2.1' in [one.found for one in findings]
 
@@ -312,6 +313,14 @@ def test_lscpu_that_prints_nothing(place, monkeypatch):
     place.command('lscpu', '')
     found = {one.name: one for one in place.survey(True, monkeypatch, only='cores')[1]}
     assert found['cores'].found == found['threads of a core'].found == 'lscpu names no cores'
+
+
+def test_memory_that_the_site_keeps(place, monkeypatch):
+    """A draft takes what Slurm gives to jobs, and is the same afterwards."""
+    place.replace('bin/sinfo', '524288', '400000')
+    for described, differ in (('390 GiB', []), ('512 GiB', []), ('300 GiB', ['memory'])):
+        place.write(CFG, SYSTEM.replace('memory = 512 GiB', 'memory = ' + described))
+        assert place.survey(True, monkeypatch, only='memory')[0] == differ
 
 
 def test_partition_with_nodes_of_two_kinds(place):
@@ -557,6 +566,19 @@ def test_draft_takes_no_mpi_of_another_compiler(cray, mpis, chosen):
     assert {line.partition(':')[0] for line in left_out if 'for another compiler' in line} == set(mpis) - {chosen}
 
 
+def test_draft_takes_the_mpi_of_its_compiler(cray):
+    """Of several with one version, which load no compiler of their own."""
+    needs_program('tclsh')
+    for loaded, version in (('', '13.2.0'), ('gcc/8.5.0', '8.5.0')):
+        machine = cray(top=dict.fromkeys(['%s%s' % (name, one) for one in ('13.2.0', '8.5.0')
+                                          for name in ('gcc/', 'openmpi/5.0.5-gcc-')], ''))
+        shell = machine.modules_shell()
+        assert not loaded or shell.load([loaded]) is None
+        machine.environ = shell.environ
+        chosen, _ = new_system.modules_of(machine)
+        assert [name for name, _, _ in chosen] == ['gcc/' + version, 'openmpi/5.0.5-gcc-' + version]
+
+
 @pytest.mark.slow
 def test_draft_takes_a_compiler_that_has_an_mpi_of_its_own(cray):
     """Not the newest, because HPC-X and Intel's MPI can be loaded with it, as with each compiler."""
@@ -679,7 +701,7 @@ def test_draft_without_mpi(cray, place):
     machine.environ['PATH'] = '/nowhere'
     chosen, left_out = new_system.modules_of(machine)
     assert left_out == ['an MPI: no module that is called like one can be loaded']
-    assert 'load them, remove this\n# draft, and draft again' in new_system.easyconfig_text('x', chosen, 'slurm', {})
+    assert 'load them. Then remove this draft, and draft again' in new_system.easyconfig_text('x', chosen, 'slurm', {})
     shell = machine.modules_shell()
     assert shell.load(['gcc', 'sw/openmpi']) is None
     machine.environ = shell.environ
@@ -818,11 +840,11 @@ def test_draft_of_an_eighth_system(tmp_path):
     (tmp_path / 'opened' / 'openmpi').mkdir(parents=True)
     (tmp_path / 'opened' / 'openmpi' / '4.1.8').write_text('#%Module1.0\n')
 
-    def eb(*arguments, **more):
+    def eb(*arguments, status=0, **more):
         done = subprocess.run([str(copy / 'eb'), *arguments], cwd=tmp_path, text=True, stdin=subprocess.DEVNULL,
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               env=dict(clean_environment(), COLUMNS='10000', **more))
-        assert done.returncode == 0 and 'Traceback' not in done.stdout, done.stdout
+        assert done.returncode == status and 'Traceback' not in done.stdout, done.stdout
         return done.stdout
 
     said = eb('--survey', '--new-system', 'the-eighth', MODULEPATH=str(tmp_path / 'modules'))
@@ -839,6 +861,10 @@ def test_draft_of_an_eighth_system(tmp_path):
     assert easyconfig.index('gcc/12.9') < easyconfig.index('openmpi/4.1.8')
     assert 'module load openmpi/4.1.8' in eb('--rehearse', 'PyTorch-2.13.0-theeighth.eb', '-x',
                                              '--prefix=%s' % (tmp_path / 'prefix'))
+    configuration = copy / 'systems/the-eighth/easybuild.cfg'
+    configuration.write_text(configuration.read_text() + '\n[config]\n[config]\n')
+    error = eb('--system=the-eighth', '--show-config', status=1).splitlines()[-1]
+    assert error.startswith("ERROR: EasyBuild's configuration cannot be read (") and "section 'config'" in error, error
 
 
 # what real machines print: partitions of MIG slices and Intel's GPUs, one that is down, GPUs that Slurm does not count
