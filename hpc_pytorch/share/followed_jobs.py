@@ -51,8 +51,8 @@ class Job:
         self.script = script
         self.words = script.words
         self.number = self.status = self.reason = None
-        # bytes of the output that were shown
-        self.position = 0
+        # bytes of the output that were shown, and how often the batch system did not know the job
+        self.position = self.unknown = 0
 
     @property
     def output(self):
@@ -121,6 +121,10 @@ class Job:
                     return status
                 if status is None and turn % 64 == 6:
                     self.explain_waiting()
+                if self.unknown > 1:
+                    # qsub would go on to wait
+                    self.waiting.kill()
+                    return 1
                 if status == 0:
                     if patience < 0:
                         return 1
@@ -143,9 +147,9 @@ class Job:
         """Return whether the job is cancelled: a user's goes on without us."""
         return False
 
-    def ask(self):
+    def ask(self, words='ask'):
         """Return what the batch system says of the job; nothing if it does not answer."""
-        command = self.words['ask'].split() + [self.number]
+        command = self.words[words].split() + [self.number]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
                                   env=dict(os.environ, QSCACHE_BYPASS='true'), timeout=LATE).stdout.replace('\n\t', '')
@@ -153,7 +157,9 @@ class Job:
 
     def explain_waiting(self):
         """Print why the job waits, where that has changed, and what to do: asked about as often as by sbatch itself."""
-        found = re.search(self.words['waits'], self.ask())
+        asked = self.ask('ask while it waits')
+        self.unknown += self.words['unknown'] in asked
+        found = re.search(self.words['waits'], asked)
         reason = found and found.group(found.lastindex)
         if reason and reason != self.reason:
             rows = read_share('waits.cfg')
@@ -174,6 +180,8 @@ class Job:
         # what waited has a part of the job's status, which may be the job's own if it has begun
         ended = "%s: %d%s" % (self.words['submit'].split()[0], status, '' if self.position else ', no output')
         words = asked if 'Exit_status' in asked else '%s\n%s' % (asked, ended)
+        if self.unknown > 1:
+            return self.words['cause of unknown']
         otherwise = "for the reason, type: %s %s" % (self.words['ask'], self.number)
         try:
             with tempfile.TemporaryFile(dir='.') as probe:

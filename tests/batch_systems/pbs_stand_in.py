@@ -141,6 +141,10 @@ class Pbs:
         """The history of jobs is over."""
         talk(self.directory, {'command': 'forget'})
 
+    def purge(self, number):
+        """No destination of a routing queue takes a job; qsub waits for ever for its end (OpenPBS 23.06)."""
+        talk(self.directory, {'command': 'purge', 'number': number})
+
     def keep_history(self, kept):
         """What the server's job_history_enable says."""
         (self.directory / 'no-history').unlink(missing_ok=True) if kept else (self.directory / 'no-history').touch()
@@ -248,7 +252,10 @@ def directives(script):
 def wait_for_end(directory, number):
     """What `-W block=true` does: as long as the job, and with its exit status; 3 as soon as somebody deletes it."""
     while True:
-        job = talk(directory, {'command': 'job', 'number': number})
+        try:
+            job = talk(directory, {'command': 'job', 'number': number})
+        except Failed:
+            signal.pause()
         if re.search(' and terminated|Job deleted by user', job['comment'] or ''):
             print("qsub: %s Job to be deleted at request of %s" % (number, job['Job_Owner']), file=sys.stderr)
             return 3
@@ -609,6 +616,10 @@ class Server:
     def forget(self):
         """Finished jobs are not known any more."""
         self.jobs = {number: job for number, job in self.jobs.items() if job.state != 'F'}
+
+    def purge(self, number):
+        """A job is not known any more."""
+        del self.jobs[self.find(number).number]
 
     def hold(self, number, types):
         """qhold."""

@@ -678,6 +678,19 @@ def test_pbs(pbs, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('history', [True, False])
+def test_no_queue_takes_it(pbs, history):
+    """Behind a routing queue: PBS drops the job, and its qsub does not notice."""
+    pbs.system.keep_history(history)
+    pbs.system.start_none('nothing')
+    called = pbs.start('train.py')
+    patiently(pbs.system.jobs, "the job")
+    pbs.system.purge(1)
+    errors = called.communicate(timeout=900)[1]
+    assert called.returncode == 1 and 'its program did: PBS does not know it any more: ' in errors, errors
+
+
+@pytest.mark.slow
 def test_no_home_on_the_node(pbs, monkeypatch):
     """PBS cannot start a job there."""
     monkeypatch.setitem(pbs.environment, 'HOME', '/proc/nonexistent')
