@@ -45,7 +45,7 @@ def newest_version(path, values, work, unknown):
     try:
         return Change(path, 'latest', work).version
     except NotPublished as problem:
-        # .in files are not beside what is installed
+        # .in files are not beside what was installed by an earlier collection
         if not in_collection(path):
             raise
         unknown.append("%s: %s" % (as_typed(path), problem))
@@ -105,7 +105,7 @@ def about_facts(path):
 def look(modules, software):
     system = systems.load(os.environ['HPC_SYSTEM'])
     findings, unknown = [], []
-    installed = sorted(glob.glob(glob.escape(software) + '/*/*/easybuild/*.eb'))
+    installed = sorted(glob.glob(glob.escape(software) + '/*/*/easybuild/provenance/*.eb'))
     # those of the collection come first: the same easyconfig may be in both
     for path, values in newest_of_each(easyconfigs_of(system) + installed, unknown).items():
         findings += about_versions(path, values, unknown)

@@ -76,7 +76,10 @@ def uv(command, directory):
     program = own_uv()
     if program is None:
         raise UsersProblem("uv is not found; install it: pip install uv")
-    variables = dict(os.environ, UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', COLUMNS='999')
+    # what a user allows in environments of their own is no matter of locks
+    own = re.compile('UV_(BUILD_)?(CONSTRAINT|EXCLUDE|OVERRIDE|PRERELEASE|RESOLUTION)')
+    variables = {name: value for name, value in os.environ.items() if not own.match(name)}
+    variables.update(UV_NO_PROGRESS='1', UV_PYTHON_DOWNLOADS='never', COLUMNS='999')
     # pip trusts what the system trusts
     variables = {'UV_SYSTEM_CERTS': '1', **pip_settings(), **variables}
     # a release that was uploaded just now counts
@@ -161,27 +164,34 @@ class Change:
         return text
 
     def place(self, path):
-        """Return where a file for the new version goes: beside the old one, if that is ours and can be written to."""
+        """Return where a file for the new version goes: beside the old one, if that can be written to."""
         directory = os.path.dirname(path)
         if in_collection(path) and not in_collection(self.easyconfig):
             directory = os.path.dirname(self.easyconfig)
-        if not os.access(directory, os.W_OK):
+        # what is installed goes with its next installation
+        installed = directory.endswith('/provenance') or os.path.isdir(os.path.join(directory, 'provenance'))
+        if installed or not os.access(directory, os.W_OK):
             directory = os.getcwd()
         return os.path.join(directory, self.changed(os.path.basename(path)))
 
     def find_inputs(self):
         """Find the .in files of the locks that are made anew: a new version leaves locks of several versions alone."""
-        self.inputs = []
+        self.inputs, kept = [], []
         for parameter in LOCK_PARAMETERS:
             for name in self.names_in(parameter):
                 path = named_file(self.easyconfig, os.path.splitext(name)[0] + '.in')
                 if path and (self.renewed or self.old in name):
                     self.inputs.append(path)
-                elif not path and name.split('-')[0] not in self.values.get('package_urls', ()):
+                elif path:
+                    kept.append(name)
+                elif name.split('-')[0] not in self.values.get('package_urls', ()):
                     if named_file(self.easyconfig, name):
                         print("%s has no .in file: it stays as it is" % name)
                     elif self.renewed:
                         self.by_hand.append("%s is missing, and no .in file has the command that makes it" % name)
+        if kept and not self.inputs:
+            self.to_check.append("%s: no name has %s in it, so the packages stay as they are; to have new ones, name it "
+                                 "NAME-%%(version)s.lock" % (', '.join(kept), self.old))
         if self.renewed and not self.inputs:
             raise UsersProblem("it has no lock files that are made from .in files")
         # the index of PyTorch's own that its wheels come from, and the oldest Python of its locks

@@ -35,6 +35,8 @@ def named_files(easyblock):
     for value in easyblock.cfg.asdict().values():
         if isinstance(value, (list, tuple)):
             words = [word for word in value if isinstance(word, str) and not os.path.isabs(word)]
+            # its list, with which a lock is made again
+            words += [word[:-len('.lock')] + '.in' for word in words if word.endswith('.lock')]
             files.update(named_file(easyconfig, word) for word in words)
     sources = [os.path.realpath(source['path']) for source in easyblock.src]
     files -= {None, easyconfig}

@@ -22,7 +22,7 @@ def test_as_it_is_typed(eb, tmp_path):
     (prefix / 'modules/all/PyTorch').mkdir(parents=True)
     (prefix / 'modules/all/PyTorch/2.5.1-Bede-whl.lua').write_text('')
     ours = CHECKOUT / 'easyconfigs/p/PyTorch/PyTorch-2.15.0-workstation.eb'
-    installed = prefix / 'software/PyTorch/2.15.0-Bede-site/easybuild/PyTorch-2.15.0-Bede-site.eb'
+    installed = prefix / 'software/PyTorch/2.15.0-Bede-site/easybuild/provenance/PyTorch-2.15.0-Bede-site.eb'
     installed.parent.mkdir(parents=True)
     installed.write_text(ours.read_text().replace('-workstation', '-Bede-site'))
     output = eb('--outdated', '--system', 'bede', '--prefix=%s' % prefix, status=1,
@@ -52,7 +52,7 @@ def test_easyconfigs_of_others(tmp_path, monkeypatch, capsys):
     texts = {'a': b"name = 'a'  # \xff", 'b': b'name = (', 'c': b"version = '1'", 'd': None,
              'e': b"name = 'e'\nversion = '1'"}
     for name, text in texts.items():
-        path = tmp_path / name / '1/easybuild' / (name + '-1.eb')
+        path = tmp_path / name / '1/easybuild/provenance' / (name + '-1.eb')
         path.parent.mkdir(parents=True)
         path.write_bytes(text) if text else path.symlink_to(tmp_path / 'nowhere')
     monkeypatch.setattr(outdated, 'about_versions', lambda *_: [])
@@ -61,7 +61,7 @@ def test_easyconfigs_of_others(tmp_path, monkeypatch, capsys):
     output = capsys.readouterr().out
     assert 'isambard-ai: not known: 4\n' in output and 'isambard-ai: behind: ' in output
     for name in 'abcd':
-        assert '/easybuild/%s-1.eb: expected an easyconfig with name and version, found: ' % name in output
+        assert '/provenance/%s-1.eb: expected an easyconfig with name and version, found: ' % name in output
 
 
 def test_in_a_checkout_of_others(tmp_path, monkeypatch):

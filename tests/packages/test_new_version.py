@@ -862,6 +862,39 @@ def test_renewed_elsewhere(toy, made, monkeypatch):
         made(None)
 
 
+@pytest.mark.parametrize('place', ['easybuild', 'easybuild/provenance'])
+def test_easyconfig_of_an_installation(toy, made, monkeypatch, place):
+    """Nothing is written there, where --uninstall would remove it; --outdated names such easyconfigs."""
+    provenance = toy / 'software/easybuild/provenance'
+    provenance.mkdir(parents=True)
+    for name in ('toy-1.0.eb', 'toy-1.0.in'):
+        shutil.copy(toy / name, provenance.parent / name)
+        shutil.copy(toy / name, provenance / name)
+    (toy / 'here').mkdir()
+    monkeypatch.chdir(toy / 'here')
+    for version in (None, '2.0'):
+        change, _ = made(version, 'software/%s/toy-1.0.eb' % place)
+        assert {os.path.dirname(path) for path in change.make()} == {str(toy / 'here')}
+
+
+def test_list_without_a_version(toy, call):
+    """Its packages are not made anew, which somebody may expect of a new version."""
+    text = (toy / 'toy-1.0.eb').read_text()
+    (toy / 'toy-1.0.eb').write_text(text.replace('toy-%(version)s.lock', 'toy.lock'))
+    (toy / 'toy.in').write_text((toy / 'toy-1.0.in').read_text().replace('toy-1.0', 'toy'))
+    (toy / 'toy.lock').write_text('torch==1.0 --hash=sha256:%s\n' % ('a' * 64))
+    assert 'toy.lock: no name has 1.0 in it, so the packages stay as they are' in call('--new-version', '1.9', '-x')
+
+
+def test_uv_as_the_user_has_it(toy, eb):
+    """$UV_CONSTRAINT may keep a module's PyTorch in an environment: locks are those of the indexes."""
+    (toy / 'constraints.txt').write_text('torch==1.0\n')
+    output = eb('--new-version', 'latest', '-x', toy / 'toy-1.0.eb', env={
+        'UV_DEFAULT_INDEX': 'file://%s' % (toy / 'index'), 'UV_CONSTRAINT': str(toy / 'constraints.txt'),
+        'UV_EXCLUDE_NEWER': '2001-01-01', 'UV_RESOLUTION': 'lowest'}).stdout
+    assert "+version = '2.0'" in output, output
+
+
 def test_beside_the_collections(toy):
     """A directory whose name only begins as that of the collection's easyconfigs is elsewhere."""
     assert new_version.in_collection(str(CHECKOUT / 'easyconfigs/p/PyTorch/x.eb'))

@@ -27,6 +27,7 @@ def test_enough_to_rebuild(eb, tmp_path):
     """The files in the installation validate, are complete, and install the same somewhere else."""
     (tmp_path / 'first').mkdir()
     toy = Toy(tmp_path / 'first')
+    (toy.folder / 'toy.in').write_text('# what it was made from\n')
     with open(toy.easyconfig, 'a') as handle:
         handle.write("postinstallcmds = ['env > %(installdir)s/environment']\n")
     eb(toy.easyconfig, env=dict(toy.online, UV_INDEX='https://me:S3cret@localhost:9', HF_TOKEN='S3cret', SEEN='seen'))
@@ -38,7 +39,7 @@ def test_enough_to_rebuild(eb, tmp_path):
     assert (facts['module'], facts['system'], facts['easyconfig']) == ('toy/1.0', 'workstation', 'toy-1.0.eb')
     assert facts['user'] == getpass.getuser() and facts['host'] == os.uname().nodename and facts['job'] is None
     assert facts['compilers']['c'].startswith('gcc: gcc')
-    assert set(facts['files']) == {'toy-1.0.eb', 'toy.lock'}
+    assert set(facts['files']) == {'toy-1.0.eb', 'toy.in', 'toy.lock'}
     for name, digest in facts['files'].items():
         assert hashlib.sha256((provenance / name).read_bytes()).hexdigest() == digest
 
