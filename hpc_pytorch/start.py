@@ -63,6 +63,8 @@ def own_options(arguments):
     names = [word.split('=')[0] for word in others]
     ours.program = next((name for name in PROGRAMS if '--' + name in names), None)
     if ours.program in WITHOUT_OPTION:
+        if '--' + ours.program not in others:
+            raise UsersProblem("--%s takes no value after =" % ours.program)
         others.remove('--' + ours.program)
     return ours, others
 

@@ -12,13 +12,22 @@ from ramgate.limits import Problem, size
 
 # where a system.cfg has no default
 DEFAULT_WALLTIME = '04:00:00'
+
+
+def memory(text):
+    """Read --job-target-resource=memory; a bare number would be megabytes for Slurm, and bytes for PBS."""
+    if text.isdigit():
+        raise Problem("expected a size such as 12G or 800M, found %r" % text)
+    return size(text)
+
+
 # what --job-target-resource can name, and what reads its value
 RESOURCES = {
     'account': str,
     'partition': str,
     'qos': str,
     'walltime': minutes,
-    'memory': size,
+    'memory': memory,
     'gpus': int,
 }
 
@@ -58,7 +67,7 @@ def request_for(system, needs, hours=None):
         qos=asked.get('qos') or (None if settings['build_partition'] else settings['qos']),
         cores=build_option('job_cores') or cores,
         memory=asked.get('memory', memory),
-        minutes=min(asked.get('walltime', needed), 60 * build_option('job_max_walltime')),
+        minutes=asked.get('walltime') or min(needed, 60 * build_option('job_max_walltime')),
         gpus=asked.get('gpus', gpus),
         gpus_option=settings['gpus_option'],
         exclusive=exclusive,
@@ -74,10 +83,10 @@ def check_node(system, request):
     """Refuse what no node has: Slurm takes such a job while others wait, and never starts it."""
     node = system.node
     for option, amount, most in (
-            ('--job-cores', request.cores, (node['cores'] or 0) * (node['threads_per_core'] or 1)),
-            ('--job-target-resource=memory (MiB)', (request.memory or 0) >> 20, (node['memory'] or 0) >> 20),
+            ('--job-cores', request.cores, node['cores'] and node['cores'] * (node['threads_per_core'] or 1)),
+            ('--job-target-resource=memory (MiB)', (request.memory or 0) >> 20, node['memory'] and node['memory'] >> 20),
             ('--job-target-resource=gpus', request.gpus, node['gpus'])):
-        if most and amount > most:
+        if most is not None and amount > most:
             raise EasyBuildError("%s: %d is more than the %d that a node of %s has. Nothing was submitted; ask for "
                                  "less, or name a partition with larger nodes", option, amount, most,
                                  system.system['title'])

@@ -12,8 +12,8 @@ from easybuild.tools.config import build_option, build_path, install_path, sourc
 from easybuild.tools.modules import modules_tool
 
 from hpc_pytorch import HERE, UsersProblem
-from hpc_pytorch.jobs.records import (directory, files_of, mark_of, new_record, read_record, record_path, remove_record,
-                                      write_record, write_script)
+from hpc_pytorch.jobs.records import (directory, files_of, mark_of, new_record, read_record, read_records, record_path,
+                                      remove_record, write_record, write_script)
 from hpc_pytorch.jobs.requests import request_for
 from hpc_pytorch.jobs.status import STATES, state_of, status_command
 from hpc_pytorch.machine.batch_systems import ALIVE, DONE, NoAnswer, Refused, UNKNOWN, Uncertain
@@ -178,7 +178,10 @@ class SystemJobs:
 
     def submitted_before(self, job):
         """True if a job for the same is alive, whose id this one takes over, or has just ended well."""
-        again = build_option('force') or build_option('rebuild')
+        # what is there for --robot alone is not built again, as EasyBuild does it
+        for_others = job in [before for other in self.jobs for before in other.after]
+        named = os.path.basename(job.easyconfig().path) in map(os.path.basename, sys.argv)
+        again = (build_option('force') or build_option('rebuild')) and (named or not for_others)
         record = read_record(record_path(job.name))
         look = self.after_its_end(record['job'], state_of, record) if record and record['job'] else None
         if look and look.state == UNKNOWN:
@@ -210,6 +213,9 @@ class SystemJobs:
         return ask(about)
 
     def end(self, job, numbers):
+        names = [other.name for other in self.jobs]
+        waiting = [record for record in read_records() if set(numbers) & set(record['after'])
+                   and record['name'] not in names and state_of(record).state in ALIVE]
         try:
             self.scheduler.cancel(numbers)
         except Refused as problem:
@@ -217,6 +223,9 @@ class SystemJobs:
                                  "They can cancel it", job.name, ' '.join(numbers), problem)
         print_msg("%s is built again, because of --force or --rebuild: cancelling job %s", job.module,
                   ' '.join(numbers), log=self.log)
+        for record in waiting:
+            print_msg("%s, job %s, waited for it and is cancelled, too: submit it again", record['module'],
+                      record['job'], log=self.log)
         for number in numbers:
             self.scheduler.wait_for_end(number)
 

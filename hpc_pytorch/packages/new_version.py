@@ -190,8 +190,8 @@ class Change:
                     elif self.renewed:
                         self.by_hand.append("%s is missing, and no .in file has the command that makes it" % name)
         if kept and not self.inputs:
-            self.to_check.append("%s: no name has %s in it, so the packages stay as they are; to have new ones, name it "
-                                 "NAME-%%(version)s.lock" % (', '.join(kept), self.old))
+            self.to_check.append("%s: no name has %s in it, so the packages stay as they are; to have new ones, name "
+                                 "it NAME-%%(version)s.lock" % (', '.join(kept), self.old))
         if self.renewed and not self.inputs:
             raise UsersProblem("it has no lock files that are made from .in files")
         # the index of PyTorch's own that its wheels come from, and the oldest Python of its locks
