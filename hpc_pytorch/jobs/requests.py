@@ -60,14 +60,19 @@ def request_for(system, needs, hours=None):
         cores = system.usable_cores or cores
         memory = None
         gpus = system.node['gpus'] or 0
-    needed = max(needed or minutes(settings['walltime'] or DEFAULT_WALLTIME), 60 * (hours or 0))
+    usual = minutes(settings['walltime'] or DEFAULT_WALLTIME)
+    needed = max(needed or usual, 60 * (hours or 0))
+    most = max(60 * build_option('job_max_walltime'), usual)
+    if asked.get('walltime', 0) > most:
+        raise EasyBuildError("--job-target-resource=walltime: more than %d hours. Nothing was submitted; add: "
+                             "--job-max-walltime=HOURS", most // 60)
     request = Request(
         account=account(system, asked),
         partition=asked.get('partition') or settings['build_partition'] or settings['partition'],
         qos=asked.get('qos') or (None if settings['build_partition'] else settings['qos']),
         cores=build_option('job_cores') or cores,
         memory=asked.get('memory', memory),
-        minutes=asked.get('walltime') or min(needed, 60 * build_option('job_max_walltime')),
+        minutes=asked.get('walltime', min(needed, most)),
         gpus=asked.get('gpus', gpus),
         gpus_option=settings['gpus_option'],
         exclusive=exclusive,
@@ -82,9 +87,10 @@ def request_for(system, needs, hours=None):
 def check_node(system, request):
     """Refuse what no node has: Slurm takes such a job while others wait, and never starts it."""
     node = system.node
+    memory_there = node['memory'] and node['memory'] >> 20
     for option, amount, most in (
             ('--job-cores', request.cores, node['cores'] and node['cores'] * (node['threads_per_core'] or 1)),
-            ('--job-target-resource=memory (MiB)', (request.memory or 0) >> 20, node['memory'] and node['memory'] >> 20),
+            ('--job-target-resource=memory (MiB)', (request.memory or 0) >> 20, memory_there),
             ('--job-target-resource=gpus', request.gpus, node['gpus'])):
         if most is not None and amount > most:
             raise EasyBuildError("%s: %d is more than the %d that a node of %s has. Nothing was submitted; ask for "

@@ -213,11 +213,14 @@ class SystemJobs:
         return ask(about)
 
     def end(self, job, numbers):
-        names = [other.name for other in self.jobs]
-        waiting = [record for record in read_records() if set(numbers) & set(record['after'])
-                   and record['name'] not in names and state_of(record).state in ALIVE]
+        waiting, cancelled = [], list(numbers)
+        for record in read_records():
+            if set(cancelled) & set(record['after']) and state_of(record).state in ALIVE:
+                cancelled.append(record['job'])
+                if record['name'] not in [other.name for other in self.jobs]:
+                    waiting.append(record)
         try:
-            self.scheduler.cancel(numbers)
+            self.scheduler.cancel(cancelled)
         except Refused as problem:
             raise EasyBuildError("%s is not built again, and nothing was submitted: job %s is somebody else's (%s). "
                                  "They can cancel it", job.name, ' '.join(numbers), problem)
@@ -226,7 +229,7 @@ class SystemJobs:
         for record in waiting:
             print_msg("%s, job %s, waited for it and is cancelled, too: submit it again", record['module'],
                       record['job'], log=self.log)
-        for number in numbers:
+        for number in cancelled:
             self.scheduler.wait_for_end(number)
 
     def adopt(self, job, record, living):

@@ -389,6 +389,20 @@ def test_force_replaces(toys, pbs):
     assert 'done' not in toys.status()['toy/1.0-Derecho']
 
 
+def test_force_is_for_what_is_named(toys, pbs):
+    """What others need is not begun again while it is built; and who waits for what is begun again is told."""
+    base = toys.write('base', commands=[WAIT.format(file=toys.directory / 'go')])
+    top = toys.write('top', after=['base'])
+    assert toys.submit(top) == ['1.pbs', '2.pbs']
+    assert toys.submit(top, '--force') == ['1.pbs', '3.pbs']
+    output = toys.run(base, '--job', '--rebuild')
+    assert 'top/1.0-Derecho, job 3.pbs, waited for it and is cancelled, too: submit it again' in output, output
+    # both are named
+    assert toys.submit(top) == ['4.pbs', '5.pbs']
+    output = toys.run(base, top, '--robot=%s' % toys.directory, '--job', '--force')
+    assert 'top/1.0-Derecho is job 7.pbs, after 6.pbs' in output and 'submit it again' not in output, output
+
+
 def test_after_qdel(eb, tmp_path):
     """A job that was deleted runs until its shell has ended: that is waited for, and another job does the same."""
     with Pbs(tmp_path / 'pbs', kill_delay=10) as pbs:

@@ -212,8 +212,10 @@ def test_users_environment(toys, slurm):
         slurm.output('scancel', job)
         wait_for(lambda: not slurm.output('squeue', '-h'), "end of the job")
     assert ours[0] == ours[1]
-    job, = toys.submit(easyconfig, '--job-target-resource=walltime=26:00:00')
-    assert facts(slurm, job)['TimeLimit'] == '1-00:00:00', "no more than --job-max-walltime"
+    longer = '--job-target-resource=walltime=26:00:00'
+    assert 'walltime: more than 24 hours' in toys.refused(easyconfig, longer)
+    job, = toys.submit(easyconfig, longer, '--job-max-walltime=26')
+    assert facts(slurm, job)['TimeLimit'] == '1-02:00:00'
     wait_for((toys.directory / 'limit').exists, "start of the job", 120)
     assert (toys.directory / 'limit').read_text().strip() != '777'
     output = toys.run(easyconfig, '--job', '--force', '--job-target-resource=walltime=0:33:00')
@@ -393,6 +395,8 @@ def test_refused(toys, slurm):
     assert 'cannot be written to /proc/1/logs, so nothing' in toys.refused(easyconfig, '--job-output-dir=/proc/1/logs')
     assert "found 'memori=3G'" in toys.refused(easyconfig, '--job-target-resource=memori=3G')
     assert 'such as 1:30:00' in toys.refused(easyconfig, '--job-target-resource=walltime=long')
+    assert "a size such as 12G or 800M, found '4000'" in toys.refused(easyconfig, '--job-target-resource=memory=4000')
+    assert 'gpus: 1 is more than the 0 that' in toys.refused(easyconfig, '--job-target-resource=gpus=1')
     toys.write('base')
     both = toys.write('both', after=['base'])
     output = toys.refused(both, '--job-cores=100000')

@@ -65,6 +65,7 @@ def test_easyconfig_of_another_system(tmp_path, arguments, refused):
     (['--system'], ['(from --system)', 'workstation']),
     # not what EasyBuild lacks: sbatch
     (['--system', 'workstation', WORKSTATION, '--job'], ['--job: ', 'has no batch system', 'Install without --job']),
+    (['--job-status=113'], ['--job-status takes no value']),
     (['--system', 'workstation', '--survey', '--job'], ['--job: ', 'has no batch system']),
     # EasyBuild's own words
     (['PyTorch-2.13.0-workstaton.eb'], ['files not found', 'PyTorch-2.13.0-workstaton.eb', 'easyconfigs']),
