@@ -356,6 +356,13 @@ def test_killed_with_pytorch_srun(tmp_path, lines, says):
     assert next(why(str(tmp_path / 'train-7.out'), ['\n'.join(lines)])) == says
 
 
+def test_mpirun_that_knows_no_nodes(tmp_path):
+    """Debian's Open MPI on PBS, whose library it was not built with."""
+    why = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['why']
+    said = 'Your job has requested more processes than the ppr for this topology can support:\n  PPR: 1:node\n'
+    assert next(why(str(tmp_path / 'train-7.out'), [said])).startswith('mpirun found too few nodes or cores: ')
+
+
 @pytest.mark.parametrize('outputs, says', [
     # (each rank's last exception, status, time): connections close before the process has ended
     ([('[rank0]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5030.', 1, '05:01'),
