@@ -128,8 +128,7 @@ class ProcessGroupMPI:
     def create(ranks):
         """Create a group of these ranks of the default group; of all processes when there are none."""
         from torch.distributed.distributed_c10d import default_pg_timeout
-
-        from . import _c
+        compiled = load()
         if ranks and not state["started"]:
             # MPI_Init waits for all processes, which may be waiting for this one somewhere else.
             raise MPIUnavailable(
@@ -137,8 +136,8 @@ class ProcessGroupMPI:
                 "that takes all processes: call torch_mpi.start() on all of them before this group is made")
         timeout = arguments_of("_new_process_group_helper").get("timeout") or default_pg_timeout
         start(timeout)
-        refuse_other_ranks(_c.world_rank(), _c.world_size(), ranks)
-        return _c.create(list(ranks), timeout)
+        refuse_other_ranks(compiled.world_rank(), compiled.world_size(), ranks)
+        return compiled.create(list(ranks), timeout)
 
 
 def arguments_of(function):

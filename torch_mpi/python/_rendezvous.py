@@ -8,7 +8,7 @@ import os
 import resource
 import socket
 
-from ._process import start
+from ._process import load, start
 
 MAX_TEXT = 256
 
@@ -16,8 +16,7 @@ MAX_TEXT = 256
 def rendezvous(url, timeout=None, **_):
     """Yield a store, the rank and the number of ranks, as torch expects from a scheme."""
     start()
-    from . import _c
-    rank = _c.world_rank()
+    rank = load().world_rank()
     store, hosts = meet(timeout or datetime.timedelta(minutes=30))
     here = hosts[rank]
     os.environ["RANK"] = str(rank)
@@ -30,9 +29,7 @@ def rendezvous(url, timeout=None, **_):
 def meet(timeout):
     """Return a new store of all ranks, which listens where the first one runs, and the host of each; all call it."""
     from torch.distributed import TCPStore
-
-    from . import _c
-    backend = _c.create([], timeout)
+    backend = load().create([], timeout)
     rank, size = backend.rank(), backend.size()
     here, port = socket.gethostname(), 0
     if rank == 0:
