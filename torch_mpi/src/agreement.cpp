@@ -30,16 +30,14 @@ void Comparison::post(MPI_Comm comm, int tag) {
 
 bool Comparison::heard() {
   int complete = 0;
-  if (receive_ != MPI_REQUEST_NULL)
-    check_mpi(MPI_Test(&receive_, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-  return receive_ == MPI_REQUEST_NULL;
+  check_mpi(MPI_Test(&receive_, &complete, MPI_STATUS_IGNORE), "MPI_Test");
+  return complete != 0;
 }
 
 bool Comparison::done() {
   int complete = 0;
-  if (send_ != MPI_REQUEST_NULL)
-    check_mpi(MPI_Test(&send_, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-  return heard() && send_ == MPI_REQUEST_NULL;
+  check_mpi(MPI_Test(&send_, &complete, MPI_STATUS_IGNORE), "MPI_Test");
+  return heard() && complete != 0;
 }
 
 bool Comparison::agrees() const {

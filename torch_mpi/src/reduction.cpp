@@ -30,12 +30,7 @@ MPI_Op builtin_op(Kind kind, Op op) {
   return found == table.end() ? MPI_OP_NULL : found->second[kind];
 }
 
-struct Builtin {
-  MPI_Datatype type;
-  Kind kind;
-};
-
-const std::map<at::ScalarType, Builtin> builtin_types = {
+const std::map<at::ScalarType, std::pair<MPI_Datatype, Kind>> builtin_types = {
     {at::kByte, {MPI_UINT8_T, integer}},
     {at::kChar, {MPI_INT8_T, integer}},
     {at::kShort, {MPI_INT16_T, integer}},
@@ -122,9 +117,10 @@ Reduction reduction_for(at::ScalarType type, Op asked) {
   const Op op = asked == Op::AVG || asked == Op::PREMUL_SUM ? Op::SUM : asked;
   const auto builtin = builtin_types.find(type);
   if (builtin != builtin_types.end()) {
-    const MPI_Op found_op = builtin_op(builtin->second.kind, op);
+    const auto [found_type, kind] = builtin->second;
+    const MPI_Op found_op = builtin_op(kind, op);
     check_meaning(found_op != MPI_OP_NULL);
-    return {builtin->second.type, found_op};
+    return {found_type, found_op};
   }
   MPI_User_function* function = custom_function(type, op);
   check_meaning(function != nullptr);
