@@ -186,7 +186,6 @@ class Broker:
     def accept(self, listener):
         with contextlib.suppress(OSError):
             connection, _ = listener.accept()
-            connection.setblocking(True)
             self.selector.register(connection, selectors.EVENT_READ, self.heard)
 
     def controlled(self, control):

@@ -195,7 +195,6 @@ class Schedule:
         compilation.state = ENDED
         compilation.status = status
         compilation.ended = now
-        compilation.memory = 0
         self.compilations.remove(compilation)
         self.done += 1
 
