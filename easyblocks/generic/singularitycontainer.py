@@ -157,10 +157,9 @@ class SingularityContainer(Binary):
         else:
             # --module-only fetches nothing
             own = super().obtain_file(self.image_name, no_download=True, warning_only=True)
-        paths = [own]
-        for store in self.image_stores:
-            paths.append(images.images_in([store]).get(self.image_name, os.path.join(store, self.image_name)))
-        return nub(filter(None, paths))
+        others = [images.images_in([store]).get(self.image_name, os.path.join(store, self.image_name))
+                  for store in self.image_stores]
+        return nub(filter(None, [own] + others))
 
     def checksum_step(self):
         """Besides the checksum, look whether this is an image, and whether it is whole."""

@@ -114,15 +114,11 @@ class ModulesShell(object):
 
 def changed(environ, code):
     """Return the environment after what a modules tool printed for Python."""
-    before = dict(os.environ)
-    os.environ.clear()
-    os.environ.update(environ)
-    try:
+    # it takes a while, and most calls of ./eb load nothing
+    from unittest.mock import patch
+    with patch.dict(os.environ, environ, clear=True):
         exec(code, {})
         return dict(os.environ)
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def first_that_fails(shell, names):

@@ -15,7 +15,7 @@ INTERRUPTED = 'unfinished.json'
 
 
 def stores(ec, source_paths, kind='built'):
-    """Return the directories in which the wheels of an easyconfig are kept, one in each source path."""
+    """Return where the wheels of an easyconfig, or what else `kind` says, are kept: a place in each source path."""
     name = '%s-%s%s-%s' % (ec['name'], ec['version'], ec['versionsuffix'], kind)
     return [os.path.join(path, ec['name'][0].lower(), ec['name'], name) for path in source_paths]
 

@@ -17,7 +17,7 @@ from easybuild.tools.run import run_shell_cmd
 from easybuild.tools.utilities import nub
 
 from hpc_pytorch import collection_path
-from hpc_pytorch.packages import known_errors
+from hpc_pytorch.packages import built_wheels, known_errors
 from hpc_pytorch.packages.easybuild_errors import as_easybuild_error
 from hpc_pytorch.packages.locked_environment import LockedEnvironment
 from hpc_pytorch.packages.pip import Pip, ask
@@ -30,8 +30,7 @@ RUN_RAMGATE = ("import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
 
 def profile_to_keep(ec):
     """Return where ramgate's profile of this software outlives build directories and prefixes; None if not writable."""
-    name = '%s-%s%s-ramgate.json' % (ec['name'], ec['version'], ec['versionsuffix'])
-    path = os.path.join(source_paths()[0], ec['name'][0].lower(), ec['name'], name)
+    path = built_wheels.stores(ec, source_paths(), 'ramgate.json')[0]
     place = path if os.path.exists(path) else os.path.dirname(path)
     return path if os.access(place, os.W_OK) else None
 
@@ -183,7 +182,10 @@ class WheelBuild(LockedEnvironment):
             # the compiler searches CUDA's stubs by itself: CMake does not write them into RUNPATH
             paths = stubs_of(self.nvcc()) + os.environ.get('LIBRARY_PATH', '').split(os.pathsep)
             env.setvar('LIBRARY_PATH', os.pathsep.join(filter(None, paths)))
-        self.run_cmake()
+        if self.route.configure:
+            # with ramgate in front of it, as what CMake writes is what is built
+            self.cmake_output = self.cmake_output or self.run_python(self.route.configure, "configuring PyTorch")
+            self.check_contract()
 
     def make_gpu_aware(self):
         """Change the MPI backend's decision about GPU memory, which no patch file could do for every version."""
@@ -242,14 +244,6 @@ class WheelBuild(LockedEnvironment):
         include = os.path.join(self.builddir, 'sources.cmake')
         write_file(include, 'include(CheckFunctionExists)\nset(PYTHON_SIX_SOURCE_DIR "%s")\n' % tools)
         env.setvar('CMAKE_PROJECT_INCLUDE_BEFORE', include)
-
-    def run_cmake(self):
-        """Have CMake configure, with ramgate in front of it, as what CMake writes is what is built."""
-        if not self.route.configure:
-            return
-        if not self.cmake_output:
-            self.cmake_output = self.run_python(self.route.configure, "configuring PyTorch")
-        self.check_contract()
 
     def check_contract(self):
         if self.dry_run:
