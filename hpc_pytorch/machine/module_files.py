@@ -32,8 +32,8 @@ def explain(settings, advice):
     return text.rstrip('\n')
 
 
-def variables_for_scripts(system):
-    """Return what pytorch-srun and cpu-mask must know of a system: pairs of a variable and its value."""
+def set_for_scripts(generator, system, own=()):
+    """Set what pytorch-srun and cpu-mask must know of a system, but for variables that are the easyconfig's own."""
     node = system.node
     options = ['%s=%s:%s' % (one.name, one.value, one.job_option) for one in system.settings if one.job_option]
     variables = {
@@ -42,7 +42,8 @@ def variables_for_scripts(system):
         'HPC_NODE_CPUS': (node['cores'] or 0) * (node['threads_per_core'] or 1),
         'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in node['gpu_cores']),
     }
-    return [(name, str(value)) for name, value in variables.items() if value]
+    return ''.join(generator.set_environment(name, str(value)) for name, value in variables.items()
+                   if value and name not in own)
 
 
 def override(generator, owner, name, value):

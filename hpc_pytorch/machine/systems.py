@@ -220,12 +220,10 @@ def check_gpu_cores(path, node):
 
 def choose(option, environ, host_name, easyconfigs):
     """Choose the system to install for: by the user, this machine's name or the easyconfigs'; (name, reason)."""
-    if option is not None:
-        check_name(option, "--system")
-        return option, "chosen by --system"
-    if environ.get('HPC_SYSTEM'):
-        check_name(environ['HPC_SYSTEM'], "$HPC_SYSTEM")
-        return environ['HPC_SYSTEM'], "chosen by $HPC_SYSTEM"
+    for name, where in ((option, "--system"), (environ.get('HPC_SYSTEM') or None, "$HPC_SYSTEM")):
+        if name is not None:
+            check_name(name, where)
+            return name, "chosen by " + where
     systems = [load(name) for name in names()]
     here = [system.name for system in systems if host_matches(host_name, system.system['host_names'])]
     # several systems call their nodes nid001234: a name that fits two of them decides nothing

@@ -19,7 +19,7 @@ from hpc_pytorch import HERE, VERSION, collection_path, parse
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.commands import run
-from hpc_pytorch.machine.module_files import explain, override, set_by_default, variables_for_scripts
+from hpc_pytorch.machine.module_files import explain, override, set_by_default, set_for_scripts
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.machine.versions import known, of_dependencies
 from hpc_pytorch.packages import built_wheels, gpu_code, known_errors
@@ -471,10 +471,11 @@ class LockedEnvironment(EasyBlock):
             self.install_file(wheel)
 
     def install_scripts(self):
-        for name in self.cfg['scripts']:
-            self.install_named_file(name, 'bin', 0o755)
-        for name in self.cfg['example_files']:
-            self.install_named_file(name, 'examples', 0o644)
+        for parameter, directory, permissions in (('scripts', 'bin', 0o755), ('example_files', 'examples', 0o644)):
+            for name in self.cfg[parameter]:
+                target = self.path(directory, os.path.basename(name))
+                copy_file(self.named_file(name), target)
+                adjust_permissions(target, permissions, relative=False)
         if self.cfg['features'] or 'pytorch-run' in self.cfg['scripts']:
             copy(self.system.for_scripts, self.path('share'))
         self.write_constraints()
@@ -488,11 +489,6 @@ class LockedEnvironment(EasyBlock):
                  if CONSTRAINED.match(normal_name(name))]
         if lines:
             write_file(self.path('share', 'constraints.txt'), ''.join(lines))
-
-    def install_named_file(self, name, directory, permissions):
-        target = self.path(directory, os.path.basename(name))
-        copy_file(self.named_file(name), target)
-        adjust_permissions(target, permissions, relative=False)
 
     def site_packages(self):
         """Find the packages' directory in the installation itself, so that --module-only works."""
@@ -529,8 +525,7 @@ class LockedEnvironment(EasyBlock):
         if self.cfg['features']:
             for setting in self.settings():
                 text += set_by_default(module, setting)
-            for name, value in variables_for_scripts(self.system):
-                text += module.set_environment(name, value)
+            text += set_for_scripts(module, self.system)
         return text
 
     def sanity_check_step(self, *args, **kwargs):

@@ -454,7 +454,8 @@ def test_wrapper_without_module(tmp_path):
 def test_unpacked_with_old_coreutils(tmp_path):
     """Before 8.24 `sync` had no -f: unmake-squashfs does without."""
     (tmp_path / 'runscripts').mkdir()
-    shutil.copy(SCRIPTS / 'unmake-squashfs', tmp_path / 'runscripts')
+    for name in ('make-squashfs', 'unmake-squashfs'):
+        shutil.copy(SCRIPTS / name, tmp_path / 'runscripts')
     (tmp_path / 'user-software.squashfs').touch()
     for name, text in (('sync', '[ "$1" != -f ]'), ('unsquashfs', 'mkdir "$6"')):
         (tmp_path / name).write_text('#!/bin/sh\n%s\n' % text)
