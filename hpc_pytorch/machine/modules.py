@@ -114,11 +114,15 @@ class ModulesShell(object):
 
 def changed(environ, code):
     """Return the environment after what a modules tool printed for Python."""
-    # it takes a while, and most calls of ./eb load nothing
-    from unittest.mock import patch
-    with patch.dict(os.environ, environ, clear=True):
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(environ)
+    try:
         exec(code, {})
         return dict(os.environ)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def first_that_fails(shell, names):

@@ -248,6 +248,8 @@ def make(name, target=None):
     with (top / '.lock').open('w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (target / 'parts').is_symlink():
+            # earlier versions kept parts here
+            remove(target / 'parts')
             (target / 'parts').symlink_to(os.path.relpath(top / '.parts', target))
         make_parts(top / '.parts', parts)
         texts = module_files(target, parts, modules)
