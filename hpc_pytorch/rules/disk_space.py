@@ -50,13 +50,11 @@ def check_room(easyblock):
     if not policy.going_to_install():
         return
     room = room_needed(easyblock)
+    places = [(kind, option, existing(place())) for kind, option, place in PLACES if kind in room]
     together = collections.Counter()
-    for kind, _, place in PLACES:
-        together[os.stat(existing(place())).st_dev] += room.get(kind, 0)
-    for kind, option, place in PLACES:
-        if kind not in room:
-            continue
-        path = existing(place())
+    for kind, _, path in places:
+        together[os.stat(path).st_dev] += room[kind]
+    for kind, option, path in places:
         problem = why_no_room(path, room[kind], together[os.stat(path).st_dev])
         if problem:
             # EasyBuild has made it, before it knew the size

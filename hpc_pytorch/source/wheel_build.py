@@ -160,7 +160,7 @@ class WheelBuild(LockedEnvironment):
 
     def configure_step(self):
         """Tell the build what is asked for, run CMake, and compare what it decided."""
-        own = self.own_options()
+        own = dict(build_options.dependency_options(get_software_root), **self.own_options())
         if not self.dry_run:
             unknown = build_options.unknown_options(self.cfg['custom_opts'], self.tree)
             if unknown:
@@ -168,8 +168,6 @@ class WheelBuild(LockedEnvironment):
                                      self.name, self.version, '; '.join(unknown))
             if self.cfg['gpu_aware_mpi']:
                 self.make_gpu_aware()
-        for name, value in build_options.dependency_options(get_software_root).items():
-            own.setdefault(name, value)
         self.ask_upstream(own)
         for name, value in sorted(self.asked.items()):
             env.setvar(name, value)
