@@ -45,9 +45,6 @@ def newest_version(path, values, work, unknown):
     try:
         return Change(path, 'latest', work).version
     except NotPublished as problem:
-        # .in files are not beside what was installed by an earlier collection
-        if not in_collection(path):
-            raise
         unknown.append("%s: %s" % (as_typed(path), problem))
         return values['version']
 
@@ -123,4 +120,9 @@ def main(arguments):
     from hpc_pytorch.jobs.uninstall import module_files
     from hpc_pytorch.packages.easybuild_errors import with_prefix
 
-    return with_prefix(arguments, lambda _: look(module_files(), install_path('software')))
+    def all_of_them(names):
+        if names:
+            raise UsersProblem("--outdated lists what there is for this system: it takes no %s" % ' '.join(names))
+        return look(module_files(), install_path('software'))
+
+    return with_prefix(arguments, all_of_them)

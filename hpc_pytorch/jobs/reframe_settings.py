@@ -25,7 +25,9 @@ def access(scheduler, node, options):
     values = dict(scheduler, account=account, place='scatter' + ':excl' * bool(scheduler['nodes_exclusive']))
     if node['memory'] and not scheduler['nodes_exclusive']:
         values['memory'] = '%dmb' % (float(BATCH_SYSTEMS['pbs']['memory']) * node['memory'] / 2 ** 20)
-    return [option + values[name] for name, option in options.items() if values.get(name)] + list(scheduler['options'])
+    found = [option + values[name] for name, option in options.items() if values.get(name)]
+    # in one line: -W group_list=NAME are two words
+    return found + [' '.join(scheduler['options'])] * bool(scheduler['options'])
 
 
 def binding(system):

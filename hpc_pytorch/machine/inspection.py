@@ -245,7 +245,12 @@ class Machine(object):
 
     @probe(JOB, 'node gpus')
     def GPUs(self):
-        return len(self.core_files())
+        try:
+            return len(self.core_files())
+        except (NotAsked, OSError) as problem:
+            if not self.system.node['gpus']:
+                raise
+            return "none: %s" % problem
 
     def core_files(self):
         """List the kernel's file of the cores next to each GPU; nvidia-smi knows only cores and GPUs of the job."""

@@ -130,7 +130,7 @@ def submit(system, path):
     scheduler = batch_systems.SCHEDULERS[asked['kind']]
     request = batch_systems.Request(
         account=os.environ.get(asked['account_variable'] or ''), partition=asked['partition'], qos=asked['qos'],
-        cores=1, memory=None, minutes=5, gpus=system.node['gpus'], gpus_option=asked['gpus_option'],
+        cores=1, memory=None if asked['nodes_exclusive'] else 1 << 30, minutes=5, gpus=system.node['gpus'], gpus_option=asked['gpus_option'],
         exclusive=asked['nodes_exclusive'], options=asked['options'] + system.node['local_storage_option'],
         refused=asked['refused_options'])
     command = scheduler.command(request, 'survey', 'survey', path + '.log', [])
@@ -157,8 +157,8 @@ def main(arguments):
     path = os.path.abspath(given.survey or 'survey-%s.txt' % machine.system.name)
     if (given.survey or given.job) and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):
         raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
-    earlier = Path(path).read_text(errors='replace') if given.survey and os.path.isfile(path) else '(hpc-pytorch '
-    if path.endswith('.eb') or '(hpc-pytorch ' not in earlier:
+    earlier = Path(path).read_text(errors='replace') if (given.survey or given.job) and os.path.isfile(path) else '(hpc-pytorch '
+    if path.endswith('.eb') or not re.match(r'(eb: .*\n)*.*[(]hpc-pytorch ', earlier):
         raise UsersProblem("--survey writes its answers to FILE, and %s is no earlier survey" % path)
     if given.job:
         print("Job %s will write %s" % (submit(machine.system, path), path))

@@ -189,7 +189,7 @@ class Change:
                         print("%s has no .in file: it stays as it is" % name)
                     elif self.renewed:
                         self.by_hand.append("%s is missing, and no .in file has the command that makes it" % name)
-        if kept and not self.inputs:
+        if kept and not self.inputs and not in_collection(self.easyconfig):
             self.to_check.append("%s: no name has %s in it, so the packages stay as they are; to have new ones, name "
                                  "it NAME-%%(version)s.lock" % (', '.join(kept), self.old))
         if self.renewed and not self.inputs:
@@ -359,7 +359,10 @@ class Change:
             text = re.sub(listed + r',? *(?=[<!])', package + bound + ',', text, flags=re.M)
         for name in COMPANIONS:
             pinned = r'(?m)^%s *==' % any_spelling(name)
-            if re.search(pinned, text):
+            found = re.search(pinned + '.*', text)
+            if found and self.name != 'torch':
+                self.to_check.append("%s: check whether it goes with the PyTorch that is used" % found.group())
+            elif found:
                 version = self.companion(name)
                 line = '%s==%s%s\n' % (name, version.split('+')[0], self.build) if version else ''
                 text = re.sub(pinned + r'.*\n', line, text)
@@ -435,7 +438,8 @@ class Change:
             try:
                 # it may have been called in another directory, whose files are not to be touched
                 uv(re.sub(r'[^\s=]*/(?=%s\.)' % re.escape(draft.stem), '', command_of(draft)), self.work)
-                text = read(draft.with_suffix('.lock'))
+                # how uv was called says that, too
+                text = read(draft.with_suffix('.lock')).replace(' --refresh\n', '\n', 1)
                 parse_lock(text)
                 made[lock] = text
             except UsersProblem as problem:

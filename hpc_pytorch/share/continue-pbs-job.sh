@@ -16,9 +16,9 @@ for _ in {1..9}; do
 done
 given=$(about "$PBS_JOBID" Variable_List | sed 's/\\.//g' | tr , '\n' | sed -n 's/=.*//p')
 variables=HPC_JOB_RESTARTS
-# resources such as job_priority may be charged; of an array, the array has what was typed
+# resources such as job_priority, projects and groups may be charged; of an array, the array has what was typed
 typed=$(about "${PBS_ARRAY_ID:-$PBS_JOBID}" Submit_arguments)
-read -ra options <<< "-N $PBS_JOBNAME $(grep -oE -- '(^| )-l *[a-z_]+=[^ ]+' <<< "$typed" | tr '\n' ' ')"
+read -ra options <<< "-N $PBS_JOBNAME $(grep -oE -- '(^| )-(l *[a-z_]+=|W *group_list=|P *)[^ ]+' <<< "$typed" | tr '\n' ' ')"
 if grep -qx PATH <<< "$given"; then
     options+=(-V)
     given=

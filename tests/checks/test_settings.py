@@ -102,6 +102,13 @@ def test_launcher_of_mpich():
     assert found['extras']['hpc_pytorch']['binding'] == '-ppn {per_node} -bind-to none'
 
 
+def test_options_of_two_words():
+    """ReFrame writes each entry into a line of the script, and puts words without dashes behind select=."""
+    system = systems.load('derecho')
+    system.scheduler['options'] = ['-P', 'ours', '-W', 'group_list=us']
+    assert reframe_settings.partition(system)['access'][-1] == '-P ours -W group_list=us'
+
+
 def test_memory_on_nodes_of_pbs_that_are_shared():
     """Many sites give little to jobs that ask for none, or refuse them; whole nodes have theirs."""
     system = systems.load('derecho')

@@ -323,6 +323,14 @@ def test_memory_that_the_site_keeps(place, monkeypatch):
         assert place.survey(True, monkeypatch, only='memory')[0] == differ
 
 
+def test_gpus_that_are_not_there(place, monkeypatch):
+    """Of a node whose driver does not answer, in a job: they are expected."""
+    shutil.rmtree(place.root / 'proc/driver')
+    (place.top / 'bin/nvidia-smi').unlink()
+    differ, findings = place.survey(True, monkeypatch, only='GPUs')
+    assert differ == ['GPUs'] and [one.found for one in findings if one.name == 'GPUs'] == ['none: there is no rocm-smi']
+
+
 def test_partition_with_nodes_of_two_kinds(place):
     """The sizes are those of nodes with GPUs, in whichever order sinfo lists them."""
     first, second = 'gpu|2:32:1|524288|gpu:a100:4|NO|up', 'gpu|2:16:1|131072|(null)|NO|up'
@@ -391,10 +399,16 @@ def test_file_of_another_kind(monkeypatch, tmp_path):
     monkeypatch.setattr(survey, 'PROBES', [])
     monkeypatch.setattr(survey, 'about_easyconfigs', lambda _: [])
     (tmp_path / 'system.cfg').write_text('[system]\n')
-    for name in ('system.cfg', 'PyTorch-2.13.0-ARCHER2-whl.eb'):
+    (tmp_path / 'letter').write_text('Dear support,\nARCHER2, in a job (hpc-pytorch 2.0.0):\n')
+    for name in ('system.cfg', 'letter', 'PyTorch-2.13.0-ARCHER2-whl.eb'):
         with pytest.raises(UsersProblem, match='writes its answers to FILE, and .*%s is no earlier survey' % name):
             survey.main(['--survey', str(tmp_path / name)])
-    assert [path.name for path in tmp_path.iterdir()] == ['system.cfg']
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['letter', 'system.cfg']
+    # nor by a job
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'survey-archer2.txt').write_text('notes\n')
+    with pytest.raises(UsersProblem, match='survey-archer2.txt is no earlier survey'):
+        survey.main(['--survey', '--job'])
     # its own file is written again, and a device has nothing to lose
     for path in (tmp_path / 'answers', tmp_path / 'answers', os.devnull):
         assert survey.main(['--survey', str(path)]) == 0
@@ -411,9 +425,14 @@ def test_script_of_the_job(tmp_path, monkeypatch):
 
 
 def test_job_with_the_python_of_a_module(tmp_path, monkeypatch):
-    """EasyBuild's finds its library by what its module sets, which jobs are not given: ./eb did not start there."""
+    """EasyBuild's finds its library by what its module sets, which jobs are not given: ./eb did not start there.
+
+    Jobs get what a known error says to export.
+    """
     monkeypatch.setenv('LD_LIBRARY_PATH', '/of/python')
-    assert 'LD_LIBRARY_PATH' not in ' '.join(batch_systems.exports_for_jobs())
+    monkeypatch.setenv('SLURM_MPI_TYPE', 'pmix')
+    exports = ' '.join(batch_systems.exports_for_jobs())
+    assert 'LD_LIBRARY_PATH' not in exports and 'export SLURM_MPI_TYPE=pmix' in exports
     python = tmp_path / 'python3'
     python.write_text('#!/bin/sh\n[ "$LD_LIBRARY_PATH" = /of/python ]\n')
     python.chmod(0o755)

@@ -78,7 +78,7 @@ def test_new_version(toy, call, eb):
     lock = (toy / 'toy-2.0.lock').read_text()
     for line in ('torch==2.0 \\', 'torchvision==0.2.0 \\', 'numbers-of-toys==5.1 \\', COMMAND + 'toy-2.0.in -o'):
         assert line in lock, lock
-    assert lock.count('--hash=sha256:') == 3 and str(toy) not in lock
+    assert lock.count('--hash=sha256:') == 3 and str(toy) not in lock and '--refresh' not in lock
     # what was made can be fetched
     eb.sources = toy / 'sources'
     eb.fetch(toy / 'toy-2.0.eb', env={'PIP_INDEX_URL': 'file://%s' % (toy / 'index')})
@@ -860,6 +860,15 @@ def test_renewed_elsewhere(toy, made, monkeypatch):
     (toy / 'here/toy-1.0.in').write_text('mine\n')
     with pytest.raises(UsersProblem, match='toy-1.0.eb cannot be written, and .*here/toy-1.0.in exists'):
         made(None)
+
+
+def test_companion_in_a_list_of_others(toy, made, capsys):
+    """Where no PyTorch is changed, its companions stay: the module below has the same PyTorch as before."""
+    (toy / 'Vis-2026.11.in').write_text('#   %sVis-2026.11.in -o Vis-2026.11.lock\ntorchvision==0.1.0\n' % COMMAND)
+    change, files = made('2026.12', 'Vis-2026.11.eb', EASYCONFIG.replace("'1.0'", "'2026.11'").replace('toy', 'Vis'))
+    assert 'torchvision==0.1.0\n' in files['Vis-2026.12.in'] and 'torchvision==0.1.0 ' in files['Vis-2026.12.lock']
+    assert 'torchvision==0.1.0: check whether it goes with the PyTorch that is used' in change.to_check
+    assert 'left out' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('place', ['easybuild', 'easybuild/provenance'])

@@ -270,8 +270,8 @@ PBS_JOB = """Job Id: 7.pbs
 """
 # of an array PBS says this only of the whole
 PBS_WHOLE = """    depend = beforeok:8.pbs@pbs,beforenotok:6.pbs@pbs
-    Submit_arguments = -v A='-N 3 -l 5' -l job_priority=economy -lwallti
-\tme=2:00:00 -N mine job
+    Submit_arguments = -v A='-N 3 -l 5' -P ours -l job_priority=economy -lwallti
+\tme=2:00:00 -W group_list=us -W depend=afterok:1 -N mine job
 """
 
 
@@ -300,7 +300,7 @@ def test_continued_while_pbs_restarts(jobscript, tmp_path, silent, status):
     command = PBS_COMMAND.replace('[', busy + '[', 1)
     done, told = continued_on_pbs(jobscript, tmp_path, command=command)
     assert done.returncode == status, done.stdout
-    assert any(line.startswith('qsub -N mine -l job_priority=economy') for line in told) == (status == 0), told
+    assert any(line.startswith('qsub -N mine -P ours -l job_priority=economy') for line in told) == (status == 0), told
 
 
 @pytest.mark.parametrize('array', ['', '7[].pbs'])
@@ -310,7 +310,7 @@ def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     """The next job gets what the user gave to qsub, and who waits for this job's end waits for that one's, too."""
     done, told = continued_on_pbs(jobscript, tmp_path, first, array)
     assert done.returncode == 0 and 'the program continues in job 9.pbs\n' in done.stdout, done.stdout
-    given = '-N mine -l job_priority=economy -lwalltime=2:00:00'
+    given = '-N mine -P ours -l job_priority=economy -lwalltime=2:00:00 -W group_list=us'
     # of an array only this part, though the script may have all of it: #PBS -J
     index = '-J 4-5:2 ' if array else ''
     assert told[:2] == ['qsub %s %s%s-A other -q short -v %s job' % (given, option, index, names),

@@ -471,14 +471,19 @@ def test_told_to_end(tmp_path, monkeypatch, says, cause):
     ('QOSMaxJobsPerUserLimit', 'it starts when one of them has ended'),
     ('AssocMaxJobsLimit', 'it starts when one of them has ended'),
     ('MaxGRESPerAccount', 'it starts when one of them has ended'),
-    ('QOSMaxWallDurationPerJobLimit', 'never starts: CANCEL'),
+    ('QOSMaxWallDurationPerJobLimit', 'never starts: CANCEL, and submit again with LESS'),
+    ('MaxMemPerLimit', 'never starts: CANCEL, and submit again with SMALLER'),
+    ('QOSMaxMemoryPerJob', 'submit again with SMALLER'),
+    ('QOSMaxNodePerJobLimit', 'submit again with LESS'),
+    ('QOSMinGRES', 'less than its QOS takes and never starts: CANCEL, and submit again with QOS'),
     ('ReqNodeNotAvail, Reserved for maintenance', 'To start before, CANCEL, and submit again with LESS'),
 ])
 def test_reasons_to_wait(reason, says):
     """Another project is only of use for who has used up the hours of this one; options alone change no job."""
     scripts = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/batch_scripts.py'))
     row = scripts['first_that_fits'](scripts['read_share']('waits.cfg'), 'waits: ', reason)
-    meaning = row['meaning'].format(cancel='CANCEL', less='LESS', account='ACCOUNT', partition='PARTITION', job=7)
+    meaning = row['meaning'].format(cancel='CANCEL', less='LESS', account='ACCOUNT', partition='PARTITION', job=7,
+                                    smaller='SMALLER', qos='QOS')
     assert says in meaning.replace('\n', ' ')
 
 
