@@ -130,9 +130,9 @@ def submit(system, path):
     scheduler = batch_systems.SCHEDULERS[asked['kind']]
     request = batch_systems.Request(
         account=os.environ.get(asked['account_variable'] or ''), partition=asked['partition'], qos=asked['qos'],
-        cores=1, memory=None if asked['nodes_exclusive'] else 1 << 30, minutes=5, gpus=system.node['gpus'], gpus_option=asked['gpus_option'],
-        exclusive=asked['nodes_exclusive'], options=asked['options'] + system.node['local_storage_option'],
-        refused=asked['refused_options'])
+        cores=1, memory=None if asked['nodes_exclusive'] else 1 << 30, minutes=5,
+        gpus=system.node['gpus'], gpus_option=asked['gpus_option'], exclusive=asked['nodes_exclusive'],
+        options=asked['options'] + system.node['local_storage_option'], refused=asked['refused_options'])
     command = scheduler.command(request, 'survey', 'survey', path + '.log', [])
     with tempfile.NamedTemporaryFile('w', suffix='.sh') as script:
         print(job_script(path), file=script, flush=True)
@@ -145,6 +145,16 @@ def stop(*_):
     raise KeyboardInterrupt
 
 
+def check_file(path):
+    """Refuse a FILE that cannot be written, or is not to be lost."""
+    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK):
+        raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
+    earlier = Path(path).read_text(errors='replace') if os.path.isfile(path) else '(hpc-pytorch '
+    # a job's begins with what ./eb says, and perhaps the shell
+    if path.endswith('.eb') or not re.match(r'(.*\n){,9}.*[(]hpc-pytorch ', earlier):
+        raise UsersProblem("--survey writes its answers to FILE, and %s is no earlier survey" % path)
+
+
 def main(arguments):
     parser = argparse.ArgumentParser(prog='./eb', description=__doc__, allow_abbrev=False)
     parser.add_argument('--survey', nargs='?', metavar='FILE')
@@ -155,11 +165,8 @@ def main(arguments):
     signal.signal(signal.SIGTERM, stop)
     machine = Machine(systems.load(os.environ['HPC_SYSTEM']))
     path = os.path.abspath(given.survey or 'survey-%s.txt' % machine.system.name)
-    if (given.survey or given.job) and (os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK)):
-        raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
-    earlier = Path(path).read_text(errors='replace') if (given.survey or given.job) and os.path.isfile(path) else '(hpc-pytorch '
-    if path.endswith('.eb') or not re.match(r'(eb: .*\n)*.*[(]hpc-pytorch ', earlier):
-        raise UsersProblem("--survey writes its answers to FILE, and %s is no earlier survey" % path)
+    if given.survey or given.job:
+        check_file(path)
     if given.job:
         print("Job %s will write %s" % (submit(machine.system, path), path))
         return 0

@@ -328,7 +328,8 @@ def test_gpus_that_are_not_there(place, monkeypatch):
     shutil.rmtree(place.root / 'proc/driver')
     (place.top / 'bin/nvidia-smi').unlink()
     differ, findings = place.survey(True, monkeypatch, only='GPUs')
-    assert differ == ['GPUs'] and [one.found for one in findings if one.name == 'GPUs'] == ['none: there is no rocm-smi']
+    assert differ == ['GPUs']
+    assert [one.found for one in findings if one.name == 'GPUs'] == ['none: there is no rocm-smi']
 
 
 def test_partition_with_nodes_of_two_kinds(place):
@@ -399,7 +400,7 @@ def test_file_of_another_kind(monkeypatch, tmp_path):
     monkeypatch.setattr(survey, 'PROBES', [])
     monkeypatch.setattr(survey, 'about_easyconfigs', lambda _: [])
     (tmp_path / 'system.cfg').write_text('[system]\n')
-    (tmp_path / 'letter').write_text('Dear support,\nARCHER2, in a job (hpc-pytorch 2.0.0):\n')
+    (tmp_path / 'letter').write_text('Dear support,\n' + 9 * 'and\n' + 'ARCHER2, in a job (hpc-pytorch 2.0.0):\n')
     for name in ('system.cfg', 'letter', 'PyTorch-2.13.0-ARCHER2-whl.eb'):
         with pytest.raises(UsersProblem, match='writes its answers to FILE, and .*%s is no earlier survey' % name):
             survey.main(['--survey', str(tmp_path / name)])

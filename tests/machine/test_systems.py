@@ -141,7 +141,7 @@ def test_refused_options(tmp_path):
         assert '--nodes=1' in command and not [word for word in command if word.startswith(('--mem', '--gpus'))]
         assert '--comment=ours' in command
     assert resources == [{'name': 'gpus', 'options': []}]
-    path = written(tmp_path, GOOD)
+    Path(path).write_text(GOOD)
     done = subprocess.run([str(CHECKOUT / '.venv/bin/python'), '-c', SUBMISSIONS, path], stdout=subprocess.PIPE,
                           env=env, check=True)
     # a survey does not wait for all of a node's memory where nodes are shared
