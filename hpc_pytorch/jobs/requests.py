@@ -12,22 +12,13 @@ from ramgate.limits import Problem, size
 
 # where a system.cfg has no default
 DEFAULT_WALLTIME = '04:00:00'
-
-
-def memory(text):
-    """Read --job-target-resource=memory; a bare number would be megabytes for Slurm, and bytes for PBS."""
-    if text.isdigit():
-        raise Problem("expected a size such as 12G or 800M, found %r" % text)
-    return size(text)
-
-
 # what --job-target-resource can name, and what reads its value
 RESOURCES = {
     'account': str,
     'partition': str,
     'qos': str,
     'walltime': minutes,
-    'memory': memory,
+    'memory': size,
     'gpus': int,
 }
 

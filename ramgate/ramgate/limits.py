@@ -6,7 +6,7 @@ import resource
 import subprocess
 from collections import namedtuple
 
-UNITS = {'': 1, 'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
+UNITS = {'B': 1, 'K': 2 ** 10, 'M': 2 ** 20, 'G': 2 ** 30, 'T': 2 ** 40}
 # cgroup version 1 says "no limit" with a number near 2^63
 UNLIMITED = 2 ** 60
 # what stays free on the host for everybody else: a share of the memory, within bounds
@@ -25,12 +25,12 @@ class Problem(Exception):
 
 
 def size(text):
-    """Bytes from 12G, 1.5 GiB, 800M, 123 (bytes)."""
-    match = re.match(r'^\s*(\d+(?:\.\d*)?)\s*([KMGT]?)(?:i?B)?\s*$', text, re.I)
+    """Bytes from 12G, 1.5 GiB, 800M, 123b; a bare number would be megabytes for some, and bytes for others."""
+    match = re.match(r'^\s*(\d+(?:\.\d*)?)\s*(B|[KMGT](?:i?B)?)\s*$', text, re.I)
     if not match or float(match.group(1)) == 0:
         raise Problem('expected a size such as 12G or 800M, found %r' % text)
     number, unit = match.groups()
-    return int(float(number) * UNITS[unit.upper()])
+    return int(float(number) * UNITS[unit[0].upper()])
 
 
 def human(amount):

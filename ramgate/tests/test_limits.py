@@ -12,12 +12,12 @@ GB = 2 ** 30
 
 
 @pytest.mark.parametrize('text, amount', [('12G', 12 * GB), ('1.5 GiB',
-                         3 * GB // 2), ('800M', 800 * 2 ** 20), ('7', 7)])
+                         3 * GB // 2), ('800M', 800 * 2 ** 20), ('7b', 7)])
 def test_sizes(text, amount):
     assert size(text) == amount
 
 
-@pytest.mark.parametrize('text', ['', 'much', '-3G', '0', '12X'])
+@pytest.mark.parametrize('text', ['', 'much', '-3G', '0', '7', '12X'])
 def test_wrong_sizes_are_refused(text):
     with pytest.raises(Problem, match='a size such as'):
         size(text)
