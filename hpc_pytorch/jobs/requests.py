@@ -53,10 +53,8 @@ def request_for(system, needs, hours=None):
         gpus = system.node['gpus'] or 0
     usual = minutes(settings['walltime'] or DEFAULT_WALLTIME)
     needed = max(needed or usual, 60 * (hours or 0))
+    # what somebody has written down is not cut
     most = max(60 * build_option('job_max_walltime'), usual)
-    if asked.get('walltime', 0) > most:
-        raise EasyBuildError("--job-target-resource=walltime: more than %d hours. Nothing was submitted; add: "
-                             "--job-max-walltime=HOURS", most // 60)
     request = Request(
         account=account(system, asked),
         partition=asked.get('partition') or settings['build_partition'] or settings['partition'],

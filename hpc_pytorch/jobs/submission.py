@@ -213,12 +213,12 @@ class SystemJobs:
         return ask(about)
 
     def end(self, job, numbers):
-        waiting, cancelled = [], list(numbers)
+        cancelled = list(numbers)
         for record in read_records():
             if set(cancelled) & set(record['after']) and state_of(record).state in ALIVE:
+                print_msg("%s, job %s, waits for it, and is cancelled, too", record['module'], record['job'],
+                          log=self.log)
                 cancelled.append(record['job'])
-                if record['name'] not in [other.name for other in self.jobs]:
-                    waiting.append(record)
         try:
             self.scheduler.cancel(cancelled)
         except Refused as problem:
@@ -226,9 +226,6 @@ class SystemJobs:
                                  "They can cancel it", job.name, ' '.join(numbers), problem)
         print_msg("%s is built again, because of --force or --rebuild: cancelling job %s", job.module,
                   ' '.join(numbers), log=self.log)
-        for record in waiting:
-            print_msg("%s, job %s, waited for it and is cancelled, too: submit it again", record['module'],
-                      record['job'], log=self.log)
         for number in cancelled:
             self.scheduler.wait_for_end(number)
 
