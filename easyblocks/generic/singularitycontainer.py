@@ -24,7 +24,7 @@ from easybuild.tools.utilities import nub
 
 from hpc_pytorch import HERE
 from hpc_pytorch.machine.collection_files import named_file
-from hpc_pytorch.machine.module_files import explain, override, set_by_default, set_for_scripts
+from hpc_pytorch.machine.module_files import explain, override, set_for_system
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages import container_modules, images
 from hpc_pytorch.packages.container_modules import SCRIPTS_INSIDE, USER_SOFTWARE, scripts_for, usage
@@ -247,9 +247,7 @@ class SingularityContainer(Binary):
         # the user's comes back when the module is unloaded
         text += override(module, self.name, 'PYTHONPATH', '')
         text += container_modules.environment_inside(module, self.venv)
-        for setting in self.settings:
-            text += set_by_default(module, setting)
-        text += set_for_scripts(module, self.system, self.cfg['modextravars'])
+        text += set_for_system(module, self.system, self.settings, self.cfg['modextravars'])
         image = container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, self.image_gone())
         return '\n'.join([text, image, container_modules.binds(module, self.installdir, self.bind_paths)])
 

@@ -55,7 +55,6 @@ def partition(system):
         'access': access(system.scheduler, node, options),
         'prepare_cmds': PREPARE + ['module use ' + path for path in reversed(paths)],
         'features': ['hpc_pytorch'] + ['gpu'] * bool(gpus) + ['batch'] * (scheduler != 'local'),
-        # for the checks themselves
         'extras': {'hpc_pytorch': {
             'cores': cores,
             'cores_per_rank': (system.usable_cores or cores) // (gpus or 1),

@@ -32,8 +32,8 @@ def explain(settings, advice):
     return text.rstrip('\n')
 
 
-def set_for_scripts(generator, system, own=()):
-    """Set what pytorch-srun and cpu-mask must know of a system, but for variables that are the easyconfig's own."""
+def set_for_system(generator, system, settings, own=()):
+    """Set what applies of a system, and what pytorch-srun and cpu-mask must know, but for the easyconfig's `own`."""
     node = system.node
     options = ['%s=%s:%s' % (one.name, one.value, one.job_option) for one in system.settings if one.job_option]
     variables = {
@@ -42,8 +42,9 @@ def set_for_scripts(generator, system, own=()):
         'HPC_NODE_CPUS': (node['cores'] or 0) * (node['threads_per_core'] or 1),
         'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in node['gpu_cores']),
     }
-    return ''.join(generator.set_environment(name, str(value)) for name, value in variables.items()
-                   if value and name not in own)
+    text = ''.join(set_by_default(generator, setting) for setting in settings)
+    return text + ''.join(generator.set_environment(name, str(value)) for name, value in variables.items()
+                          if value and name not in own)
 
 
 def override(generator, owner, name, value):

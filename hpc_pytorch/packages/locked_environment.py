@@ -19,7 +19,7 @@ from hpc_pytorch import HERE, VERSION, collection_path, parse
 from hpc_pytorch.machine import distribution_packages
 from hpc_pytorch.machine.collection_files import named_file
 from hpc_pytorch.machine.commands import run
-from hpc_pytorch.machine.module_files import explain, override, set_by_default, set_for_scripts
+from hpc_pytorch.machine.module_files import explain, override, set_for_system
 from hpc_pytorch.machine.systems import FEATURES, current
 from hpc_pytorch.machine.versions import known, of_dependencies
 from hpc_pytorch.packages import built_wheels, gpu_code, known_errors
@@ -38,17 +38,14 @@ PARAMETERS = {
     'python_versions': [None, "Python versions for which the locked packages exist, best first", MANDATORY],
     'features': [[], "Words for what it uses, which decide which settings of the system apply: %s"
                  % ', '.join(sorted(FEATURES)), CUSTOM],
-    # how they are fetched
     'extra_index_urls': [[], "More package indexes, searched after the user's own", CUSTOM],
     'lock_files_instead': [[], "Lock files to use if extra_index_urls cannot be reached", CUSTOM],
     'package_urls': [{}, "URLs of sources that are in no index, by package", CUSTOM],
-    # what is built
     'build_from_source': [[], "Locked packages to build here, with the system's compilers and MPI", CUSTOM],
     'build_lock_files': [[], "Lock files with the packages that building needs; they are not installed", CUSTOM],
     'build_environment': [{}, "Environment variables for packages that are built from source", CUSTOM],
     'collection_packages': [[], "Packages of this collection to build for the installed PyTorch and MPI", CUSTOM],
     'mpi_lock_files': [[], "Lock files with an MPI, installed if the machine has none", CUSTOM],
-    # what else is installed
     'scripts': [[], "Scripts for bin, from beside the easyconfig or scripts; pytorch-check tests packages", CUSTOM],
     'example_files': [[], "Files to install in examples: from the easyconfig's directory or scripts/examples", CUSTOM],
 }
@@ -523,9 +520,7 @@ class LockedEnvironment(EasyBlock):
         text += override(module, self.name, 'PYTHONPATH', path)
         text += override(module, self.name, 'PYTHONNOUSERSITE', '1')
         if self.cfg['features']:
-            for setting in self.settings():
-                text += set_by_default(module, setting)
-            text += set_for_scripts(module, self.system)
+            text += set_for_system(module, self.system, self.settings())
         return text
 
     def sanity_check_step(self, *args, **kwargs):

@@ -18,7 +18,6 @@ FILE = re.compile(r'\.(whl|tar\.gz|zip)\b')
 SOURCE = re.compile(r'No sources permitted for ([\w.-]+): \S+-([^-/\s]+)\.(?:tar\.gz|zip)')
 # a reason, and what it is of, behind a cross and an arrow
 REASON = re.compile(r'^ *(?:\u00d7|\u2570\u2500>|x|\+->) (.*)', re.M)
-# the last line of a traceback
 RAISED = r'^[\w.]+(?:Error|Exception|Warning)\b.*'
 # what it says of files that are not the locked ones: each with both hashes
 OTHER_FILES = re.compile(r'^ERROR: THESE PACKAGES DO NOT MATCH THE HASHES.*\n((?:[ \t]+\S.*\n)+)', re.M)

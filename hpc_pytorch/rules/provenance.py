@@ -24,7 +24,6 @@ from hpc_pytorch.machine.commands import run
 from hpc_pytorch.machine.systems import current
 from hpc_pytorch.packages.lock_files import sha256_of
 
-# what ramgate leaves in the build directory
 REPORTS = ('report.json', 'report.html', 'profile.json')
 
 

@@ -23,7 +23,6 @@ def read_needs():
     return needs
 
 
-# by easyblock
 NEEDS = read_needs()
 OTHERS = NEEDS['others']
 # no installation is so small that it needs less room

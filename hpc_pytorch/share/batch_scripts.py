@@ -74,7 +74,6 @@ class Script:
         self.scheduler = system['scheduler']
         self.launcher = system['launcher']
         self.kind = self.scheduler['kind']
-        # words that the launcher starts as each rank, such as pytorch-srun train.py
         self.program = program
         self.batch_systems = read_share('batch_scripts.cfg')
         if self.kind not in self.batch_systems:
@@ -84,7 +83,6 @@ class Script:
         self.launcher_words = read_share('launchers.cfg')[self.launcher['command']]
         # who starts the script in a job waits for its status
         self.in_a_job = self.words['inside'] in os.environ
-        # what comes before the command that starts the ranks
         self.preparation = self.parts['outputs']
         if self.in_a_job:
             self.preparation += '\n' + self.parts['remove']

@@ -26,7 +26,6 @@ DRIVERS = re.compile(r'''(?:[\w.]+-)*(?:
 FRONTS = ('ccache', 'distcc', 'icecc')
 # parts of compilers, which show where nothing else is known
 PARTS = re.compile(r'cc1|cc1plus|cc1obj|f951|lto1|cicc|ptxas|collect2|ld|ld\.\w+|lld|mold|ifx?com|fortcom|mcpcom')
-# the compiler wrapper's program
 WRAPPER = 'ramgate-cc'
 
 # how compilers say that memory ran out

@@ -190,7 +190,6 @@ class Knowledge:
     def __init__(self, profile=None, others=()):
         self.profile = profile
         self.saved = time.monotonic()
-        # what this build has measured
         self.measured = {}
         self.kinds = defaultdict(Kind)
         self.earlier = []
