@@ -240,12 +240,7 @@ class Machine(object):
 
     @probe(JOB, 'node gpus')
     def GPUs(self):
-        try:
-            return len(self.core_files())
-        except (NotAsked, OSError) as problem:
-            if not self.system.node['gpus']:
-                raise
-            return "none: %s" % problem
+        return len(self.core_files())
 
     def core_files(self):
         """List the kernel's file of the cores next to each GPU; nvidia-smi knows only cores and GPUs of the job."""

@@ -36,8 +36,8 @@ def ask(probe, machine):
         if expected not in (None, []):
             result = SAME if probe.same(found, expected) else DIFFERS
     except (NotAsked, OSError, ValueError) as reason:
-        # one strange answer does not cost the others
-        found, result = str(reason), NOT_ASKED
+        # one strange answer does not cost the others; in a job, GPUs that do not answer are missing
+        found, result = str(reason), DIFFERS if machine.job and expected and probe.name == 'GPUs' else NOT_ASKED
     return Finding(probe.name, result, in_a_line(found), in_a_line(expected))
 
 
@@ -175,9 +175,9 @@ def main(arguments):
         return 0
     findings = [ask(probe, machine) for probe in PROBES] + list(about_easyconfigs(machine))
     text = without_names(report(machine, findings), machine.environ)
-    print(text)
     if given.survey:
         Path(path).write_text(text + '\n', encoding='utf-8')
+    print(text)
     return 1 if DIFFERS in [finding.result for finding in findings] else 0
 
 

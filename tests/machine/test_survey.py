@@ -329,7 +329,11 @@ def test_gpus_that_are_not_there(place, monkeypatch):
     (place.top / 'bin/nvidia-smi').unlink()
     differ, findings = place.survey(True, monkeypatch, only='GPUs')
     assert differ == ['GPUs']
-    assert [one.found for one in findings if one.name == 'GPUs'] == ['none: there is no rocm-smi']
+    assert [one.found for one in findings if one.name == 'GPUs'] == ['there is no rocm-smi']
+    # nor has a draft any, though this may be taken for a system with GPUs
+    machine = inspection.Machine(systems.load('lumi'), str(place.root), dict(place.environ, SLURMD_NODENAME='n1'))
+    place.command('sinfo', 'small|2:64:2|229376|(null)|NO|up')
+    assert new_system.describe('the-eighth', machine, [])['node gpus'][0] in (None, 0)
 
 
 def test_partition_with_nodes_of_two_kinds(place):
@@ -846,6 +850,14 @@ def test_easyconfig_for_the_gpus(cuda, module, version, there, absent):
     assert "'pytorch-bandwidth'" in text
 
 
+LATIN_1 = """
+import io, sys
+sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding='iso-8859-1')
+from hpc_pytorch import start
+sys.exit(start.main())
+"""
+
+
 @pytest.mark.slow
 def test_draft_of_an_eighth_system(tmp_path):
     """Of a machine with a dash in its name; it fits the schema, and rehearses without a change."""
@@ -881,6 +893,12 @@ def test_draft_of_an_eighth_system(tmp_path):
     assert easyconfig.index('gcc/12.9') < easyconfig.index('openmpi/4.1.8')
     assert 'module load openmpi/4.1.8' in eb('--rehearse', 'PyTorch-2.13.0-theeighth.eb', '-x',
                                              '--prefix=%s' % (tmp_path / 'prefix'))
+    # a terminal of Latin-1 has no such apostrophe
+    description = copy / 'systems/the-eighth/system.cfg'
+    description.write_text(text.replace('title = ', 'title = The group’s '))
+    done = subprocess.run([copy / '.venv/bin/python', '-c', LATIN_1, '--system=the-eighth', '--survey', 'report'],
+                          env=dict(clean_environment(), PYTHONPATH=str(copy)), cwd=tmp_path, stdout=subprocess.PIPE)
+    assert b'group\\u2019s' in done.stdout and 'group’s' in (tmp_path / 'report').read_text()
     configuration = copy / 'systems/the-eighth/easybuild.cfg'
     configuration.write_text(configuration.read_text() + '\n[config]\n[config]\n')
     error = eb('--system=the-eighth', '--show-config', status=1).splitlines()[-1]

@@ -474,6 +474,7 @@ def test_told_to_end(tmp_path, monkeypatch, says, cause):
     ('QOSMaxWallDurationPerJobLimit', 'never starts: CANCEL, and submit again with LESS'),
     ('MaxMemPerLimit', 'never starts: CANCEL, and submit again with SMALLER'),
     ('QOSMaxMemoryPerJob', 'submit again with SMALLER'),
+    ('QOSMaxCpuMinutesPerJobLimit', 'submit again with LESS'),
     ('QOSMaxNodePerJobLimit', 'submit again with LESS'),
     ('QOSMinGRES', 'less than its QOS takes and never starts: CANCEL, and submit again with QOS'),
     ('ReqNodeNotAvail, Reserved for maintenance', 'To start before, CANCEL, and submit again with LESS'),
