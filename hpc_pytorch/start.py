@@ -230,8 +230,8 @@ def prepare(arguments):
 
 
 def main():
-    # a log that is being followed has what was printed, and terminals of Latin-1 what they can
-    sys.stdout.reconfigure(line_buffering=True, errors='backslashreplace')
+    # a log that is being followed has what was printed
+    sys.stdout.reconfigure(line_buffering=True)
     try:
         program, arguments = prepare(sys.argv[1:])
         sys.argv = [EB] + arguments

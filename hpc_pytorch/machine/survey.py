@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 import tempfile
 from collections import namedtuple
 from pathlib import Path
@@ -177,7 +178,8 @@ def main(arguments):
     text = without_names(report(machine, findings), machine.environ)
     if given.survey:
         Path(path).write_text(text + '\n', encoding='utf-8')
-    print(text)
+    # in a terminal of Latin-1, titles and names may have more
+    print(text.encode(sys.stdout.encoding, 'backslashreplace').decode(sys.stdout.encoding))
     return 1 if DIFFERS in [finding.result for finding in findings] else 0
 
 

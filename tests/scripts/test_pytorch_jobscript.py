@@ -2,6 +2,7 @@
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -301,6 +302,21 @@ def test_continued_while_pbs_restarts(jobscript, tmp_path, silent, status):
     done, told = continued_on_pbs(jobscript, tmp_path, command=command)
     assert done.returncode == status, done.stdout
     assert any(line.startswith('qsub -N mine -P ours -l job_priority=economy') for line in told) == (status == 0), told
+
+
+@pytest.mark.parametrize('walltime, status', [('00:00:04', 128 + signal.SIGUSR1), ('', 7)])
+def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
+    """`qsub -l walltime` counts: ranks get their signal before the end of that, as they save."""
+    lines = jobscript('derecho', '--requeue', '3', '--time', '60', 'train.py')
+    start = lines.index('timeout() {')
+    command = next(line for line in lines if line.startswith('timeout ')).split(' mpiexec ')[0]
+    assert command == 'timeout --preserve-status --foreground --signal=USR1 3480'
+    (tmp_path / 'qstat').write_text('#!/bin/sh\necho "    Resource_List.walltime = %s"\n' % walltime)
+    (tmp_path / 'qstat').chmod(0o755)
+    program = 'sleep 600' if walltime else "sh -c 'exit 7'"
+    text = '\n'.join(lines[start:lines.index('}', start) + 1] + ['%s %s' % (command, program)])
+    done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs'})
+    assert done.returncode == status
 
 
 @pytest.mark.parametrize('array', ['', '7[].pbs'])

@@ -475,6 +475,7 @@ def test_told_to_end(tmp_path, monkeypatch, says, cause):
     ('MaxMemPerLimit', 'never starts: CANCEL, and submit again with SMALLER'),
     ('QOSMaxMemoryPerJob', 'submit again with SMALLER'),
     ('QOSMaxCpuMinutesPerJobLimit', 'submit again with LESS'),
+    ('job_state = S', 'PBS has suspended it'),
     ('QOSMaxNodePerJobLimit', 'submit again with LESS'),
     ('QOSMinGRES', 'less than its QOS takes and never starts: CANCEL, and submit again with QOS'),
     ('ReqNodeNotAvail, Reserved for maintenance', 'To start before, CANCEL, and submit again with LESS'),
@@ -486,6 +487,11 @@ def test_reasons_to_wait(reason, says):
     meaning = row['meaning'].format(cancel='CANCEL', less='LESS', account='ACCOUNT', partition='PARTITION', job=7,
                                     smaller='SMALLER', qos='QOS')
     assert says in meaning.replace('\n', ' ')
+    if 'job_state' in reason:
+        # PBS's words begin the line
+        asked = 'Job Id: 7.pbs\n    %s\n    comment = Job run at Sat\n' % reason
+        found = re.search(scripts['read_share']('batch_scripts.cfg')['pbs']['waits'], asked)
+        assert found.group(found.lastindex) == reason
 
 
 @pytest.mark.slow
