@@ -147,7 +147,7 @@ def system_text(name, values):
         for key, (_, _, meaning) in keys.items():
             value, how = values.get(section + ' ' + key, (None, 'not asked'))
             if value is None:
-                text += '# %s = (%s); %s\n' % (key, meaning, how)
+                text += '# %s = (%s; %s)\n' % (key, meaning, how)
             else:
                 text += '# (%s)\n%s = %s\n' % (how, key, value)
     return text + '\n' + comment('settings')

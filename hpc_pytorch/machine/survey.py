@@ -121,7 +121,7 @@ def table(findings):
 
 def job_script(path):
     """Write the survey's job, which finds the modules that are found here, as those of --job do."""
-    command = "exec %s --survey > %s 2>&1" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
+    command = "exec %s --survey %s > /dev/null" % (os.environ['HPC_PYTORCH_COMMAND'], shlex.quote(path))
     return '\n'.join(['#!/bin/bash', *batch_systems.exports_for_jobs(), command])
 
 
@@ -151,7 +151,7 @@ def check_file(path):
     if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK):
         raise UsersProblem("%s cannot be written: name a file in a directory of yours" % path)
     earlier = Path(path).read_text(errors='replace') if os.path.isfile(path) else '(hpc-pytorch '
-    # a job's begins with what ./eb says, and perhaps the shell
+    # those of jobs began with what ./eb says
     if path.endswith('.eb') or not re.match(r'(.*\n){,9}.*[(]hpc-pytorch ', earlier):
         raise UsersProblem("--survey writes its answers to FILE, and %s is no earlier survey" % path)
 

@@ -421,7 +421,7 @@ def test_file_of_another_kind(monkeypatch, tmp_path):
 
 def test_script_of_the_job(tmp_path, monkeypatch):
     """A file may be called as it likes; the job sees the modules that `module use` has added here."""
-    monkeypatch.setenv('HPC_PYTORCH_COMMAND', 'bash -c \'echo "$MODULEPATH" $0\'')
+    monkeypatch.setenv('HPC_PYTORCH_COMMAND', 'bash -c \'echo "$MODULEPATH" "$0" > "$1"\'')
     monkeypatch.setenv('MODULEPATH', '/opt/modules:/my own/modules')
     path = str(tmp_path / 'my $HOME; survey')
     subprocess.run(['bash', '-c', survey.job_script(path)], check=True, env={'MODULEPATH': '/opt/modules'})
@@ -887,7 +887,7 @@ def test_draft_of_an_eighth_system(tmp_path):
     # every key is there to be filled in, and what could not be asked says why
     keys = {key for section in systems.SCHEMA.values() for key in section}
     assert keys == set(re.findall(r'^(?:# )?(\w+) = ', text, re.M))
-    assert re.search(r'^# cuda = \(newest CUDA .*\); could not be asked: there is no nvidia-smi$', text, re.M)
+    assert re.search(r'^# cuda = \(newest CUDA .*; could not be asked: there is no nvidia-smi\)$', text, re.M)
     easyconfig = (copy / 'easyconfigs/p/PyTorch/PyTorch-2.13.0-theeighth.eb').read_text()
     assert 'for the MPI of the-eighth."""' in easyconfig
     assert easyconfig.index('gcc/12.9') < easyconfig.index('openmpi/4.1.8')
