@@ -100,7 +100,7 @@ class Job:
     def follow_next(self, number):
         """Turn to the job that this one has submitted to continue; it has an output of its own."""
         self.waiting.kill()
-        self.number, self.position, self.reason = number, 0, None
+        self.number, self.position, self.reason, self.unknown = number, 0, None, 0
         self.waiting = start(shlex.split(self.words['wait']) + [number])
         say(self.said.format(number=number, path=self.path, output=self.output))
 
