@@ -2,6 +2,7 @@
 import fnmatch
 import os
 import pprint
+import re
 
 from hpc_pytorch.machine.systems import LAUNCHERS, parse
 from hpc_pytorch.share.batch_scripts import read_share
@@ -26,8 +27,8 @@ def access(scheduler, node, options):
     if node['memory'] and not scheduler['nodes_exclusive']:
         values['memory'] = '%dmb' % (float(BATCH_SYSTEMS['pbs']['memory']) * node['memory'] / 2 ** 20)
     found = [option + values[name] for name, option in options.items() if values.get(name)]
-    # in one line: -W group_list=NAME are two words
-    return found + [' '.join(scheduler['options'])] * bool(scheduler['options'])
+    # a line for each: -W group_list=NAME are two words
+    return found + list(filter(None, re.split(' (?=-)', ' '.join(scheduler['options']))))
 
 
 def binding(system):

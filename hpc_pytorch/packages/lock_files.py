@@ -85,23 +85,25 @@ def check_list(path, entries, pythons=(), alone=False):
     older = [python for python in pythons if release(python) < release(least)[:2]]
     if older:
         raise UsersProblem("%s is for Python %s and newer, and python_versions has %s, too. Leave that out, or write "
-                           "--python-version %s into the command in %s, and run it"
+                           "--python-version %s into the command in %s, then: ./eb --renew EASYCONFIG"
                            % (path, least, ', '.join(older), min(older, key=release), source))
     if 'uv pip compile' in text and len(pythons) > 1 and not ('--universal' in text and '--python-version' in text):
         raise UsersProblem("%s: a lock for Python %s needs --universal and --python-version %s in its command: add "
-                           "them, and run it" % (source, ', '.join(pythons), min(pythons, key=release)))
+                           "them, then: ./eb --renew EASYCONFIG"
+                           % (source, ', '.join(pythons), min(pythons, key=release)))
     if alone and re.search(r'(printf|--no-emit-package) [^)]*\btorch[ )]', text):
         raise UsersProblem("%s leaves out PyTorch and its packages, such as NumPy, and no module in dependencies has "
-                           "them: take --overrides or --no-emit-package out of its command, and run it" % source)
+                           "them: take --overrides or --no-emit-package out of its command, then: ./eb --renew "
+                           "EASYCONFIG" % source)
     lacks = [(name, name + versions.replace(' ', '')) for name, versions, marker in LISTED.findall(text)
              if not marker and not has(entries, name, versions) and '--no-emit-package %s ' % name not in text]
     left_out = [line for name, line in lacks if re.search(r'--overrides <\([^)]*\s%s[\s)]' % any_spelling(name), text)]
     if left_out:
         raise UsersProblem("%s lists %s, which its lock file lacks: --overrides leaves out what the module below has. "
-                           "Remove such lines or, for a version of your own, its name from --overrides, and run the "
-                           "command" % (source, ', '.join(left_out)))
+                           "Remove such lines or, for a version of your own, its name from --overrides, then: ./eb "
+                           "--renew EASYCONFIG" % (source, ', '.join(left_out)))
     if lacks:
-        raise UsersProblem("%s lists %s, which its lock file lacks: run the command in it"
+        raise UsersProblem("%s lists %s, which its lock file lacks: ./eb --renew EASYCONFIG"
                            % (source, ', '.join(line for name, line in lacks)))
 
 

@@ -263,7 +263,7 @@ class LockedEnvironment(EasyBlock):
         for name, of_locks in versions.items():
             if not set.intersection(*of_locks.values()):
                 places = ['%s in %s' % (' or '.join(sorted(found)), lock) for lock, found in of_locks.items()]
-                stop(self, "%s is %s: write one version into their .in files, and run the commands in these"
+                stop(self, "%s is %s: write one version into their .in files, then: ./eb --renew EASYCONFIG"
                      % (name, ', and '.join(places)))
 
     @property
@@ -354,7 +354,7 @@ class LockedEnvironment(EasyBlock):
             lacking -= {entry.name for entry in self.locked(self.locks)}
             if lacking:
                 raise EasyBuildError("lock_files_instead lacks %s, which lock_files has: add it to an .in file of "
-                                     "these locks, and run the command in that file", ', '.join(sorted(lacking)))
+                                     "these locks, then: ./eb --renew EASYCONFIG", ', '.join(sorted(lacking)))
             self.gather_files()
 
     def gather_files(self):

@@ -134,8 +134,9 @@ class Change:
         try:
             self.text = read(easyconfig)
             self.values = dict({'homepage': 'its homepage'}, **plain_values(self.text))
-            self.name, self.old = self.values['name'], self.values['version']
-        except (ValueError, SyntaxError, KeyError) as problem:
+            # of 2026.11 without quotes EasyBuild makes a text
+            self.name, self.old = self.values['name'], '' + self.values['version']
+        except (ValueError, SyntaxError, KeyError, TypeError) as problem:
             raise UsersProblem("it is no easyconfig with name and version that can be read, as '1.0': %r" % problem)
         self.version = self.old
         self.pythons = self.values.get('python_versions', [])
@@ -438,7 +439,6 @@ class Change:
             try:
                 # it may have been called in another directory, whose files are not to be touched
                 uv(re.sub(r'[^\s=]*/(?=%s\.)' % re.escape(draft.stem), '', command_of(draft)), self.work)
-                # how uv was called says that, too
                 text = read(draft.with_suffix('.lock')).replace(' --refresh\n', '\n', 1)
                 parse_lock(text)
                 made[lock] = text
@@ -461,7 +461,7 @@ class Change:
             entries = parse_lock(made[new]) if new in made else read_lock(kept)
             other = other_version(entries, self.values['name'], self.version)
             if other:
-                self.by_hand.append("%s has %s: pin %s in its .in file, and run the command in that; if another "
+                self.by_hand.append("%s has %s: pin %s in its .in file, then: ./eb --renew EASYCONFIG; if another "
                                     "easyconfig names the lock, name and change a copy" % (new, other, self.version))
             if old and release(self.version) > release(self.old):
                 self.name_older(read_lock(old), entries)

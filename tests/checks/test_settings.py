@@ -106,7 +106,7 @@ def test_options_of_two_words():
     """ReFrame writes each entry into a line of the script, and puts words without dashes behind select=."""
     system = systems.load('derecho')
     system.scheduler['options'] = ['-P', 'ours', '-W', 'group_list=us']
-    assert reframe_settings.partition(system)['access'][-1] == '-P ours -W group_list=us'
+    assert reframe_settings.partition(system)['access'][-2:] == ['-P ours', '-W group_list=us']
 
 
 def test_memory_on_nodes_of_pbs_that_are_shared():

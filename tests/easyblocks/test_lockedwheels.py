@@ -501,7 +501,7 @@ def test_on_a_terminal(eb, toy, size, kind):
 def test_list_that_was_changed(eb, toy):
     """The package would not be installed, in silence."""
     (toy.folder / 'toy.in').write_text('toy==1.0\nadded\n')
-    assert 'toy.in lists added, which its lock file lacks: run the command in it' in eb(toy.easyconfig, '-x').stdout
+    assert 'toy.in lists added, which its lock file lacks: ./eb --renew EASYCONFIG' in eb(toy.easyconfig, '-x').stdout
     (toy.folder / 'toy.in').write_text('# uv pip compile --python-version 3.20 toy.in\n')
     assert 'toy.lock is for Python 3.20 and newer, and python_versions has' in eb(toy.easyconfig, '-x').stdout
     (toy.folder / 'toy.in').write_text("# uv pip compile --overrides <(printf '%s\\n' torch numpy) toy.in\n")

@@ -106,7 +106,7 @@ def test_list_that_was_changed(tmp_path, listed, lacks):
         check_list(str(lock), read_lock(str(lock)))
     except UsersProblem as problem:
         said = str(problem)
-    assert said == ('%s lists %s, which its lock file lacks: run the command in it' % (tmp_path / 'mine.in', lacks)
+    assert said == ('%s lists %s, which its lock file lacks: ./eb --renew EASYCONFIG' % (tmp_path / 'mine.in', lacks)
                     if lacks else '')
 
 
@@ -174,5 +174,6 @@ def test_what_the_command_leaves_out(tmp_path, listed, left_out, told):
 def test_lock_of_one_python(tmp_path, options, pythons, refused):
     """What only the other ones need is not in the lock."""
     said = refusal(tmp_path, '#  uv pip compile %s mine.in -o mine.lock\ntoy\n' % options, pythons=pythons)
-    assert said == ('%s: a lock for Python %s needs --universal and --python-version %s in its command: add them, and '
-                    'run it' % (tmp_path / 'mine.in', ', '.join(pythons), pythons[-1]) if refused else '')
+    assert said == ('%s: a lock for Python %s needs --universal and --python-version %s in its command: add them, '
+                    'then: ./eb --renew EASYCONFIG' % (tmp_path / 'mine.in', ', '.join(pythons), pythons[-1])
+                    if refused else '')

@@ -349,7 +349,8 @@ def test_first_lines_only(toy, eb):
     assert done.returncode == 141 and 'BrokenPipe' not in done.stderr
 
 
-@pytest.mark.parametrize('text', ["version = '1.0'\n", "name = 'x'\n", "name = (\n"])
+@pytest.mark.parametrize('text', [
+    "version = '1.0'\n", "name = 'x'\n", "name = (\n", "name = 'x'\nversion = 2026.11\n"])
 def test_no_easyconfig(toy, made, text):
     (toy / 'toy-1.0.eb').write_text(text)
     with pytest.raises(UsersProblem, match='it is no easyconfig with name and version that can be read'):
