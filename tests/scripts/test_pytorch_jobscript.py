@@ -319,6 +319,20 @@ def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
     assert done.returncode == status
 
 
+def test_signal_counts_from_the_start_of_the_job(jobscript, tmp_path):
+    """What a user has added before the ranks takes time, too; and lines with `timeout` of their own stay."""
+    lines = jobscript('derecho', '--requeue', '3', '--time', '60', 'train.py')
+    start = lines.index('timeout() {')
+    (tmp_path / 'qstat').write_text('#!/bin/sh\necho "    Resource_List.walltime = 01:00:00"\n')
+    (tmp_path / 'qstat').chmod(0o755)
+    function = lines[start:lines.index('}', start) + 1]
+    text = '\n'.join([*function, 'timeout 300 echo mine', 'SECONDS=5000',
+                      'timeout --preserve-status --foreground --signal=USR1 3480 sleep 600'])
+    done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs'},
+                          stdout=subprocess.PIPE, text=True)
+    assert done.stdout == 'mine\n' and done.returncode == 128 + signal.SIGUSR1
+
+
 @pytest.mark.parametrize('array', ['', '7[].pbs'])
 @pytest.mark.parametrize('first, option, names', [
     ('', '', 'HPC_JOB_RESTARTS,LR,LONG'), ('PATH=/bin,', '-V ', 'HPC_JOB_RESTARTS')])
