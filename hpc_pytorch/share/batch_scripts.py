@@ -194,8 +194,7 @@ class Script:
         command = launcher.split() + self.program
         if self.options.requeue and self.launcher['command'] != 'srun':
             # mpirun and mpiexec hand it on to the ranks
-            seconds = 60 * self.options.time - self.lead
-            return ['timeout', '--preserve-status', '--foreground', '--signal=USR1', str(seconds)] + command
+            return ['before_the_end', str(60 * self.options.time - self.lead)] + command
         return command
 
     def text(self, followed=False):
@@ -218,8 +217,8 @@ class Script:
             turn = self.words['turn']
             lines.append(self.words['restarts'])
         lines += ['', self.preparation.format(name=self.name, job=self.words['job'], turn=turn), '']
-        if self.options.requeue and 'requeue' in self.launcher_words:
-            lines.append(self.launcher_words['requeue'])
+        if self.options.requeue:
+            lines.append(self.launcher_words.get('requeue', self.words['before the end']))
         lines.append(' '.join(map(shlex.quote, self.launch())))
         if followed or self.options.requeue or self.in_a_job:
             lines.append(self.parts['status'])

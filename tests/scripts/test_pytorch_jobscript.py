@@ -205,7 +205,7 @@ def test_requeue(jobscript):
     # mpirun's ranks are no step of Slurm's
     for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 45)):
         text = '\n'.join(jobscript(system, '--requeue', '3', '--time', time, 'train.py'))
-        assert 'timeout --preserve-status --foreground --signal=USR1 %d mpi' % seconds in text
+        assert '\nbefore_the_end %d mpi' % seconds in text
         assert '-lt 3 ]' in text and '--signal=USR1@' not in text
     assert not any('85' in line for line in jobscript('frontier', 'train.py'))
 
@@ -308,9 +308,9 @@ def test_continued_while_pbs_restarts(jobscript, tmp_path, silent, status):
 def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
     """`qsub -l walltime` counts: ranks get their signal before the end of that, as they save."""
     lines = jobscript('derecho', '--requeue', '3', '--time', '60', 'train.py')
-    start = lines.index('timeout() {')
-    command = next(line for line in lines if line.startswith('timeout ')).split(' mpiexec ')[0]
-    assert command == 'timeout --preserve-status --foreground --signal=USR1 3480'
+    start = lines.index('before_the_end() {')
+    command = next(line for line in lines if line.startswith('before_the_end ')).split(' mpiexec ')[0]
+    assert command == 'before_the_end 3480'
     (tmp_path / 'qstat').write_text('#!/bin/sh\necho "    Resource_List.walltime = %s"\n' % walltime)
     (tmp_path / 'qstat').chmod(0o755)
     program = 'sleep 600' if walltime else "sh -c 'exit 7'"
@@ -319,15 +319,15 @@ def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
     assert done.returncode == status
 
 
-def test_signal_counts_from_the_start_of_the_job(jobscript, tmp_path):
+@pytest.mark.parametrize('system', ['derecho', 'bede'])
+def test_signal_counts_from_the_start_of_the_job(jobscript, tmp_path, system):
     """What a user has added before the ranks takes time, too; and lines with `timeout` of their own stay."""
-    lines = jobscript('derecho', '--requeue', '3', '--time', '60', 'train.py')
-    start = lines.index('timeout() {')
+    lines = jobscript(system, '--requeue', '3', '--time', '60', 'train.py')
+    start = next(number for number, line in enumerate(lines) if line.startswith('before_the_end() {'))
+    end = next(number for number in range(start, len(lines)) if lines[number].endswith('}'))
     (tmp_path / 'qstat').write_text('#!/bin/sh\necho "    Resource_List.walltime = 01:00:00"\n')
     (tmp_path / 'qstat').chmod(0o755)
-    function = lines[start:lines.index('}', start) + 1]
-    text = '\n'.join([*function, 'timeout 300 echo mine', 'SECONDS=5000',
-                      'timeout --preserve-status --foreground --signal=USR1 3480 sleep 600'])
+    text = '\n'.join([*lines[start:end + 1], 'timeout 300 echo mine', 'SECONDS=5000', 'before_the_end 3480 sleep 600'])
     done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs'},
                           stdout=subprocess.PIPE, text=True)
     assert done.stdout == 'mine\n' and done.returncode == 128 + signal.SIGUSR1
