@@ -12,8 +12,8 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import easyconfigs_of
 from hpc_pytorch.machine.versions import PAIRS, release
 from hpc_pytorch.packages.images import images_in
-from hpc_pytorch.packages.new_version import (
-    Change, NotPublished, as_typed, in_collection, named_file, plain_values, read)
+from hpc_pytorch.packages.lock_files import read_lock
+from hpc_pytorch.packages.new_version import Change, as_typed, in_collection, named_file, plain_values, read
 
 HALF_A_YEAR = datetime.timedelta(days=183)
 # documents of a generation that is kept as it was
@@ -22,46 +22,59 @@ RETIRED = re.compile(r'-\d{4}$')
 DATE = re.compile(r'(?<=-)\d{8}(?!\d)')
 
 
-def newest_of_each(paths, unknown):
-    """Return the newest easyconfig of each software and versionsuffix, {path: values}; `unknown` gets errors."""
-    newest = {}
+def values_of(paths, unknown):
+    """Return what easyconfigs say, {path: values}; `unknown` gets errors."""
+    found = {}
     for path in paths:
         try:
             text = read(path)
             values = dict({'versionsuffix': ''}, **plain_values(text))
-            rank = release(values['version']), values['versionsuffix']
-            key = values['name'], re.sub(r'\d+', '', values['versionsuffix'])
-        except (UsersProblem, SyntaxError, KeyError) as problem:
+            values['module'] = values['name'] + '/' + values['version'] + values['versionsuffix']
+        except (UsersProblem, SyntaxError, KeyError, TypeError) as problem:
             unknown.append("%s: expected an easyconfig with name and version, found: %s" % (path, problem))
             continue
-        known = in_collection(path) or '\nlock_files = ' in text
-        if known and (key not in newest or rank > newest[key][0]):
-            newest[key] = rank, path, values
-    return {path: values for _, path, values in newest.values()}
+        if in_collection(path) or '\nlock_files = ' in text:
+            found[path] = values
+    return found
 
 
-def newest_version(path, values, work, unknown):
-    """Return the newest version; without one its packages may still be older than those of the indexes."""
-    try:
-        return Change(path, 'latest', work).version
-    except NotPublished as problem:
-        unknown.append("%s: %s" % (as_typed(path), problem))
-        return values['version']
+def newest_of_each(known):
+    """Return the paths of the newest easyconfig of each software and versionsuffix."""
+    newest = {}
+    for path, values in known.items():
+        rank = release(values['version']), values['versionsuffix']
+        key = values['name'], re.sub(r'\d+', '', values['versionsuffix'])
+        if key not in newest or rank > newest[key][0]:
+            newest[key] = rank, path
+    return [path for _, path in newest.values()]
 
 
-def about_versions(path, values, unknown):
-    """Report a newer version of an easyconfig, else newer packages in its locks; `unknown` gets errors."""
+def about_version(path, values, unknown):
+    """Report a newer version of an easyconfig; `unknown` gets errors."""
     name = as_typed(path)
-    with tempfile.TemporaryDirectory(prefix='outdated-') as work:
-        try:
-            version = newest_version(path, values, work, unknown)
-            locked = values.get('lock_files') and version == values['version']
-            made = Change(path, None, work).make() if locked else {}
-        except UsersProblem as problem:
-            unknown.append("%s: %s" % (name, problem))
-            return
-    if version != values['version']:
-        yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
+    try:
+        with tempfile.TemporaryDirectory(prefix='outdated-') as work:
+            version = Change(path, 'latest', work).version
+    except UsersProblem as problem:
+        unknown.append("%s: %s" % (name, problem))
+    else:
+        if version != values['version']:
+            yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
+
+
+def about_packages(path, values, unknown):
+    """Report newer packages than in the locks of an easyconfig; `unknown` gets errors."""
+    if not values.get('lock_files'):
+        return
+    name = as_typed(path)
+    try:
+        with tempfile.TemporaryDirectory(prefix='outdated-') as work:
+            change = Change(path, None, work)
+            made = change.make()
+    except UsersProblem as problem:
+        unknown.append("%s: %s" % (name, problem))
+        return
+    unknown += ["%s: %s" % (name, problem) for problem in change.by_hand]
     # one that cannot be written beside the old one would go to another place
     made = {os.path.basename(one): text for one, text in made.items()}
     changed = [one for one, text in made.items() if read(named_file(path, one) or os.devnull) != text]
@@ -88,6 +101,18 @@ def about_installed(path, values, modules):
         yield "%s is installed, %s is here: ./eb %s" % (newest.group(), values['version'], as_typed(path))
 
 
+def about_rebuilding(installed, values, here):
+    """Report an installation with other packages than the locks of its easyconfig here, which were renewed since."""
+    changed = []
+    for path in sorted(glob.glob(glob.escape(os.path.dirname(installed)) + '/*.lock')):
+        lock = named_file(here, os.path.basename(path))
+        if lock and {entry[:2] for entry in read_lock(lock)} != {entry[:2] for entry in read_lock(path)}:
+            changed.append(os.path.basename(path))
+    if changed:
+        yield "%s is installed with other packages than in %s: ./eb --rebuild %s" % (
+            values['module'], ' '.join(changed), as_typed(here))
+
+
 def about_facts(path):
     """Report documents behind a file's settings or versions that were read more than six months ago."""
     limit = (datetime.date.today() - HALF_A_YEAR).isoformat()
@@ -104,12 +129,23 @@ def look(modules, software):
     findings, unknown = [], []
     installed = sorted(glob.glob(glob.escape(software) + '/*/*/easybuild/provenance/*.eb'))
     # those of the collection come first: the same easyconfig may be in both
-    for path, values in newest_of_each(easyconfigs_of(system) + installed, unknown).items():
-        findings += about_versions(path, values, unknown)
-        findings += about_images(path, values, system.container['image_search_path'])
-        findings += about_installed(path, values, modules)
+    known = values_of(easyconfigs_of(system) + installed, unknown)
+    newest = newest_of_each(known)
+    ours = {os.path.basename(path): path for path in known if in_collection(path)}
+    for path, values in known.items():
+        if path in newest:
+            findings += about_version(path, values, unknown)
+            findings += about_images(path, values, system.container['image_search_path'])
+            findings += about_installed(path, values, modules)
+        here = ours.get(os.path.basename(path), path)
+        if here != path:
+            findings += about_rebuilding(path, values, here)
+        elif path in newest or path in ours.values() and not systems.is_retired(path, system):
+            findings += about_packages(path, values, unknown)
     findings += about_facts(os.path.join(system.directory, 'system.cfg'))
     findings += about_facts(PAIRS)
+    # of versions and of packages there may be the same reason
+    unknown = dict.fromkeys(unknown)
     print("%s: not known: %d" % (system.name, len(unknown)), *unknown, sep='\n  ')
     print("%s: behind: %d" % (system.name, len(findings)), *findings, sep='\n  ')
     return 1 if findings else 0

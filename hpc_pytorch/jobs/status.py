@@ -72,6 +72,8 @@ def look_at(record):
         return Look(UNKNOWN if recent else FAILED, 'not submitted', "the submission was interrupted: submit again")
     if time.time() - record['time'] < scheduler.forgets_after:
         return Look(UNKNOWN, '', "the batch system does not know it, or not yet")
+    if not any(map(os.path.exists, (record['log'], files_of(record) + '.out'))):
+        return Look(CANCELLED, 'forgotten', "the batch system does not know it any more, and it never began")
     return Look(FAILED, 'forgotten', "the batch system does not know it any more, and it did not end by itself")
 
 
@@ -144,10 +146,11 @@ def describe(record, look, states):
 
 def jobs_of(easyconfigs):
     """Return the records for these easyconfigs and the jobs before theirs, oldest first; all without easyconfigs."""
-    names = [os.path.basename(path) for path in easyconfigs]
+    names = {*easyconfigs, *map(os.path.basename, easyconfigs)}
     found, wanted = [], set()
     for record in reversed(read_records()):
-        if not names or os.path.basename(record['easyconfig']) in names or record['job'] in wanted:
+        own = {os.path.basename(record['easyconfig']), record['name'], record['module']}
+        if not names or names & own or record['job'] in wanted:
             found.insert(0, record)
             wanted.update(record['after'])
     return found

@@ -72,6 +72,9 @@ class SystemJobs:
                                  type(self).__name__, self.scheduler.kind, self.system.system['title'], kind)
         if build_option('extended_dry_run'):
             raise EasyBuildError("With -x nothing is submitted. -D lists the modules; -x without --job shows the steps")
+        if build_option('stop'):
+            raise EasyBuildError("With --fetch or --stop nothing is installed, so nothing is submitted. Leave it out: "
+                                 "--job fetches all files itself before it submits")
         request_for(self.system, OTHERS)
         try:
             self.scheduler.find('any', 'any')

@@ -443,7 +443,8 @@ class Change:
                 parse_lock(text)
                 made[lock] = text
             except UsersProblem as problem:
-                self.by_hand.append("%s: %s. Then: ./eb --renew %s" % (lock, problem, as_typed(self.target)))
+                then = '' if self.renewed else ". Then: ./eb --renew " + as_typed(self.target)
+                self.by_hand.append("%s: %s%s" % (lock, problem, then))
         if self.renewed and not any(path.endswith('.lock') for path in made):
             raise UsersProblem('; '.join(self.by_hand))
         return made
@@ -589,7 +590,7 @@ def write(given, names):
     if change.by_hand:
         last = "%s cannot be installed before this is completed by hand:"
         if change.renewed:
-            last = "Not all locks of %s are new:"
+            last = "Not all locks of %s are new; type the same again when these can be made:"
         raise UsersProblem('\n  '.join([last % as_typed(change.target)] + change.by_hand))
     return 0
 

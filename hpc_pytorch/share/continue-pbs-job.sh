@@ -35,6 +35,8 @@ account=$(about "$PBS_JOBID" Account_Name)
 [ -z "$account" ] || options+=(-A "$account")
 # the one that it was submitted to; the job's own may be one that only routes lead to
 [ -z "${PBS_O_QUEUE:-}" ] || options+=(-q "$PBS_O_QUEUE")
+# the script may have changed the directory: the next job starts, and has its output, where this one has
+[ "${PBS_ENVIRONMENT:-}" = PBS_INTERACTIVE ] || cd "$PBS_O_WORKDIR"
 export HPC_JOB_RESTARTS=$((${HPC_JOB_RESTARTS:-0} + 1))
 next=$(qsub "${options[@]}" -v "$variables" "$1")
 echo "$next"

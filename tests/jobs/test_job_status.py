@@ -40,9 +40,13 @@ def described(tmp_path):
     return run
 
 
-def test_forgotten(described):
-    """A batch system without history: one line why, and one on what to look at."""
+def test_forgotten(described, tmp_path):
+    """A batch system without history: one line why, and one on what to look at, which only a job that began has."""
     text = described()
+    assert 'cancelled (forgotten' in text and 'it never began' in text and 'somebody deleted it' in text
+    assert 'somebody deleted it, or a job failed that it depended on; submit again' in described(after=['6'])
+    (tmp_path / 'toy-7.out').write_text('== building\n')
+    text = described(log=str(tmp_path / 'toy-7.out'))
     assert 'failed (forgotten' in text and 'cause: the batch system keeps no record of it' in text
     assert 'what to do: look at the end of its log' in text
 
@@ -50,6 +54,7 @@ def test_forgotten(described):
 def test_full_disk(described, tmp_path):
     """The job could not write its status, and the module is there: it is done. Without the module it has failed."""
     (tmp_path / 'toy.token.ended').touch()
+    (tmp_path / 'toy.token.out').touch()
     assert 'failed (forgotten' in described()
     (tmp_path / 'modules/all/toy/1.0.lua').touch()
     assert 'done (forgotten, but the module is installed by now)' in described()

@@ -56,17 +56,18 @@ def test_what_is_not_known(tmp_path, monkeypatch, capsys):
 def test_easyconfigs_of_others(tmp_path, monkeypatch, capsys):
     """What else is installed in the prefix need not be ours, or readable: it is named, and the list continues."""
     texts = {'a': b"name = 'a'  # \xff", 'b': b'name = (', 'c': b"version = '1'", 'd': None,
-             'e': b"name = 'e'\nversion = '1'"}
+             'e': b"name = 'e'\nversion = '1'", 'f': b"name = 'f'\nversion = 2026.11\nlock_files = ['f.lock']"}
     for name, text in texts.items():
         path = tmp_path / name / '1/easybuild/provenance' / (name + '-1.eb')
         path.parent.mkdir(parents=True)
         path.write_bytes(text) if text else path.symlink_to(tmp_path / 'nowhere')
-    monkeypatch.setattr(outdated, 'about_versions', lambda *_: [])
+    for about in ('about_version', 'about_packages'):
+        monkeypatch.setattr(outdated, about, lambda *_: [])
     monkeypatch.setenv('HPC_SYSTEM', 'isambard-ai')
     outdated.look([], str(tmp_path))
     output = capsys.readouterr().out
-    assert 'isambard-ai: not known: 4\n' in output and 'isambard-ai: behind: ' in output
-    for name in 'abcd':
+    assert 'isambard-ai: not known: 5\n' in output and 'isambard-ai: behind: ' in output
+    for name in 'abcdf':
         assert '/provenance/%s-1.eb: expected an easyconfig with name and version, found: ' % name in output
 
 
@@ -76,30 +77,65 @@ def test_in_a_checkout_of_others(tmp_path, monkeypatch):
     (tmp_path / 'toy.in').write_text('old\n')
     renewed = {'/elsewhere/toy-1.0.eb': 'x', '/elsewhere/toy.in': 'old\n', '/elsewhere/toy.lock': 'new\n'}
     path.write_text('x')
-    change = SimpleNamespace(version='1.0', make=renewed.copy)
+    change = SimpleNamespace(make=renewed.copy, by_hand=['other.lock: no index answers'])
     monkeypatch.setattr(outdated, 'Change', lambda path, version, work: change)
-    values = {'version': '1.0', 'lock_files': ['toy.lock']}
-    line, = outdated.about_versions(str(path), values, [])
+    values, unknown = {'lock_files': ['toy.lock', 'other.lock']}, []
+    line, = outdated.about_packages(str(path), values, unknown)
     assert line == '%s: newer packages in toy.lock: ./eb --renew %s' % (path, path)
+    assert unknown == ['%s: other.lock: no index answers' % path]
     (tmp_path / 'toy.lock').write_text('new\n')
-    assert not list(outdated.about_versions(str(path), values, []))
+    assert not list(outdated.about_packages(str(path), values, unknown))
 
 
-def test_list_with_a_version_of_its_own(tmp_path, monkeypatch):
-    """A site's list of packages, version 2026.10: only a person knows the next version; its packages are compared."""
-    path = tmp_path / 'Stack-2026.10-site.eb'
-    (tmp_path / 'Stack-2026.10.lock').write_text('old\n')
+def test_index_that_does_not_answer(tmp_path, monkeypatch, capsys):
+    """Nobody knows the next version of a site's own list, or of wheels whose index is away: packages are compared."""
+    path = tmp_path / 'Stack/1/easybuild/provenance/Stack-2026.10-site.eb'
+    path.parent.mkdir(parents=True)
+    path.write_text("name = 'Stack'\nversion = '2026.10'\nlock_files = ['Stack-2026.10.lock']\n")
+    path.with_name('Stack-2026.10.lock').write_text('old\n')
 
     def ask(path, version, work):
         if version == 'latest':
-            raise outdated.NotPublished("which version is the newest is not known here")
-        return SimpleNamespace(make=lambda: {'/x/Stack-2026.10.lock': 'new\n'})
+            raise UsersProblem("only an index that is away knows the newest version")
+        return SimpleNamespace(make=lambda: {'/x/Stack-2026.10.lock': 'new\n'}, by_hand=[])
 
     monkeypatch.setattr(outdated, 'Change', ask)
-    values = {'version': '2026.10', 'lock_files': ['Stack-2026.10.lock']}
-    unknown = []
-    line, = outdated.about_versions(str(path), values, unknown)
-    assert 'newer packages in Stack-2026.10.lock: ./eb --renew ' in line and len(unknown) == 1
+    monkeypatch.setattr(outdated, 'easyconfigs_of', lambda system: [])
+    monkeypatch.setenv('HPC_SYSTEM', 'isambard-ai')
+    assert outdated.look([], str(tmp_path)) == 1
+    output = capsys.readouterr().out
+    assert 'not known: 1\n' in output and '%s: newer packages in Stack-2026.10.lock: ./eb --renew ' % path in output
+
+
+def test_all_of_today(tmp_path, monkeypatch, capsys):
+    """Packages of older easyconfigs that are still in use are compared, too; those of another year are not."""
+    compared = []
+    monkeypatch.setattr(outdated, 'about_version', lambda *_: [])
+    monkeypatch.setattr(outdated, 'about_packages', lambda path, *_: compared.append(path) or [])
+    monkeypatch.setenv('HPC_SYSTEM', 'derecho')
+    outdated.look([], str(tmp_path))
+    names = {path.rpartition('/')[2] for path in compared}
+    assert {'PyTorch-2.7.1-Derecho-whl.eb', 'PyTorch-2.14.0-Derecho-whl.eb'} <= names
+    assert 'PyTorch-2.4.0-Derecho.eb' not in names and len(names) == len(compared)
+
+
+def test_renewed_since(tmp_path, monkeypatch, capsys):
+    """What was installed before a lock was renewed, perhaps by an update of the collection, keeps its packages."""
+    name = 'Transformers-5.23.0-workstation.eb'
+    ours = CHECKOUT / 'easyconfigs/t/Transformers' / name
+    lock = ours.parent / 'locks/Transformers-5.23.0.lock'
+    installed = tmp_path / 'Transformers/5.23.0-workstation/easybuild/provenance' / name
+    installed.parent.mkdir(parents=True)
+    installed.write_text(ours.read_text())
+    for about in ('about_version', 'about_packages'):
+        monkeypatch.setattr(outdated, about, lambda *_: [])
+    monkeypatch.setenv('HPC_SYSTEM', 'workstation')
+    line = 'Transformers/5.23.0-workstation is installed with other packages than in %s: ./eb --rebuild %s\n' % (
+        lock.name, name)
+    for text, said in ((lock.read_text(), False), (lock.read_text().replace('tqdm==', 'tqdm==0.'), True)):
+        (installed.parent / lock.name).write_text('# made with other options\n' + text)
+        outdated.look([], str(tmp_path))
+        assert (line in capsys.readouterr().out) == said
 
 
 def test_older_modules(tmp_path):
@@ -138,4 +174,4 @@ def test_newest_of_each():
     """An older generation is not behind: there is a newer one."""
     names = ['PyTorch-2.4.0-Derecho.eb', 'PyTorch-2.9.1-Derecho.eb', 'PyTorch-2.7.1-Derecho-whl.eb']
     paths = [str(CHECKOUT / 'easyconfigs/p/PyTorch' / name) for name in names]
-    assert sorted(outdated.newest_of_each(paths, [])) == sorted(paths[1:])
+    assert sorted(outdated.newest_of_each(outdated.values_of(paths, []))) == sorted(paths[1:])

@@ -120,6 +120,8 @@ def test_refused(toys, pbs):
     toys.write('base')
     easyconfig = toys.write('toy', after=['base'])
     assert 'With -x nothing is submitted' in toys.refused(easyconfig, '-x')
+    # a job that only fetches was taken for one that installs
+    assert 'Leave it out: --job fetches all files itself' in toys.refused(easyconfig, '--fetch')
     output = toys.refused(easyconfig, env={'PBS_ACCOUNT': 'NCAR0002'})
     assert 'Invalid account' in output and 'set a project that may use this system' in output
     # the second of two is refused: the first, which was taken, is given back
@@ -528,8 +530,9 @@ def test_jobs_of_an_easyconfig(toys, pbs):
     toys.submit(other)
     toys.submit(top)
     assert pbs.jobs()['3.pbs']['depend'] == 'afterok:2.pbs@pbs'
-    shown = toys.run('--job-status', top)
-    assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
+    for name in (top, 'top-1.0-Derecho', 'top/1.0-Derecho'):
+        shown = toys.run('--job-status', name)
+        assert 'base/1.0-Derecho' in shown and 'top/1.0-Derecho' in shown and 'other/' not in shown
     # why it is held, which PBS's own comment does not tell
     assert 'waiting (H, Dependency)\n    it starts when the jobs that it depends on have succeeded' in shown
     pbs.delete('3')

@@ -34,6 +34,8 @@ MESSAGES = (
      "USE_TENSORPIPE=0"),
     ('appears to have been launched using "srun",\nbut OMPI was not built with SLURM\'s PMI support and therefore',
      "SLURM_MPI_TYPE=pmix"),
+    ("mpi  FAILS: started as 1 process(es), not as 2: the launcher belongs to another MPI than torch_mpi's (MPICH)",
+     "SLURM_MPI_TYPE=pmi2"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )
 

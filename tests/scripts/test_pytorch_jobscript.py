@@ -259,6 +259,7 @@ def queued_again(jobscript, directory, ended, **variables):
 
 # PBS's commands: what qstat -f says of a job is in a file of its name; what the others are told is kept
 PBS_COMMAND = """#!/bin/bash
+[ "${0##*/}" != qsub ] || pwd > "${0%/*}/where"
 cd "${0%/*}"
 [ "${0##*/}" != qstat ] || exec cat "${2%%@*}"
 echo "${0##*/}" "$@" >> told
@@ -286,9 +287,10 @@ def continued_on_pbs(jobscript, directory, first='', array='', command=PBS_COMMA
     for name in ('qstat', 'qsub', 'qalter', 'sleep'):
         (directory / name).write_text(command)
         (directory / name).chmod(0o755)
-    text = '\n'.join(['(exit 85)'] + lines[lines.index('status=$?'):])
+    text = '\n'.join(['cd /', '(exit 85)'] + lines[lines.index('status=$?'):])
     done = subprocess.run(['bash', '-c', text, 'job'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                           env={'PATH': '%s:/usr/bin:/bin' % directory, 'PBS_JOBID': '7.pbs', 'PBS_O_QUEUE': 'short',
+                               'PBS_O_WORKDIR': str(directory),
                                'PBS_ARRAY_ID': array, 'PBS_ARRAY_INDEX': '4' if array else '', 'LR': '3',
                                'LONG': '5', 'PBS_JOBNAME': 'mine'})
     return done, (directory / 'told').read_text().splitlines()
@@ -298,7 +300,7 @@ def continued_on_pbs(jobscript, directory, first='', array='', command=PBS_COMMA
 def test_continued_while_pbs_restarts(jobscript, tmp_path, silent, status):
     """A server that does not answer for half a minute is no reason to stop; one that never does leaves the status."""
     busy = '[ "${0##*/}" != qstat ] || [ "$(grep -c sleep told)" -ge %d ] || exit 15\n' % silent
-    command = PBS_COMMAND.replace('[', busy + '[', 1)
+    command = PBS_COMMAND.replace('*}"\n', '*}"\n' + busy, 1)
     done, told = continued_on_pbs(jobscript, tmp_path, command=command)
     assert done.returncode == status, done.stdout
     assert any(line.startswith('qsub -N mine -P ours -l job_priority=economy') for line in told) == (status == 0), told
@@ -340,6 +342,8 @@ def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     """The next job gets what the user gave to qsub, and who waits for this job's end waits for that one's, too."""
     done, told = continued_on_pbs(jobscript, tmp_path, first, array)
     assert done.returncode == 0 and 'the program continues in job 9.pbs\n' in done.stdout, done.stdout
+    # also where the user has added a `cd` to the script
+    assert (tmp_path / 'where').read_text() == '%s\n' % tmp_path
     given = '-N mine -P ours -l job_priority=economy -lwalltime=2:00:00 -W group_list=us'
     # of an array only this part, though the script may have all of it: #PBS -J
     index = '-J 4-5:2 ' if array else ''

@@ -250,13 +250,40 @@ def test_near_nvidia_gpu(script, tmp_path):
         assert done.stdout == seen + '\n'
 
 
+@pytest.fixture
+def environment(script):
+    """That of an mpiexec, for more ranks than cores."""
+    return {'PATH': '%s:/usr/bin:/bin' % script.parent, 'TMPDIR': '/tmp', 'HOME': '/', 'OMPI_ALLOW_RUN_AS_ROOT': '1',
+            'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1', 'OMPI_MCA_rmaps_base_oversubscribe': '1'}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('program', ['mpiexec.mpich', 'mpiexec.openmpi'])
-def test_real_launchers(script, program):
+def test_one_saves_and_others_leave(script, environment, tmp_path, program):
+    """Open MPI ended all ranks when the first one had left with status 85, also the one that was saving."""
+    save = """import os, sys, time
+if os.environ["RANK"] == "0":
+    while "ended with status 85" not in open(sys.argv[1]).read():
+        time.sleep(0.1)
+    time.sleep(4)
+    print("rank 0 has saved")
+else:
+    print("rank 1 has nothing to save")
+sys.exit(85)"""
+    # what an earlier program of the job has left
+    for rank in '01':
+        (tmp_path / ('.ended-' + rank)).write_text('')
+    (tmp_path / 'rank-1.out').write_text('')
+    done = subprocess.run([program, '-n', '2', script, '-c', save, tmp_path / 'rank-1.out'], stdin=subprocess.DEVNULL,
+                          env=dict(environment, HPC_RANK_OUTPUTS=str(tmp_path)), timeout=120)
+    assert done.returncode == 85
+    assert 'rank 0 has saved' in (tmp_path / 'rank-0.out').read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('program', ['mpiexec.mpich', 'mpiexec.openmpi'])
+def test_real_launchers(script, environment, program):
     """Four real ranks."""
-    environment = {'PATH': '%s:/usr/bin:/bin' % script.parent, 'TMPDIR': '/tmp', 'HOME': '/',
-                   'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1',
-                   'OMPI_MCA_rmaps_base_oversubscribe': '1'}
     # one write for each line, as ranks share the output
     show = SHOW.replace('print(*(', 'os.write(1, (" ".join((').replace(')))', '))) + "\\n").encode())', 1)
     done = subprocess.run([program, '-n', '4', script, '-c', show], env=environment, stdin=subprocess.DEVNULL,
