@@ -49,31 +49,22 @@ def newest_of_each(known):
     return [path for _, path in newest.values()]
 
 
-def about_version(path, values, unknown):
-    """Report a newer version of an easyconfig; `unknown` gets errors."""
-    name = as_typed(path)
-    try:
-        with tempfile.TemporaryDirectory(prefix='outdated-') as work:
-            version = Change(path, 'latest', work).version
-    except UsersProblem as problem:
-        unknown.append("%s: %s" % (name, problem))
-    else:
-        if version != values['version']:
-            yield "%s: there is %s: ./eb --new-version %s %s" % (name, version, version, name)
+def about_version(path, values):
+    """Report a newer version of an easyconfig."""
+    with tempfile.TemporaryDirectory(prefix='outdated-') as work:
+        version = Change(path, 'latest', work).version
+    if version != values['version']:
+        yield "{0}: there is {1}: ./eb --new-version {1} {0}".format(as_typed(path), version)
 
 
 def about_packages(path, values, unknown):
-    """Report newer packages than in the locks of an easyconfig; `unknown` gets errors."""
+    """Report newer packages than in the locks of an easyconfig; `unknown` gets locks that cannot be made."""
     if not values.get('lock_files'):
         return
     name = as_typed(path)
-    try:
-        with tempfile.TemporaryDirectory(prefix='outdated-') as work:
-            change = Change(path, None, work)
-            made = change.make()
-    except UsersProblem as problem:
-        unknown.append("%s: %s" % (name, problem))
-        return
+    with tempfile.TemporaryDirectory(prefix='outdated-') as work:
+        change = Change(path, None, work)
+        made = change.make()
     unknown += ["%s: %s" % (name, problem) for problem in change.by_hand]
     # one that cannot be written beside the old one would go to another place
     made = {os.path.basename(one): text for one, text in made.items()}
@@ -127,6 +118,13 @@ def about_facts(path):
 def look(modules, software):
     system = systems.load(os.environ['HPC_SYSTEM'])
     findings, unknown = [], []
+
+    def add(about, path, *more):
+        try:
+            findings.extend(about(path, *more))
+        except UsersProblem as problem:
+            unknown.append("%s: %s" % (as_typed(path), problem))
+
     installed = sorted(glob.glob(glob.escape(software) + '/*/*/easybuild/provenance/*.eb'))
     # those of the collection come first: the same easyconfig may be in both
     known = values_of(easyconfigs_of(system) + installed, unknown)
@@ -134,14 +132,14 @@ def look(modules, software):
     ours = {os.path.basename(path): path for path in known if in_collection(path)}
     for path, values in known.items():
         if path in newest:
-            findings += about_version(path, values, unknown)
-            findings += about_images(path, values, system.container['image_search_path'])
-            findings += about_installed(path, values, modules)
+            add(about_version, path, values)
+            add(about_images, path, values, system.container['image_search_path'])
+            add(about_installed, path, values, modules)
         here = ours.get(os.path.basename(path), path)
         if here != path:
-            findings += about_rebuilding(path, values, here)
+            add(about_rebuilding, path, values, here)
         elif path in newest or path in ours.values() and not systems.is_retired(path, system):
-            findings += about_packages(path, values, unknown)
+            add(about_packages, path, values, unknown)
     findings += about_facts(os.path.join(system.directory, 'system.cfg'))
     findings += about_facts(PAIRS)
     # of versions and of packages there may be the same reason

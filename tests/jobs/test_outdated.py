@@ -136,6 +136,9 @@ def test_renewed_since(tmp_path, monkeypatch, capsys):
         (installed.parent / lock.name).write_text('# made with other options\n' + text)
         outdated.look([], str(tmp_path))
         assert (line in capsys.readouterr().out) == said
+    (installed.parent / lock.name).write_text('tqdm\n')
+    outdated.look([], str(tmp_path))
+    assert 'not known: 1\n  %s: ' % installed in capsys.readouterr().out
 
 
 def test_older_modules(tmp_path):
