@@ -54,8 +54,6 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         # what the wheel is made of, and the note of an interrupted build of the same
         self.facts = None
         self.interrupted = None
-        # of the easyconfig's, those that no path has yet
-        self.missing_patches = []
         if not self.cfg['features']:
             print_warning("%s states no features, so its module sets nothing of what %s needs. Add those of gpu, nccl "
                           "and mpi that it uses, such as features = ['mpi'], or features = ['cpu'] for none",
@@ -109,20 +107,17 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
         """Fetch no patches if there is a wheel; upstream's come out of the distribution of its easyconfigs."""
         if self.wheel:
             return
-        if not self.dry_run:
-            names = [create_patch_info(patch)['name'] for patch in self.cfg['patches']]
-            self.missing_patches = [name for name in names
-                                    if not self.obtain_file(name, no_download=True, warning_only=True)]
-        if self.missing_patches:
+        names = [create_patch_info(patch)['name'] for patch in self.cfg['patches']]
+        missing = [name for name in names
+                   if not self.dry_run and not self.obtain_file(name, no_download=True, warning_only=True)]
+        if missing:
             # unpacking it takes the packages to build with
             with self.loaded_dependencies(), as_easybuild_error():
+                self.other_sources = read_lock(self.named_file(upstream_patches.LOCK))
                 self.fetch_packages()
                 place = os.path.dirname(built_wheels.stores(self.cfg, source_paths())[0])
-                upstream_patches.extract(self.wheels, self.missing_patches, place)
+                upstream_patches.extract(self.wheels, missing, place)
         super().fetch_patches(*args, **kwargs)
-
-    def other_sources_to_fetch(self):
-        return read_lock(self.named_file(upstream_patches.LOCK)) if self.missing_patches else []
 
     def make_builddir(self):
         """Keep what an interrupted build of the same left."""

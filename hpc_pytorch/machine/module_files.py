@@ -8,13 +8,6 @@ from hpc_pytorch import HERE, parse, read_json
 SYNTAX = parse(HERE + '/machine/module_syntax.cfg')
 
 
-def set_by_default(generator, setting):
-    """Set an environment variable unless the user has; `setting` has a name, a value and the reason for it."""
-    condition = SYNTAX[generator.SYNTAX]['not by the user'] % {'name': setting.name, 'value': setting.value}
-    statement = generator.set_environment(setting.name, setting.value).rstrip()
-    return generator.comment(setting.reason) + generator.conditional_statement([condition], statement)
-
-
 def snippet(generator, name, argument=''):
     """Return the entry of this name in module_syntax.cfg, in the language of the module file."""
     text = SYNTAX[generator.SYNTAX][name]
@@ -42,7 +35,11 @@ def set_for_system(generator, system, settings, own=()):
         'HPC_NODE_CPUS': (node['cores'] or 0) * (node['threads_per_core'] or 1),
         'GPU_CORES': ' '.join(','.join(map(str, cores)) for cores in node['gpu_cores']),
     }
-    text = ''.join(set_by_default(generator, setting) for setting in settings)
+    text = ''
+    for setting in settings:
+        condition = SYNTAX[generator.SYNTAX]['not by the user'] % {'name': setting.name, 'value': setting.value}
+        statement = generator.set_environment(setting.name, setting.value).rstrip()
+        text += generator.comment(setting.reason) + generator.conditional_statement([condition], statement)
     return text + ''.join(generator.set_environment(name, str(value)) for name, value in variables.items()
                           if value and name not in own)
 

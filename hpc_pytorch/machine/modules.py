@@ -14,13 +14,12 @@ LMOD_PLACES = ('/usr/share/lmod/lmod/libexec/lmod', '/opt/cray/pe/lmod/lmod/libe
                os.path.join(OWN_LMOD, 'usr/share/lmod/lmod/libexec/lmod'))
 MODULECMD_PLACES = ('/usr/lib/x86_64-linux-gnu/modulecmd.tcl', '/usr/lib/aarch64-linux-gnu/modulecmd.tcl',
                     '/usr/share/Modules/libexec/modulecmd.tcl', '/usr/lib64/Modules/modulecmd.tcl')
-# EasyBuild's name, syntax of module files, variable that names the program, and where it is
-Tool = namedtuple('Tool', 'name syntax variable program')
-LMOD = Tool('Lmod', 'Lua', 'LMOD_CMD', None)
-ENVIRONMENT_MODULES = Tool('EnvironmentModules', 'Tcl', 'MODULES_CMD', None)
-# How a tool prints its version, and the oldest that will do: EasyBuild requires Lmod 8, and our module files use
-# pushenv, which Environment Modules before 5.1 lack.
-OLDEST = {'Lmod': (r'Version (\d+)\.(\d+)', (8, 0)), 'EnvironmentModules': (r'Modules Release (\d+)\.(\d+)', (5, 1))}
+# EasyBuild's name, syntax of module files, variable that names the program, and where it is; how it prints its version,
+# and the oldest that will do: EasyBuild requires Lmod 8, and our module files use pushenv, which Environment Modules
+# before 5.1 lack.
+Tool = namedtuple('Tool', 'name syntax variable program version oldest')
+LMOD = Tool('Lmod', 'Lua', 'LMOD_CMD', None, r'Version (\d+)\.(\d+)', (8, 0))
+ENVIRONMENT_MODULES = Tool('EnvironmentModules', 'Tcl', 'MODULES_CMD', None, r'Modules Release (\d+)\.(\d+)', (5, 1))
 # busy file systems take many seconds
 SECONDS = 60
 HANGS = "it has not answered for %d seconds" % SECONDS
@@ -44,9 +43,8 @@ def modules_tool(any_version=False):
 
 def new_enough(tool):
     """True if our module files work with it; Debian 11 and Ubuntu 22.04 have older ones."""
-    pattern, oldest = OLDEST[tool.name]
-    version = re.search(pattern, run([tool.program, 'bash', '--version']).stdout)
-    return bool(version) and tuple(map(int, version.groups())) >= oldest
+    version = re.search(tool.version, run([tool.program, 'bash', '--version']).stdout)
+    return bool(version) and tuple(map(int, version.groups())) >= tool.oldest
 
 
 class ModulesShell(object):

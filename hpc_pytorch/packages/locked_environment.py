@@ -88,6 +88,8 @@ class LockedEnvironment(EasyBlock):
         # the directory with the files of the locked packages, and which lock files they are of
         self.wheels = None
         self.locks = 'lock_files'
+        # entries whose sources are fetched besides
+        self.other_sources = []
         # man looks beside the programs on $PATH, too; a $MANPATH of ours alone would hide the system's pages
         self.module_load_environment.remove('MANPATH')
         help_text = self.usage()
@@ -303,9 +305,6 @@ class LockedEnvironment(EasyBlock):
             wheels += self.locked('mpi_lock_files')
         return wheels, sources
 
-    def other_sources_to_fetch(self):
-        return []
-
     def fetch_step(self, *args, **kwargs):
         """Fetch what the locks name, unless all of it lies in a source path."""
         self.check_locks()
@@ -362,7 +361,7 @@ class LockedEnvironment(EasyBlock):
         files = PackageFiles(self.python, built_wheels.stores(self.cfg, source_paths(), 'wheels'), self.log)
         wheels, sources = self.divide_packages()
         tools = self.locked('build_lock_files')
-        sources += self.other_sources_to_fetch()
+        sources += self.other_sources
         files.link(wheels + tools + sources)
         for entries in (wheels, tools):
             missing = files.missing_wheels(entries)

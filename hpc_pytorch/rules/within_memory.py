@@ -8,7 +8,7 @@ from easybuild.tools.build_log import EasyBuildError
 from easybuild.tools.environment import restore_env_vars, unset_env_vars
 from easybuild.tools.filetools import read_file
 
-from hpc_pytorch.source.wheel_build import print_summary, profile_to_keep, ramgate_command
+from hpc_pytorch.source.wheel_build import WheelBuild, print_summary, profile_to_keep, ramgate_command
 
 # prints what ramgate sets for a build, and lasts until its input ends, as it does with EasyBuild's process
 BUILD = ['sh', '-c', 'env | grep -E "^(RAMGATE_SOCKET|CMAKE_[A-Z_]+_LAUNCHER|(CUDA|ROCM)_HOME)="; echo; exec cat']
@@ -24,7 +24,7 @@ def begin(easyblock):
 def watch(easyblock):
     """Watch the compilers of an installation from now on; it may be called twice."""
     # EB_PyTorchHPC does this itself
-    if _running or easyblock.dry_run or getattr(easyblock, 'runs_ramgate', False):
+    if _running or easyblock.dry_run or isinstance(easyblock, WheelBuild):
         return
     command = ramgate_command(easyblock, profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:

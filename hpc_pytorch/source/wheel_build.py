@@ -69,8 +69,6 @@ def stubs_of(nvcc):
 
 class WheelBuild(LockedEnvironment):
     """Support for building PyTorch's wheel within the memory; `super()` is upstream's EB_PyTorch in the end."""
-    # so nothing else has to watch it
-    runs_ramgate = True
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

@@ -135,7 +135,6 @@ class Report:
     def __init__(self, directory, summary):
         self.directory = directory
         self.summary = summary
-        self.begin = time.monotonic()
         self.compilations = []
         # of memory, only every so many measurements are kept
         self.rows = []
@@ -151,7 +150,7 @@ class Report:
             self.write(schedule)
 
     def since(self, moment):
-        return round(moment - self.begin, 3)
+        return round(moment - self.summary.begin, 3)
 
     def entry(self, compilation):
         return {

@@ -102,7 +102,7 @@ def test_too_old_modules_tools_are_passed_over(tmp_path):
         program = tmp_path / ('lmod' + version)
         program.write_text('#!/bin/sh\necho "Modules based on Lua: Version %s" >&2\n' % version)
         program.chmod(0o755)
-        assert modules.new_enough(modules.Tool('Lmod', 'Lua', 'LMOD_CMD', str(program))) is will_do
+        assert modules.new_enough(modules.LMOD._replace(program=str(program))) is will_do
 
 
 @pytest.mark.slow

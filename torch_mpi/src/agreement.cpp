@@ -29,15 +29,11 @@ void Comparison::post(MPI_Comm comm, int tag) {
 }
 
 bool Comparison::heard() {
-  int complete = 0;
-  check_mpi(MPI_Test(&receive_, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-  return complete != 0;
+  return is_complete(receive_);
 }
 
 bool Comparison::done() {
-  int complete = 0;
-  check_mpi(MPI_Test(&send_, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-  return heard() && complete != 0;
+  return heard() && is_complete(send_);
 }
 
 bool Comparison::agrees() const {

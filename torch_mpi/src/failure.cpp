@@ -58,6 +58,12 @@ void check_mpi(int code, const char* what) {
     C10_THROW_ERROR(DistBackendError, c10::str("torch_mpi: ", what, ": ", mpi_error_text(code)));
 }
 
+bool is_complete(MPI_Request& request, const char* what) {
+  int complete = 0;
+  check_mpi(MPI_Test(&request, &complete, MPI_STATUS_IGNORE), what);
+  return complete != 0;
+}
+
 std::string Communicator::reason() {
   std::lock_guard<std::mutex> lock(reason_mutex_);
   return reason_;
@@ -188,10 +194,7 @@ bool Runtime::has_ended(int process) {
   if (first)
     check_mpi(
         MPI_Issend(nullptr, 0, MPI_BYTE, process, tag(notice), control_, &question.request), "MPI_Issend");
-  int complete = 0;
-  if (question.request != MPI_REQUEST_NULL)
-    check_mpi(MPI_Test(&question.request, &complete, MPI_STATUS_IGNORE), "MPI_Test");
-  if (complete)
+  if (question.request != MPI_REQUEST_NULL && is_complete(question.request))
     question.answered = Clock::now();
   return Clock::now() - kPatience > question.answered;
 }

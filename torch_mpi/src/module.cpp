@@ -37,15 +37,14 @@ void check_library() {
 
 PYBIND11_MODULE(_c, module) {
   using namespace torch_mpi;
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
   check_library();
   py::module_::import("torch._C._distributed_c10d");
   py::class_<MPIBackend, c10d::Backend, c10::intrusive_ptr<MPIBackend>>(module, "MPIBackend")
-      .def("abort", &MPIBackend::abort, py::call_guard<py::gil_scoped_release>());
+      .def("abort", &MPIBackend::abort, without_gil);
+  module.def("create", &MPIBackend::create, py::arg("ranks"), py::arg("timeout"), without_gil);
   module.def(
-      "create", &MPIBackend::create, py::arg("ranks"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "start", [](Milliseconds timeout) { Runtime::get().start(timeout); }, py::arg("timeout"),
-      py::call_guard<py::gil_scoped_release>());
+      "start", [](Milliseconds timeout) { Runtime::get().start(timeout); }, py::arg("timeout"), without_gil);
   module.def("world_rank", [] { return Runtime::get().world_rank; });
   module.def("world_size", [] { return Runtime::get().world_size; });
   module.def("library_version", &library_version);
@@ -54,7 +53,5 @@ PYBIND11_MODULE(_c, module) {
     Runtime::get().platform =
         name == "hip" ? GPU_PLATFORM_HIP : name == "cuda" ? GPU_PLATFORM_CUDA : GPU_PLATFORM_OTHER;
   });
-  module.def(
-      "stop", [](bool failed) { Runtime::get().stop(failed); }, py::arg("failed"),
-      py::call_guard<py::gil_scoped_release>());
+  module.def("stop", [](bool failed) { Runtime::get().stop(failed); }, py::arg("failed"), without_gil);
 }

@@ -49,14 +49,10 @@ const std::map<at::ScalarType, std::pair<MPI_Datatype, Kind>> builtin_types = {
 };
 
 // For types MPI does not know: operations of our own, which compute in float.
-struct Minimum {  // NaN wins, as in torch.minimum
+template <class Before>
+struct First {  // NaN wins, as in torch.minimum
   float operator()(float a, float b) const {
-    return a != a || a < b ? a : b;
-  }
-};
-struct Maximum {
-  float operator()(float a, float b) const {
-    return a != a || a > b ? a : b;
+    return a != a || Before()(a, b) ? a : b;
   }
 };
 
@@ -78,9 +74,9 @@ MPI_User_function* function_of(Op op) {
     return combine<T, std::multiplies<>>;
   if constexpr (!c10::is_complex<T>::value) {
     if (op == Op::MIN)
-      return combine<T, Minimum>;
+      return combine<T, First<std::less<>>>;
     if (op == Op::MAX)
-      return combine<T, Maximum>;
+      return combine<T, First<std::greater<>>>;
   }
   return nullptr;
 }

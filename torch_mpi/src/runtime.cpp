@@ -382,11 +382,7 @@ MPI_Comm Runtime::duplicate_world(Milliseconds timeout) {
     std::lock_guard<std::mutex> lock(mutex);
     check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, made, &request), "MPI_Comm_idup");
   }
-  const bool complete = test_until(Clock::now() + timeout, [&] {
-    int found = 0;
-    check_mpi(MPI_Test(&request, &found, MPI_STATUS_IGNORE), "MPI_Comm_idup");
-    return found != 0;
-  });
+  const bool complete = test_until(Clock::now() + timeout, [&] { return is_complete(request, "MPI_Comm_idup"); });
   if (!complete)
     ranks_missing();
   const std::unique_ptr<MPI_Comm> done(made);

@@ -32,6 +32,8 @@ constexpr auto kNoticeInterval = Milliseconds(1);
 
 // Throws when `code` is not MPI_SUCCESS; `what` is the MPI function.
 void check_mpi(int code, const char* what);
+// Under the lock; `what` began the request.
+bool is_complete(MPI_Request& request, const char* what = "MPI_Test");
 std::string mpi_error_text(int code);
 std::exception_ptr error_of(const std::string& message);
 std::string in_seconds(Milliseconds time);

@@ -184,7 +184,6 @@ void MPIWork::end(std::exception_ptr error) {
     Runtime::get().abandon(WorkPointer::reclaim_copy(this));
     error = error_of("torch_mpi: " + reason);
   }
-  const bool mpi_is_done = complete_requests_ == requests_.size();
   try {
     if (!error) {
       c10::NoGradGuard no_grad;
@@ -197,7 +196,7 @@ void MPIWork::end(std::exception_ptr error) {
   } catch (...) {
     error = std::current_exception();
   }
-  if (mpi_is_done) {
+  if (complete_requests_ == requests_.size()) {
     finish_.clear();
     kept_.clear();
   }
