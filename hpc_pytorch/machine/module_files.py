@@ -16,13 +16,12 @@ def snippet(generator, name, argument=''):
 
 def explain(settings, advice):
     """List for `module help` what the module sets for this system, and what the site advises to try."""
-    text = ''
+    lines = []
     for title, variables in (("Set by this module, unless you have:", settings),
                              ("Worth trying on this system:", advice)):
         if variables:
-            text += '\n%s\n' % title
-            text += '\n'.join("  %s=%s: %s" % (one.name, one.value, one.reason) for one in variables) + '\n'
-    return text.rstrip('\n')
+            lines += ['', title] + ["  %s=%s: %s" % (one.name, one.value, one.reason) for one in variables]
+    return '\n'.join(lines)
 
 
 def set_for_system(generator, system, settings, own=()):

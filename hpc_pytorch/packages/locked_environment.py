@@ -406,18 +406,15 @@ class LockedEnvironment(EasyBlock):
         self.build_packages(sources)
         for package in self.cfg['collection_packages']:
             self.install_from_collection(package)
-        self.compile_to_byte_code()
+        with progress("compiling to byte code", self.log):
+            # on all cores, but for packages' own tests, a fifth of all; not every file is for this Python
+            ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
+                'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
         self.install_scripts()
 
     def install_file(self, path):
         """Install a wheel that is in no lock file; its checksum was compared when it was fetched or built."""
         self.pip().install_wheels([entry_of(path)], os.path.dirname(path))
-
-    def compile_to_byte_code(self):
-        """Compile on all cores, but for packages' own tests, a fifth of all; not every file is for this Python."""
-        with progress("compiling to byte code", self.log):
-            ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
-                'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
 
     def build_packages(self, entries):
         """Build these locked packages, and those whose sources the easyconfig names, with the system's MPI."""

@@ -39,8 +39,7 @@ static char message[MOST];
 
 static void lose_broker(void)
 {
-    if (broker >= 0)
-        close(broker);
+    close(broker);
     broker = -1;
 }
 

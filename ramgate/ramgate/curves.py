@@ -54,12 +54,9 @@ def ranges(horizon, age, slowness):
     """For each step of a forecast: the age in seconds, and the first and the last span (excluded) of the curve."""
     ages = [edge * horizon / slowness + age for edge in EDGES]
     spans = [exact_span(at) for at in ages]
-    found = []
-    for at in range(STEPS):
-        first = max(0, int(spans[at] - JITTER))
-        end = int(spans[at + 1] + JITTER) + 1
-        found.append((ages[at] * slowness, first, end))
-    return found
+    firsts = [max(0, int(at - JITTER)) for at in spans]
+    ends = [int(at + JITTER) + 1 for at in spans[1:]]
+    return list(zip([at * slowness for at in ages], firsts, ends))
 
 
 class Forecast:
