@@ -175,9 +175,8 @@ def log_in(place):
     os.environ['MODULEPATH'] = str(place / 'modules')
     tool = own_lmod.installed_modules_tool()
     os.environ[tool.variable] = tool.program
-    done = subprocess.run(['bash', '-c', LOG_IN % tool.variable, 'bash', str(place)], stdout=subprocess.PIPE, text=True,
-                          check=True)
-    os.environ.update(entry.split('=', 1) for entry in done.stdout.split('\0') if '=' in entry)
+    printed = subprocess.check_output(['bash', '-c', LOG_IN % tool.variable, 'bash', str(place)], text=True)
+    os.environ.update(entry.split('=', 1) for entry in printed.split('\0') if '=' in entry)
 
 
 def consent_of_root():

@@ -12,6 +12,7 @@ import glob
 import os
 import re
 import socket
+import types
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, collection_path, parse
@@ -76,26 +77,21 @@ def nearest(word, known):
     return "; did you mean %s?" % near[0] if near else ""
 
 
-def load_schema(parser):
-    """Load system_schema.cfg: ({section: {key: Key}}, {type: Type})."""
-    types = {}
-    for name, value in parser['types'].items():
-        pattern, expected = value.split(': ', 1)
-        types[name] = Type(name, pattern + '$', expected)
-    schema = {}
-    for section in parser.sections():
-        if section in ('features', 'types'):
-            continue
-        schema[section] = {}
-        for key, value in parser[section].items():
-            kind, required, meaning = re.match(r'(\w+)(, required)?: (.*)', value).groups()
-            schema[section][key] = Key(types[kind], bool(required), meaning)
-    return schema, types
+def type_of(name, words):
+    pattern, expected = words.split(': ', 1)
+    return Type(name, pattern + '$', expected)
+
+
+def key_of(words):
+    kind, required, meaning = re.match(r'(\w+)(, required)?: (.*)', words).groups()
+    return Key(TYPES[kind], bool(required), meaning)
 
 
 _parser = parse(os.path.join(HERE, 'system_schema.cfg'))
 FEATURES = dict(_parser['features'])
-SCHEMA, TYPES = load_schema(_parser)
+TYPES = {name: type_of(name, words) for name, words in _parser['types'].items()}
+SCHEMA = {section: {key: key_of(words) for key, words in _parser[section].items()}
+          for section in _parser.sections() if section not in ('features', 'types')}
 VARIABLE_SCHEMA = SCHEMA.pop('setting NAME')
 decision = TYPES['decision']
 
@@ -134,16 +130,8 @@ def typed(kind, value):
 Variable = collections.namedtuple('Variable', 'name value reason source when job_option')
 
 
-class System(object):
+class System(types.SimpleNamespace):
     """One system; its sections are attributes, each a dict with every key of SCHEMA."""
-
-    def __init__(self, name, directory, sections, settings, advice):
-        self.name = name
-        self.directory = directory
-        for section, values in sections.items():
-            setattr(self, section, values)
-        self.settings = settings
-        self.advice = advice
 
     @property
     def words(self):
@@ -169,8 +157,7 @@ class System(object):
 
 
 def names():
-    top = collection_path('systems')
-    return sorted(name for name in os.listdir(top) if os.path.exists(os.path.join(top, name, 'system.cfg')))
+    return sorted(path.parent.name for path in Path(collection_path('systems')).glob('*/system.cfg'))
 
 
 def check_name(name, where):
@@ -207,7 +194,8 @@ def load_file(path):
             sections[section] = read_section(path, section, {}, schema)
     check_gpu_cores(path, sections['node'])
     directory = os.path.dirname(path)
-    return System(os.path.basename(directory), directory, sections, variables['setting'], variables['advice'])
+    return System(name=os.path.basename(directory), directory=directory, settings=variables['setting'],
+                  advice=variables['advice'], **sections)
 
 
 def check_gpu_cores(path, node):

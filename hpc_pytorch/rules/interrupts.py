@@ -1,4 +1,5 @@
 """End within seconds: EasyBuild's own handlers of signals wait for the running command, which may ignore Ctrl-C."""
+import functools
 import os
 import signal
 import threading
@@ -13,15 +14,13 @@ SECONDS = 5
 def limit_waiting():
     """Add to the handlers that EasyBuild has: what still runs some seconds later is killed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, handler(signal.getsignal(number)))
+        signal.signal(number, functools.partial(handle, signal.getsignal(number)))
 
 
-def handler(before):
-    def handle(number, frame):
-        # not a daemon: Python waits for it at the end
-        threading.Thread(target=end, args=(descendants(os.getpid()),)).start()
-        before(number, frame)
-    return handle
+def handle(before, number, frame):
+    # not a daemon: Python waits for it at the end
+    threading.Thread(target=end, args=(descendants(os.getpid()),)).start()
+    before(number, frame)
 
 
 def end(processes):
