@@ -174,10 +174,11 @@ def load(name):
 def load_file(path):
     """Load the system that a file describes; its name is that of the directory."""
     parser = parse(path)
+    # those that the file leaves out come last
+    parser.read_dict(dict.fromkeys(SCHEMA, {}))
     sections = {}
     variables = {'setting': [], 'advice': []}
-    names_of_sources = parser['sources'] if 'sources' in parser else ()
-    schemas = dict(SCHEMA, sources=dict.fromkeys(names_of_sources, SCHEMA['sources']['NAME']))
+    schemas = dict(SCHEMA, sources=dict.fromkeys(parser['sources'], SCHEMA['sources']['NAME']))
     for section in parser.sections():
         variable = VARIABLE_SECTION.match(section)
         if variable:
@@ -189,9 +190,6 @@ def load_file(path):
             known = [*SCHEMA, 'setting NAME', 'advice NAME']
             raise UsersProblem("%s: unknown section [%s]; known sections: %s%s" % (
                 path, section, ', '.join(known), nearest(section, known)))
-    for section, schema in schemas.items():
-        if section not in sections:
-            sections[section] = read_section(path, section, {}, schema)
     check_gpu_cores(path, sections['node'])
     directory = os.path.dirname(path)
     return System(name=os.path.basename(directory), directory=directory, settings=variables['setting'],

@@ -136,9 +136,8 @@ class Script:
         qos = self.options.qos or self.scheduler.get('qos')
         optional = (('--partition=', self.partition), ('--qos=', qos), ('--account=', self.account))
         lines += [option + value for option, value in optional if value]
-        gpus_option = self.scheduler.get('gpus_option') if self.gpus else None
-        if gpus_option:
-            lines.append(gpus_option + str(self.gpus))
+        if self.gpus and 'gpus_option' in self.scheduler:
+            lines.append(self.scheduler['gpus_option'] + str(self.gpus))
         # where others may have a part of the node, a job has only the cores that it asks for, whatever its GPUs
         if self.shared:
             lines += ['--ntasks-per-node=%d' % self.ranks, '--cpus-per-task=%d' % self.cores]
@@ -186,9 +185,8 @@ class Script:
             binding = words.get('gpu_binding', binding)
         if self.gpus == self.all_gpus and self.ranks > 1:
             binding = self.launcher.get('gpu_options', binding)
-        parts = [self.launcher['command'], words['ranks'], words.get('per_node', '')]
-        parts.append(words.get('failure in turns' if self.options.requeue else 'failure', ''))
-        parts.append(binding)
+        failure = words.get('failure in turns' if self.options.requeue else 'failure', '')
+        parts = [self.launcher['command'], words['ranks'], words.get('per_node', ''), failure, binding]
         launcher = ' '.join(parts).format(nodes=self.options.nodes, ranks=self.options.nodes * self.ranks,
                                           per_node=self.ranks, cores=self.cores, gpus=self.gpus)
         command = launcher.split() + self.program
