@@ -160,14 +160,7 @@ def names():
     return sorted(path.parent.name for path in Path(collection_path('systems')).glob('*/system.cfg'))
 
 
-def check_name(name, where):
-    if name not in names():
-        raise UsersProblem("unknown system %r (from %s); known systems: %s%s" % (
-            name, where, ', '.join(names()), nearest(name, names())))
-
-
 def load(name):
-    check_name(name, "the caller")
     return load_file(os.path.join(collection_path('systems'), name, 'system.cfg'))
 
 
@@ -208,7 +201,9 @@ def choose(option, environ, host_name, easyconfigs):
     """Choose the system to install for: by the user, this machine's name or the easyconfigs'; (name, reason)."""
     for name, where in ((option, "--system"), (environ.get('HPC_SYSTEM') or None, "$HPC_SYSTEM")):
         if name is not None:
-            check_name(name, where)
+            if name not in names():
+                raise UsersProblem("unknown system %r (from %s); known systems: %s%s" % (
+                    name, where, ', '.join(names()), nearest(name, names())))
             return name, "chosen by " + where
     systems = [load(name) for name in names()]
     here = [system.name for system in systems if host_matches(host_name, system.system['host_names'])]
