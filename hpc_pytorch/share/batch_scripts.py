@@ -218,7 +218,7 @@ class Script:
         if self.options.requeue:
             lines.append(self.launcher_words.get('requeue', self.words['before the end']))
         lines.append(' '.join(map(shlex.quote, self.launch())))
-        if followed or self.options.requeue or self.in_a_job:
+        if followed or self.options.requeue or self.in_a_job or 'own status' in self.launcher_words:
             lines.append(self.parts['status'])
             if self.options.requeue:
                 again = self.words['again'].format(share=shlex.quote(HERE))

@@ -1,4 +1,5 @@
 """pytorch-jobscript: job scripts for the systems, from the data that the module has of them."""
+import datetime
 import re
 import shlex
 import shutil
@@ -191,10 +192,12 @@ def test_mpich_on_pbs(jobscript, tmp_path):
     text = (CHECKOUT / 'systems/derecho/system.cfg').read_text()
     text = re.sub('(?m)^gpu_options.*\n', '', text.replace('command = mpiexec\n', 'command = mpiexec.hydra\n'))
     (tmp_path / 'system.cfg').write_text(text)
-    last = jobscript(tmp_path, '--nodes', '1', 'train.py')[-1]
-    assert last.startswith('mpiexec.hydra -n 4 -ppn 4 ')
-    words = shlex.split(last.replace('pytorch-srun', 'echo'))
+    lines = jobscript(tmp_path, '--nodes', '1', 'train.py')
+    launch, = [line for line in lines if line.startswith('mpiexec.hydra -n 4 -ppn 4 ')]
+    words = shlex.split(launch.replace('pytorch-srun', 'echo'))
     assert subprocess.check_output(words, text=True) == 4 * 'train.py\n'
+    # Hydra's own status is that of the signal that ended a rank
+    assert lines[-1] == 'exit "$status"'
 
 
 def test_requeue(jobscript):
@@ -321,12 +324,29 @@ def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
     assert done.returncode == status
 
 
+@pytest.mark.parametrize('environment, known, status', [
+    ('BATCH', True, 128 + signal.SIGUSR1), ('', True, 7), ('BATCH', False, 7)])
+def test_other_time_than_in_the_script_on_slurm(jobscript, tmp_path, environment, known, status):
+    """`sbatch --time` or an edit counts where mpirun starts the ranks, too; not in a job that one is in already."""
+    lines = jobscript('bede', '--requeue', '3', '--time', '60', 'train.py')
+    start = lines.index('before_the_end() {')
+    end = datetime.datetime.now() + datetime.timedelta(seconds=4)
+    end = end.isoformat(timespec='seconds') if known else 'Unknown'
+    (tmp_path / 'scontrol').write_text('#!/bin/sh\necho "JobId=7 StartTime=x EndTime=%s Deadline=N/A"\n' % end)
+    (tmp_path / 'scontrol').chmod(0o755)
+    program = 'sleep 600' if status != 7 else "sh -c 'exit 7'"
+    text = '\n'.join(lines[start:lines.index('}', start) + 1] + ['before_the_end 3480 ' + program])
+    done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'job': '7',
+                                                     'ENVIRONMENT': environment}, timeout=60)
+    assert done.returncode == status
+
+
 @pytest.mark.parametrize('system', ['derecho', 'bede'])
 def test_signal_counts_from_the_start_of_the_job(jobscript, tmp_path, system):
     """What a user has added before the ranks takes time, too; and lines with `timeout` of their own stay."""
     lines = jobscript(system, '--requeue', '3', '--time', '60', 'train.py')
-    start = next(number for number, line in enumerate(lines) if line.startswith('before_the_end() {'))
-    end = next(number for number in range(start, len(lines)) if lines[number].endswith('}'))
+    start = lines.index('before_the_end() {')
+    end = lines.index('}', start)
     (tmp_path / 'qstat').write_text('#!/bin/sh\necho "    Resource_List.walltime = 01:00:00"\n')
     (tmp_path / 'qstat').chmod(0o755)
     text = '\n'.join([*lines[start:end + 1], 'timeout 300 echo mine', 'SECONDS=5000', 'before_the_end 3480 sleep 600'])
@@ -349,6 +369,19 @@ def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     index = '-J 4-5:2 ' if array else ''
     assert told[:2] == ['qsub %s %s%s-A other -q short -v %s job' % (given, option, index, names),
                         'qalter -W depend=afterok:7.pbs@pbs,afterany:5.pbs@pbs,afterok:9.pbs 8.pbs@pbs'], told
+
+
+@pytest.mark.parametrize('status, again', [(205, True), (1, False)])
+def test_node_that_mpirun_has_lost(jobscript, tmp_path, status, again):
+    """Its ranks are closed connections for the others, which fail; Open MPI says otherwise."""
+    lines = jobscript('bede', '--requeue', '3', 'train.py')
+    (tmp_path / 'rank-1.out').write_text('pytorch-srun: rank 1 on n1 ended with status 1 at 05:00:00\n')
+    (tmp_path / 'scontrol').write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / 'scontrol').chmod(0o755)
+    text = '\n'.join(['(exit %d)' % status] + lines[lines.index('status=$?'):])
+    done = subprocess.run(['bash', '-c', text], text=True, stdout=subprocess.PIPE,
+                          env={'HPC_RANK_OUTPUTS': str(tmp_path), 'job': '7', 'PATH': '%s:/usr/bin:/bin' % tmp_path})
+    assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
 
 def test_restarts_of_another_job(jobscript):

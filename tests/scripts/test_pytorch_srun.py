@@ -276,8 +276,20 @@ sys.exit(85)"""
     (tmp_path / 'rank-1.out').write_text('')
     done = subprocess.run([program, '-n', '2', script, '-c', save, tmp_path / 'rank-1.out'], stdin=subprocess.DEVNULL,
                           env=dict(environment, HPC_RANK_OUTPUTS=str(tmp_path)), timeout=120)
-    assert done.returncode == 85
-    assert 'rank 0 has saved' in (tmp_path / 'rank-0.out').read_text()
+    assert done.returncode
+    assert re.search(r'rank 0 has saved\n.* ended with status 85 at ', (tmp_path / 'rank-0.out').read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('status', [3, 255])
+@pytest.mark.parametrize('program', ['mpiexec.mpich', 'mpiexec.openmpi'])
+def test_one_fails(script, environment, tmp_path, program, status):
+    """The others end: those of MPICH's Hydra worked on until the time limit, as it heeds only signals."""
+    fail = 'import os, sys, time; time.sleep(600) if os.environ["RANK"] == "0" else sys.exit(%d)' % status
+    done = subprocess.run([program, '-n', '2', script, '-c', fail], stdin=subprocess.DEVNULL, timeout=60,
+                          env=dict(environment, HPC_RANK_OUTPUTS=str(tmp_path)))
+    assert done.returncode
+    assert ' ended with status %d at ' % status in (tmp_path / 'rank-1.out').read_text()
 
 
 @pytest.mark.slow
