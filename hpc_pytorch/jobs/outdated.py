@@ -12,7 +12,7 @@ from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import easyconfigs_of
 from hpc_pytorch.machine.versions import PAIRS, release
 from hpc_pytorch.packages.images import images_in
-from hpc_pytorch.packages.lock_files import read_lock
+from hpc_pytorch.packages.lock_files import older, parse_lock, read_lock
 from hpc_pytorch.packages.new_version import Change, as_typed, in_collection, named_file, plain_values, read
 
 HALF_A_YEAR = datetime.timedelta(days=183)
@@ -66,11 +66,15 @@ def about_packages(path, values, unknown):
         change = Change(path, None, work)
         made = change.make()
     unknown += ["%s: %s" % (name, problem) for problem in change.by_hand]
+    changed = []
     # one that cannot be written beside the old one would go to another place
-    made = {os.path.basename(one): text for one, text in made.items()}
-    changed = [one for one, text in made.items() if read(named_file(path, one) or os.devnull) != text]
+    for lock, text in sorted((os.path.basename(one), text) for one, text in made.items() if one.endswith('.lock')):
+        old = named_file(path, lock)
+        # a mirror may have older packages than the lock
+        if not old or any(older(parse_lock(text), read_lock(old))):
+            changed.append(lock)
     if changed:
-        yield "%s: newer packages in %s: ./eb --renew %s" % (name, ' '.join(sorted(changed)), name)
+        yield "%s: newer packages in %s: ./eb --renew %s" % (name, ' '.join(changed), name)
 
 
 def about_images(path, values, stores):

@@ -64,6 +64,15 @@ def read_lock(path):
         raise UsersProblem("%s is not a complete lock file: %s" % (path, problem))
 
 
+def older(before, entries):
+    """Yield the packages that are older than before: name, version, and the version before."""
+    had, have = ({entry.name: entry.version for entry in sorted(lock, key=lambda entry: release(entry.version))}
+                 for lock in (before, entries))
+    for name, version in have.items():
+        if release(version) < release(had.get(name, '')):
+            yield name, version, had[name]
+
+
 def has(entries, name, versions):
     """True if a lock has a package as a line of an .in file asks for it, as far as the numbers of versions tell."""
     found = [entry.version for entry in entries if entry.name == normal_name(name)]

@@ -26,7 +26,7 @@ from hpc_pytorch.machine.versions import release
 from hpc_pytorch.packages.gpu_code import why_not_cuda
 from hpc_pytorch.packages.known_errors import read_table
 from hpc_pytorch.packages.lock_files import (
-    LISTED, LOCK_PARAMETERS, UNKNOWN, any_spelling, normal_name, other_version, parse_lock, read_lock)
+    LISTED, LOCK_PARAMETERS, UNKNOWN, any_spelling, normal_name, older, other_version, parse_lock, read_lock)
 
 # Packages of which each version is made for one version of PyTorch: their own metadata say which.
 COMPANIONS = ('torchvision', 'torchaudio', 'torchtext')
@@ -440,7 +440,10 @@ class Change:
                 # it may have been called in another directory, whose files are not to be touched
                 uv(re.sub(r'[^\s=]*/(?=%s\.)' % re.escape(draft.stem), '', command_of(draft)), self.work)
                 text = read(draft.with_suffix('.lock')).replace(' --refresh\n', '\n', 1)
-                parse_lock(text)
+                entries = parse_lock(text)
+                old = named_file(self.easyconfig, os.path.basename(lock))
+                if self.renewed and old:
+                    self.compare_renewed(old, entries)
                 made[lock] = text
             except UsersProblem as problem:
                 then = '' if self.renewed else ". Then: ./eb --renew " + as_typed(self.target)
@@ -469,12 +472,23 @@ class Change:
 
     def name_older(self, before, entries):
         """Name packages that are older than before: if bounds do not fit the newest, uv may go back for years."""
-        had, have = ({entry.name: entry.version for entry in sorted(lock, key=lambda entry: release(entry.version))}
-                     for lock in (before, entries))
-        for name, version in have.items():
-            if release(version) < release(had.get(name, '')):
-                self.to_check.append("%s %s: check whether it may be older: it was %s. If not, change the bounds in "
-                                     "the .in file" % (name, version, had[name]))
+        for one in older(before, entries):
+            self.to_check.append("%s %s: check whether it may be older: it was %s. If not, change the bounds in the "
+                                 ".in file, or take an index that is up to date" % one)
+
+    def compare_renewed(self, path, entries):
+        """Name packages that became older; an index without checksums makes locks for this computer alone."""
+        try:
+            before = read_lock(path)
+        except UsersProblem:
+            # it is damaged
+            return
+        self.name_older(before, entries)
+        had = {entry[:2]: entry.hashes for entry in before}
+        lost = [entry.name for entry in entries if entry.hashes < had.get(entry[:2], frozenset())]
+        if lost:
+            raise UsersProblem("of %s, the index has fewer files than the lock, or it gives no checksums: take another "
+                               "index" % ' '.join(lost))
 
     def compare(self, made):
         """Say what the new wheels ask for and the new locks lack, if the wheels are from an index of PyTorch's own."""

@@ -71,20 +71,25 @@ def test_easyconfigs_of_others(tmp_path, monkeypatch, capsys):
         assert '/provenance/%s-1.eb: expected an easyconfig with name and version, found: ' % name in output
 
 
+def lock_of(version):
+    return 'toy==%s --hash=sha256:%s\n' % (version, 64 * '7')
+
+
 def test_in_a_checkout_of_others(tmp_path, monkeypatch):
     """Locks that can only be written elsewhere are compared with those that are there."""
     path = tmp_path / 'toy-1.0.eb'
-    (tmp_path / 'toy.in').write_text('old\n')
-    renewed = {'/elsewhere/toy-1.0.eb': 'x', '/elsewhere/toy.in': 'old\n', '/elsewhere/toy.lock': 'new\n'}
     path.write_text('x')
+    renewed = {'/elsewhere/toy-1.0.eb': 'x', '/elsewhere/toy.in': 'toy\n', '/elsewhere/toy.lock': lock_of('2.0')}
     change = SimpleNamespace(make=renewed.copy, by_hand=['other.lock: no index answers'])
     monkeypatch.setattr(outdated, 'Change', lambda path, version, work: change)
     values, unknown = {'lock_files': ['toy.lock', 'other.lock']}, []
-    line, = outdated.about_packages(str(path), values, unknown)
-    assert line == '%s: newer packages in toy.lock: ./eb --renew %s' % (path, path)
+    said = ['%s: newer packages in toy.lock: ./eb --renew %s' % (path, path)]
+    assert list(outdated.about_packages(str(path), values, unknown)) == said
     assert unknown == ['%s: other.lock: no index answers' % path]
-    (tmp_path / 'toy.lock').write_text('new\n')
-    assert not list(outdated.about_packages(str(path), values, unknown))
+    # a mirror may be older than the lock
+    for version, expected in (('1.0', said), ('2.0', []), ('3.0', [])):
+        (tmp_path / 'toy.lock').write_text(lock_of(version))
+        assert list(outdated.about_packages(str(path), values, unknown)) == expected
 
 
 def test_index_that_does_not_answer(tmp_path, monkeypatch, capsys):
@@ -92,12 +97,12 @@ def test_index_that_does_not_answer(tmp_path, monkeypatch, capsys):
     path = tmp_path / 'Stack/1/easybuild/provenance/Stack-2026.10-site.eb'
     path.parent.mkdir(parents=True)
     path.write_text("name = 'Stack'\nversion = '2026.10'\nlock_files = ['Stack-2026.10.lock']\n")
-    path.with_name('Stack-2026.10.lock').write_text('old\n')
+    path.with_name('Stack-2026.10.lock').write_text(lock_of('1.0'))
 
     def ask(path, version, work):
         if version == 'latest':
             raise UsersProblem("only an index that is away knows the newest version")
-        return SimpleNamespace(make=lambda: {'/x/Stack-2026.10.lock': 'new\n'}, by_hand=[])
+        return SimpleNamespace(make=lambda: {'/x/Stack-2026.10.lock': lock_of('2.0')}, by_hand=[])
 
     monkeypatch.setattr(outdated, 'Change', ask)
     monkeypatch.setattr(outdated, 'easyconfigs_of', lambda system: [])

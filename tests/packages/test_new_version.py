@@ -676,6 +676,21 @@ def test_packages_that_became_older(toy, made):
     assert not made('0.9', 'toy-2.0.eb')[0].to_check
 
 
+def test_index_that_is_behind(toy, made):
+    """Mirrors lag, or give no checksums, so that uv knows only that of the file for this computer."""
+    _, files = made(None)
+    text = files['toy-1.0.lock']
+    (toy / 'toy-1.0.lock').write_text(text.replace('numbers-of-toys==5.1', 'numbers-of-toys==5.2'))
+    line, = made(None)[0].to_check
+    assert line.startswith('numbers-of-toys 5.1: check whether it may be older: it was 5.2.')
+    lock = re.sub(r'(numbers-of-toys==5.1)', r'\1 --hash=sha256:%s' % ('5' * 64), text)
+    (toy / 'toy-1.0.lock').write_text(lock)
+    with pytest.raises(UsersProblem, match='of numbers-of-toys, the index has fewer files than the lock'):
+        made(None)
+    (toy / 'toy-1.0.lock').write_text('half of a lo')
+    assert made(None)[1]['toy-1.0.lock'] == text
+
+
 @pytest.mark.parametrize('added, found', [('', 0), ('numbers-of-toys>=5\n', 1), ('# why\n', 0)])
 def test_lock_of_an_earlier_try(toy, made, added, found):
     """The easyconfig was removed to try again; what was added to the old list since then is not in the new one."""
