@@ -802,6 +802,22 @@ def test_requeued(slurm, tmp_path, monkeypatch):
     assert 'saved its state and stopped' in errors and 'output of each rank: train-%s.1/' % number in errors
 
 
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_requeued_with_mpirun(tmp_path):
+    """As on Bede, with another time than in the script: mpirun's ranks get the signal before the end of that."""
+    needs_root()
+    with Slurm(tmp_path / 'slurm', nodes=1) as slurm:
+        login = Login(tmp_path, 'slurm', 'mpirun', slurm.environment, slurm)
+        options = ('--time', '60', '--requeue', '1', '--ranks-per-node', '2')
+        script = login('--dry-run', *options, 'train.py', 'until', str(tmp_path / 'done'))[1]
+        done = subprocess.run(['sbatch', '--wait', '--time=1'], input=script, text=True, env=login.environment,
+                              cwd=login.directory, stdout=subprocess.PIPE, timeout=600)
+    texts = [path.read_text() for path in sorted(login.directory.glob('train-*.[01]/rank-0.out'))]
+    assert done.returncode == 0 and len(texts) == 2, done.stdout
+    assert 'ended with status 85' in texts[0] and 'ended with status 0' in texts[1]
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_requeued_on_pbs(pbs, tmp_path):
