@@ -333,8 +333,7 @@ class Schedule:
             return curve
         factor = min(memory / max(here, 1.0), 1.0 + memory * RAISE / max(1.0, max(curve[at:])))
         found = [value * factor for value in curve]
-        for number in range(min(at + 2, len(found))):
-            found[number] = max(found[number], memory)
+        found[:at + 2] = [max(value, memory) for value in found[:at + 2]]
         return found
 
     @staticmethod
