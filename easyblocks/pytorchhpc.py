@@ -147,11 +147,10 @@ class EB_PyTorchHPC(WheelBuild, EB_PyTorch):
 
     def skip_step(self, step, skippable):
         """Skip what a wheel that was built earlier, or an interrupted build's tree, has behind it."""
-        if self.wheel and step in (PATCH_STEP, CONFIGURE_STEP, BUILD_STEP):
-            return True
-        if self.interrupted and step == PATCH_STEP:
-            return True
-        return super().skip_step(step, skippable)
+        behind = [PATCH_STEP] if self.interrupted else []
+        if self.wheel:
+            behind = [PATCH_STEP, CONFIGURE_STEP, BUILD_STEP]
+        return step in behind or super().skip_step(step, skippable)
 
     def configure_step(self):
         """Take CMake's answer from an interrupted build; from now on this one can be continued, too."""

@@ -66,13 +66,12 @@ def about_packages(path, values, unknown):
         change = Change(path, None, work)
         made = change.make()
     unknown += ["%s: %s" % (name, problem) for problem in change.by_hand]
-    changed = []
     # one that cannot be written beside the old one would go to another place
-    for lock, text in sorted((os.path.basename(one), text) for one, text in made.items() if one.endswith('.lock')):
-        old = named_file(path, lock)
-        # a mirror may have older packages than the lock
-        if not old or any(older(parse_lock(text), read_lock(old))):
-            changed.append(lock)
+    locks = {os.path.basename(place): text for place, text in made.items() if place.endswith('.lock')}
+    olds = {lock: named_file(path, lock) for lock in sorted(locks)}
+    # a mirror may have older packages than the lock
+    changed = [lock for lock, old in olds.items()
+               if not old or any(older(parse_lock(locks[lock]), read_lock(old)))]
     if changed:
         yield "%s: newer packages in %s: ./eb --renew %s" % (name, ' '.join(changed), name)
 
@@ -98,11 +97,10 @@ def about_installed(path, values, modules):
 
 def about_rebuilding(installed, values, here):
     """Report an installation with other packages than the locks of its easyconfig here, which were renewed since."""
-    changed = []
-    for path in sorted(glob.glob(glob.escape(os.path.dirname(installed)) + '/*.lock')):
-        lock = named_file(here, os.path.basename(path))
-        if lock and {entry[:2] for entry in read_lock(lock)} != {entry[:2] for entry in read_lock(path)}:
-            changed.append(os.path.basename(path))
+    paths = sorted(glob.glob(glob.escape(os.path.dirname(installed)) + '/*.lock'))
+    locks = {path: named_file(here, os.path.basename(path)) for path in paths}
+    changed = [os.path.basename(path) for path, lock in locks.items()
+               if lock and {entry[:2] for entry in read_lock(lock)} != {entry[:2] for entry in read_lock(path)}]
     if changed:
         yield "%s is installed with other packages than in %s: ./eb --rebuild %s" % (
             values['module'], ' '.join(changed), as_typed(here))

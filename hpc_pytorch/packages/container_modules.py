@@ -62,11 +62,8 @@ def environment_inside(generator, venv):
         variables['WITH_VENV'] = 'source %s/bin/activate' % venv
         variables['WITH_CONDA_VENV'] = 'source %s/init-conda-venv' % SCRIPTS_INSIDE
     variables['PREPEND_PATH'] = ':'.join(path)
-    text = ''
-    for name, value in sorted(variables.items()):
-        for prefix in RUNTIME_PREFIXES:
-            text += generator.set_environment('%sENV_%s' % (prefix, name), value)
-    return text
+    return ''.join(generator.set_environment('%sENV_%s' % (prefix, name), value)
+                   for name, value in sorted(variables.items()) for prefix in RUNTIME_PREFIXES)
 
 
 def image(generator, variables, candidates, message):

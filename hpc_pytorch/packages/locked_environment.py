@@ -555,12 +555,11 @@ class LockedEnvironment(EasyBlock):
         """Say why the installed PyTorch is not for the GPUs that were named, or else for the system's."""
         named = self.cuda_architectures()
         gpus = named or list(filter(None, [self.system.node['gpu_architecture']]))
-        has_torch = glob.glob(glob.escape(self.site_packages()) + '/torch-*.dist-info')
-        if not has_torch or not (named or self.wants_gpus):
+        if not named and not self.wants_gpus:
             return None
         done = ask(self.path('bin', 'python'), '-I', '-c', gpu_code.PROBE, split_stderr=True)
         if done.exit_code:
-            # whether it imports at all is another check's question
+            # whether there is one, and whether it imports, is another check's question
             return None
         version, *codes = done.output.split()
         if codes == [gpu_code.CPU] and not named:

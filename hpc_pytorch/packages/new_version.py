@@ -53,10 +53,6 @@ class NotReached(UsersProblem):
     """An index that did not answer: it may have what is asked for."""
 
 
-class NotPublished(UsersProblem):
-    """No index has the software itself, as of a list of packages with a version of its own."""
-
-
 @functools.lru_cache()
 def pip_settings():
     """Return what pip was told of indexes and certificates, as uv's variables."""
@@ -246,7 +242,7 @@ class Change:
         if self.name:
             version = self.ask_indexes(version)
         elif version == 'latest':
-            raise NotPublished("which version is the newest is not known here: look at %s, and name it instead of "
+            raise UsersProblem("which version is the newest is not known here: look at %s, and name it instead of "
                                "`latest`" % self.values['homepage'])
         if asked == 'latest' and release(version) < release(self.old):
             return self.old
@@ -478,11 +474,10 @@ class Change:
 
     def compare_renewed(self, path, entries):
         """Name packages that became older; an index without checksums makes locks for this computer alone."""
-        try:
+        before = []
+        # of one that is damaged, nothing is known
+        with contextlib.suppress(UsersProblem):
             before = read_lock(path)
-        except UsersProblem:
-            # it is damaged
-            return
         self.name_older(before, entries)
         had = {entry[:2]: entry.hashes for entry in before}
         lost = [entry.name for entry in entries if entry.hashes < had.get(entry[:2], frozenset())]

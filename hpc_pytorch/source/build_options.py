@@ -97,9 +97,7 @@ def cloned(tree, asked):
     # from 2.7 on these two are no submodules (tools/optional_submodules.py and build_pytorch_libs.py)
     own_nccl = asked.get('USE_CUDA') == '1' and asked.get('USE_NCCL') != '0' and asked.get('USE_SYSTEM_NCCL') != '1'
     own_eigen = asked.get('USE_SYSTEM_EIGEN_INSTALL') not in ('1', 'ON')
-    found = []
-    for needed, name, tag in ((own_nccl, 'third_party/nccl', '.ci/docker/ci_commit_pins/nccl*.txt'),
-                              (own_eigen, 'third_party/eigen', 'third_party/eigen_pin.txt')):
-        if needed and list(Path(tree).glob(tag)) and not os.path.exists(os.path.join(tree, name)):
-            found.append(name)
-    return found
+    clones = ((own_nccl, 'third_party/nccl', '.ci/docker/ci_commit_pins/nccl*.txt'),
+              (own_eigen, 'third_party/eigen', 'third_party/eigen_pin.txt'))
+    return [name for needed, name, tag in clones
+            if needed and list(Path(tree).glob(tag)) and not os.path.exists(os.path.join(tree, name))]

@@ -50,12 +50,10 @@ def compare_search_paths(paths, build_directory):
 
 def runtimes(printed):
     """Return the OpenMP runtimes that ldd shows: {path: compiler that it belongs to}."""
-    found = {}
-    for name, compiler in RUNTIMES:
-        # libgomp.so.1, or libgomp-a34b.so.1 by auditwheel; one that was linked by its path has no name before it
-        for path in re.findall(r'^\s+(?:{0}[.-]\S* => )?(\S*/{0}[.-]\S*)'.format(name), printed, re.M):
-            found[os.path.realpath(path)] = compiler
-    return found
+    # libgomp.so.1, or libgomp-a34b.so.1 by auditwheel; one that was linked by its path has no name before it
+    pattern = r'^\s+(?:{0}[.-]\S* => )?(\S*/{0}[.-]\S*)'
+    return {os.path.realpath(path): compiler for name, compiler in RUNTIMES
+            for path in re.findall(pattern.format(name), printed, re.M)}
 
 
 def compare_openmp(printed, compiler):
