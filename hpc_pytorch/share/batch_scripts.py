@@ -226,7 +226,8 @@ class Script:
                                                         times=self.options.requeue))
             if followed:
                 lines.append(self.parts['end'])
-            lines.append('exit "$status"')
+            # lines that users add below it count
+            lines.append('(exit "$status")')
         return '\n'.join(lines) + '\n'
 
     def not_on_nodes(self):

@@ -197,7 +197,7 @@ def test_mpich_on_pbs(jobscript, tmp_path):
     words = shlex.split(launch.replace('pytorch-srun', 'echo'))
     assert subprocess.check_output(words, text=True) == 4 * 'train.py\n'
     # Hydra's own status is that of the signal that ended a rank
-    assert lines[-1] == 'exit "$status"'
+    assert lines[-1] == '(exit "$status")'
 
 
 def test_requeue(jobscript):
@@ -433,9 +433,11 @@ def test_status_in_a_job(jobscript, tmp_path, system, job):
     run[launch] = """echo 'pytorch-srun: rank 1 on n1 ended with status 3 at 05:00:01' > "$HPC_RANK_OUTPUTS/rank-1.out"
         echo 'pytorch-srun: rank 0 on n1 ended with status 137 at 05:00:02' > "$HPC_RANK_OUTPUTS/rank-0.out"
         (exit 137)"""
-    done = subprocess.run(['bash', '-c', '\n'.join(run)], env={'HPC_RANK_OUTPUTS': str(tmp_path),
-                                                               'PATH': '/usr/bin:/bin'})
-    assert done.returncode == 3
+    # what a user adds below has the status, too
+    for added, status in ((), 3), (('[ $? = 3 ] && exit 4',), 4):
+        done = subprocess.run(['bash', '-c', '\n'.join([*run, *added])], env={'HPC_RANK_OUTPUTS': str(tmp_path),
+                                                                               'PATH': '/usr/bin:/bin'})
+        assert done.returncode == status
     assert 'exit "$status"' not in jobscript(system, 'train.py')
 
 

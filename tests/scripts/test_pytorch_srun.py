@@ -276,7 +276,7 @@ sys.exit(85)"""
     (tmp_path / 'rank-1.out').write_text('')
     done = subprocess.run([program, '-n', '2', script, '-c', save, tmp_path / 'rank-1.out'], stdin=subprocess.DEVNULL,
                           env=dict(environment, HPC_RANK_OUTPUTS=str(tmp_path)), timeout=120)
-    assert done.returncode
+    assert done.returncode == 85
     assert re.search(r'rank 0 has saved\n.* ended with status 85 at ', (tmp_path / 'rank-0.out').read_text())
 
 
