@@ -208,10 +208,8 @@ class SingularityContainer(Binary):
         programs = {name: 'run-in-container' for name in self.cfg['wrappers']}
         for name, (where, _) in self.scripts.items():
             copy_file(named_file(self.cfg.path, name), self.path('runscripts', name))
-            if where == 'outside':
-                programs[name] = name
-            elif where == 'passed on':
-                programs[name] = 'run-in-container'
+            if where != 'inside':
+                programs[name] = name if where == 'outside' else 'run-in-container'
         if 'torchrun' in self.scripts:
             copy([os.path.join(HERE, 'scripts', 'examples')], self.installdir)
         for name, program in sorted(programs.items()):

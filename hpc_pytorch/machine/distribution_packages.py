@@ -59,7 +59,7 @@ def install(names):
         done = run_unless_it_removes(manager, sudo + command)
     if done.returncode:
         raise UsersProblem("cannot install %s. The package manager's last line: %s. Try by hand: %s" % (
-            ' '.join(names), last_line(done.stdout), by_hand))
+            ' '.join(names), done.stdout.strip().split('\n')[-1], by_hand))
 
 
 def run_unless_it_removes(manager, command):
@@ -75,10 +75,6 @@ def run_unless_it_removes(manager, command):
 
 def run(command, cwd=None):
     return commands.run(command, env=dict(os.environ, **ENVIRONMENT), cwd=cwd)
-
-
-def last_line(text):
-    return text.strip().split('\n')[-1]
 
 
 def main(names):

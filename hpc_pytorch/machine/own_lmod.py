@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 from hpc_pytorch import UsersProblem, part_directory, say
-from hpc_pytorch.machine.distribution_packages import NotAllowed, install, last_line, missing, run
+from hpc_pytorch.machine.distribution_packages import NotAllowed, install, missing, run
 from hpc_pytorch.machine.modules import LMOD_PLACES, OWN_LMOD, modules_tool
 
 # Distributions whose Lmod is too old -> the next release of theirs whose Lmod will do.
@@ -105,7 +105,7 @@ def fetch(names, release, work):
         done = run(command + words, cwd=str(work / 'packages'))
         if done.returncode:
             raise UsersProblem("cannot fetch %s of %s. The package manager's last line: %s" % (
-                ' '.join(names), release, last_line(done.stdout)))
+                ' '.join(names), release, done.stdout.strip().split('\n')[-1]))
     return list((work / 'packages').iterdir())
 
 

@@ -77,11 +77,6 @@ def nearest(word, known):
     return "; did you mean %s?" % near[0] if near else ""
 
 
-def type_of(name, words):
-    pattern, expected = words.split(': ', 1)
-    return Type(name, pattern + '$', expected)
-
-
 def key_of(words):
     kind, required, meaning = re.match(r'(\w+)(, required)?: (.*)', words).groups()
     return Key(TYPES[kind], bool(required), meaning)
@@ -89,7 +84,7 @@ def key_of(words):
 
 _parser = parse(os.path.join(HERE, 'system_schema.cfg'))
 FEATURES = dict(_parser['features'])
-TYPES = {name: type_of(name, words) for name, words in _parser['types'].items()}
+TYPES = {name: Type(name, *words.split(': ', 1)) for name, words in _parser['types'].items()}
 SCHEMA = {section: {key: key_of(words) for key, words in _parser[section].items()}
           for section in _parser.sections() if section not in ('features', 'types')}
 VARIABLE_SCHEMA = SCHEMA.pop('setting NAME')
@@ -119,7 +114,7 @@ def typed(kind, value):
     """Turn the text of a value into what Python code needs; ValueError says what was expected."""
     if kind.name != 'text':
         value = ' '.join(value.split())
-    if not re.match(kind.pattern, value):
+    if not re.fullmatch(kind.pattern, value):
         raise ValueError("expected " + kind.expected)
     convert = CONVERSIONS.get(kind.name, str.split if kind.name in LISTS else str)
     return convert(value)

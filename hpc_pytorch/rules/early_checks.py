@@ -134,7 +134,10 @@ def check_host(ecs):
         return
     for ec in [entry['ec'] for entry in ecs]:
         needs = needs_of(ec)
-        if not needs.compiles or has_built_wheel(ec):
+        # if a wheel was built from this before, probably nothing is compiled
+        stores = built_wheels.stores(ec, source_paths())
+        built = any(glob.glob(glob.escape(store) + '/*/*.whl') for store in stores)
+        if not needs.compiles or built:
             continue
         reason = unfit_host(ec, needs)
         if reason:
@@ -154,9 +157,3 @@ def unfit_host(ec, needs):
         return "%s allows %s, and the largest file alone needs %s" % (
             least.name, human(least.limit), human(needs.largest))
     return None
-
-
-def has_built_wheel(ec):
-    """True if a wheel was built from this before, so that probably nothing is compiled."""
-    stores = built_wheels.stores(ec, source_paths())
-    return any(glob.glob(os.path.join(glob.escape(store), '*', '*.whl')) for store in stores)

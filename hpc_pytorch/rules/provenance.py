@@ -50,11 +50,6 @@ def first_line(command, **options):
     return done.stdout.split('\n')[0].strip()
 
 
-def collection_version():
-    described = first_line(['git', '-C', HERE, 'describe', '--always', '--dirty'])
-    return VERSION if ' ' in described else described
-
-
 def packages(directory):
     found = {}
     for path in glob.glob(glob.escape(directory) + '/lib/python3.*/site-packages/*.dist-info/METADATA'):
@@ -72,6 +67,8 @@ def facts(easyblock, files):
     unwrapped = dict(os.environ, PATH=os.pathsep.join(paths))
     compilers = {key: '%s: %s' % (command, first_line([command, '--version'], env=unwrapped))
                  for key, command in system.compilers.items() if command}
+    # or an error of git's
+    commit = first_line(['git', '-C', HERE, 'describe', '--always', '--dirty'])
     return {
         'name': ec['name'], 'version': ec['version'], 'versionsuffix': ec['versionsuffix'],
         'module': ec.full_mod_name,
@@ -83,7 +80,7 @@ def facts(easyblock, files):
         'modules': easyblock.modules_tool.loaded_modules(),
         'compilers': compilers,
         'easybuild': str(EASYBUILD_VERSION),
-        'collection': collection_version(),
+        'collection': VERSION if ' ' in commit else commit,
         'host': socket.gethostname(),
         'job': own_job(),
         'user': getpass.getuser(),
