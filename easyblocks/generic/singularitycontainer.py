@@ -246,14 +246,11 @@ class SingularityContainer(Binary):
         text += override(module, self.name, 'PYTHONPATH', '')
         text += container_modules.environment_inside(module, self.venv)
         text += set_for_system(module, self.system, self.settings, self.cfg['modextravars'])
-        image = container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, self.image_gone())
+        gone = "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (
+            self.short_mod_name, self.image_name, ' and '.join(map(os.path.dirname, self.candidates)),
+            shlex.quote(os.path.basename(self.cfg.path)))
+        image = container_modules.image(module, ('SIF', 'SIF' + self.variable), self.candidates, gone)
         return '\n'.join([text, image, container_modules.binds(module, self.installdir, self.bind_paths)])
-
-    def image_gone(self):
-        places = ' and '.join(map(os.path.dirname, self.candidates))
-        easyconfig = shlex.quote(os.path.basename(self.cfg.path))
-        return "%s cannot be loaded: its image %s is gone from %s. Install it again: eb %s --force" % (
-            self.short_mod_name, self.image_name, places, easyconfig)
 
     def sanity_check_step(self, *args, **kwargs):
         """Check the files, and in the container, where something can run it, Python and commands."""

@@ -145,8 +145,7 @@ def look(modules, software):
     findings += about_facts(os.path.join(system.directory, 'system.cfg'))
     findings += about_facts(PAIRS)
     # of versions and of packages there may be the same reason
-    unknown = dict.fromkeys(unknown)
-    print("%s: not known: %d" % (system.name, len(unknown)), *unknown, sep='\n  ')
+    print("%s: not known: %d" % (system.name, len(set(unknown))), *dict.fromkeys(unknown), sep='\n  ')
     print("%s: behind: %d" % (system.name, len(findings)), *findings, sep='\n  ')
     return 1 if findings else 0
 

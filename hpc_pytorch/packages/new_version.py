@@ -349,11 +349,17 @@ class Change:
             lines = ['%s==%s' % package for package in brought.items()]
             for line in filter(BROUGHT.match, lines):
                 text = BROUGHT.sub(line, text)
-        for package, bound in self.older().items():
+        for package, bound in self.older(self.version).items():
             # instead of a lower bound, and before others
             listed = r'^%s(?: *>=? *[\w.]+(?= *(?:$|[,;#])))?' % any_spelling(package)
             text = re.sub(listed + r'(?= *(?:$|[;#]))', package + bound, text, flags=re.M)
-            text = re.sub(listed + r',? *(?=[<!])', package + bound + ',', text, flags=re.M)
+            text = re.sub(listed + r',? *(?=[<!])(?!%s(?![\d.]))' % bound, package + bound + ',', text, flags=re.M)
+        for package, bound in self.older(self.old).items():
+            listed = r'(?m)^(%s(?![\w.-])[^;#\n]*?)(?:,? *%s(?![\d.]))+' % (any_spelling(package), bound)
+            if package not in self.older(self.version) and re.search(listed, text):
+                text = re.sub(r'(?m)^([\w.-]+) *, *', r'\1', re.sub(listed, r'\1', text))
+                self.to_check.append("%s%s: check whether another package needs it: it was taken out, as only an older "
+                                     "PyTorch does" % (package, bound))
         for name in COMPANIONS:
             pinned = r'(?m)^%s *==' % any_spelling(name)
             found = re.search(pinned + '.*', text)
@@ -367,14 +373,14 @@ class Change:
             self.to_check.append("%s: check whether it still fits: it has the older version" % line)
         return text
 
-    def older(self):
-        """Return what fits the new version, of packages whose newest does not: {name: bound}."""
-        return {name: bound for name, since, bound in OLDER if self.name == 'torch' and release(self.version) < since}
+    def older(self, version):
+        """Return what fits a version, of packages whose newest does not: {name: bound}."""
+        return {name: bound for name, since, bound in OLDER if self.name == 'torch' and release(version) < since}
 
     def companion(self, name):
         """Return the version of a companion that goes with the new PyTorch; None if there is none."""
         try:
-            return self.resolved(self.pin(self.version), name + self.older().get(name, ''))[name]
+            return self.resolved(self.pin(self.version), name + self.older(self.version).get(name, ''))[name]
         except NotReached:
             raise
         except UsersProblem:

@@ -770,7 +770,34 @@ def test_numpy_of_old_wheels(toy, made, version, numpy, listed):
                                     + listed + '\npip\n')
     add(toy / 'index', 'pip', '26.0')
     files = made(version, 'toy-2.0.eb', EASYCONFIG.replace('1.0', '2.0'))[1]
-    assert 'numpy==%s ' % numpy in files['toy-%s.lock' % version]
+    assert 'numpy==%s ' % numpy in files['toy-%s.lock' % version] and '<2,<2' not in files['toy-%s.in' % version]
+
+
+@pytest.mark.parametrize('listed, left, numpy', [
+    ('numpy<2', 'numpy', '2.1'), ('NumPy >= 1.20,<2, <2  # ours', 'NumPy >= 1.20  # ours', '2.1'),
+    ('numpy<2,!=1.25; python_version > "3"', 'numpy!=1.25; python_version > "3"', '2.1'),
+    # other bounds, and other packages
+    ('numpy<2.1', 'numpy<2.1', '1.26.4'), ('numpy-stl<2', 'numpy-stl<2', None)])
+def test_bounds_of_old_wheels(toy, made, listed, left, numpy):
+    """What PyTorch before 2.3 needs is taken out of a list for a newer one, with a word."""
+    for name, versions in {'numpy': ('1.26.4', '2.1'), 'torch': ('2.2', '2.3'), 'numpy_stl': ('1.0', '2.0')}.items():
+        for found in versions:
+            add(toy / 'index', name, found)
+    (toy / 'toy-2.2.in').write_text('#   %stoy-2.2.in -o toy-2.2.lock\ntorch==2.2\n%s\n' % (COMMAND, listed))
+    change, files = made('2.3', 'toy-2.2.eb', EASYCONFIG.replace('1.0', '2.2'))
+    assert files['toy-2.3.in'].endswith('\n%s\n' % left)
+    assert numpy is None or 'numpy==%s ' % numpy in files['toy-2.3.lock']
+    assert len([line for line in change.to_check if line.startswith('numpy<2: check')]) == (left != listed)
+
+
+def test_requirements_that_do_not_go_together():
+    """In uv's words: those of torchaudio's old versions without a wheel for this Python are not the reason."""
+    said = ('Because torchaudio<=0.13.1 has no wheels with a matching Python ABI tag and torchaudio==2.10.0 depends on '
+            'torch==2.10.0, we can conclude that torchaudio<=2.10.0 depends on torch>=2.0.0,<=2.10.0.\n And because '
+            'you require torch==2.15.0 and torchaudio<2.11, we can conclude that your requirements are unsatisfiable.')
+    rows = [row for row in new_version.read_table('uv_errors', re.S | re.I) if row.pattern.search(said)]
+    found = rows[0].cause.format(*rows[0].pattern.search(said).groups())
+    assert found.startswith('torch==2.15.0 and torchaudio<2.11 do not go together')
 
 
 @pytest.mark.parametrize('version, setuptools', [('2.1.2', '69.5.1'), ('2.2', '84.0')])
