@@ -57,10 +57,8 @@ def about_version(path, values):
         yield "{0}: there is {1}: ./eb --new-version {1} {0}".format(as_typed(path), version)
 
 
-def about_packages(path, values, unknown):
+def about_packages(path, unknown):
     """Report newer packages than in the locks of an easyconfig; `unknown` gets locks that cannot be made."""
-    if not values.get('lock_files'):
-        return
     name = as_typed(path)
     with tempfile.TemporaryDirectory(prefix='outdated-') as work:
         change = Change(path, None, work)
@@ -138,10 +136,11 @@ def look(modules, software):
             add(about_images, path, values, system.container['image_search_path'])
             add(about_installed, path, values, modules)
         here = ours.get(os.path.basename(path), path)
+        of_today = path in newest or path in ours.values() and not systems.is_retired(path, system)
         if here != path:
             add(about_rebuilding, path, values, here)
-        elif path in newest or path in ours.values() and not systems.is_retired(path, system):
-            add(about_packages, path, values, unknown)
+        elif of_today and values.get('lock_files'):
+            add(about_packages, path, unknown)
     findings += about_facts(os.path.join(system.directory, 'system.cfg'))
     findings += about_facts(PAIRS)
     # of versions and of packages there may be the same reason

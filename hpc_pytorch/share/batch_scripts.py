@@ -216,7 +216,8 @@ class Script:
             lines.append(self.words['restarts'])
         lines += ['', self.preparation.format(name=self.name, job=self.words['job'], turn=turn), '']
         if self.options.requeue:
-            lines.append(self.launcher_words.get('requeue', self.words['before the end']))
+            # also where a user has added `set -e`
+            lines += [self.launcher_words.get('requeue', self.words['before the end']), 'set +e']
         lines.append(' '.join(map(shlex.quote, self.launch())))
         if followed or self.options.requeue or self.in_a_job or 'own status' in self.launcher_words:
             lines.append(self.parts['status'])

@@ -45,9 +45,11 @@ echo "$next"
 about "${PBS_ARRAY_ID:-$PBS_JOBID}" depend | tr , '\n' | sed -n 's/^before\(ok\|any\):/after\1:/p' |
     while IFS=: read -r kind others; do
         # jobs of an array may end at the same time, and undo each other's change: three times
-        for other in ${others//:/ } ${others//:/ } ${others//:/ }; do
-            before=$(about "$other" depend)
-            [[ $before == *"$next"* ]] || qalter -W depend="$before,$kind:$next" "$other" >&2
-            sleep "$((RANDOM % 4))"
+        for pause in 0 ${PBS_ARRAY_ID:+$((RANDOM % 4)) $((RANDOM % 4))}; do
+            sleep "$pause"
+            for other in ${others//:/ }; do
+                before=$(about "$other" depend)
+                [[ $before == *"$next"* ]] || qalter -W depend="$before,$kind:$next" "$other" >&2
+            done
         done
     done || true

@@ -82,14 +82,14 @@ def test_in_a_checkout_of_others(tmp_path, monkeypatch):
     renewed = {'/elsewhere/toy-1.0.eb': 'x', '/elsewhere/toy.in': 'toy\n', '/elsewhere/toy.lock': lock_of('2.0')}
     change = SimpleNamespace(make=renewed.copy, by_hand=['other.lock: no index answers'])
     monkeypatch.setattr(outdated, 'Change', lambda path, version, work: change)
-    values, unknown = {'lock_files': ['toy.lock', 'other.lock']}, []
+    unknown = []
     said = ['%s: newer packages in toy.lock: ./eb --renew %s' % (path, path)]
-    assert list(outdated.about_packages(str(path), values, unknown)) == said
+    assert list(outdated.about_packages(str(path), unknown)) == said
     assert unknown == ['%s: other.lock: no index answers' % path]
     # a mirror may be older than the lock
     for version, expected in (('1.0', said), ('2.0', []), ('3.0', [])):
         (tmp_path / 'toy.lock').write_text(lock_of(version))
-        assert list(outdated.about_packages(str(path), values, unknown)) == expected
+        assert list(outdated.about_packages(str(path), unknown)) == expected
 
 
 def test_index_that_does_not_answer(tmp_path, monkeypatch, capsys):
