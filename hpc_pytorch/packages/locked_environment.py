@@ -512,7 +512,7 @@ class LockedEnvironment(EasyBlock):
         # the user's own come back when it is unloaded; virtual environments on top of it see its packages
         module = self.module_generator
         text = super().make_module_extra(*args, **kwargs)
-        path = os.pathsep.join([self.site_packages()] + self.packages_below())
+        path = os.pathsep.join([self.site_packages(), *self.packages_below()])
         text += override(module, self.name, 'PYTHONPATH', path)
         text += override(module, self.name, 'PYTHONNOUSERSITE', '1')
         if self.cfg['features']:
@@ -575,7 +575,8 @@ class LockedEnvironment(EasyBlock):
 
     def warn_of_other_versions(self):
         """Name packages that are for others than are there, which --overrides allows: they may fail only when used."""
-        done = self.pip()('check', environment={'PYTHONPATH': os.pathsep.join(self.packages_below())})
+        path = os.pathsep.join([self.site_packages(), *self.packages_below()])
+        done = self.pip()('check', environment={'PYTHONPATH': path})
         unmet = re.findall('.* has requirement .*', done.output)
         if unmet:
             print_warning("%s\nIf they fail: docs/troubleshooting.rst, \"numpy.dtype size changed\"", '\n'.join(unmet))

@@ -67,8 +67,7 @@ def facts(easyblock, files):
     unwrapped = dict(os.environ, PATH=os.pathsep.join(paths))
     compilers = {key: '%s: %s' % (command, first_line([command, '--version'], env=unwrapped))
                  for key, command in system.compilers.items() if command}
-    # or an error of git's
-    commit = first_line(['git', '-C', HERE, 'describe', '--always', '--dirty'])
+    commit = first_line(['git', '-C', HERE, 'describe', '--always', '--dirty'])  # or an error of git's
     return {
         'name': ec['name'], 'version': ec['version'], 'versionsuffix': ec['versionsuffix'],
         'module': ec.full_mod_name,

@@ -66,6 +66,22 @@ def test_package_for_another_version(eb, toy):
 
 
 @pytest.mark.slow
+def test_package_in_place_of_one_below(eb, toy):
+    """A list's own packages count, which come before those of the module below: they may break that one."""
+    toy.wheels[0] = make_wheel(toy.index, 'toy', requires=['other>=2'])
+    toy.write()
+    text = toy.easyconfig.read_text().replace("'toy", "'top") + "dependencies = [('toy', '1.0')]\n"
+    eb(toy.easyconfig, env=toy.online)
+    toy.wheels = [make_wheel(toy.index, 'top', requires=['other<2']), make_wheel(toy.index, 'other', '1.0')]
+    toy.write()
+    (toy.folder / 'toy.lock').rename(toy.folder / 'top.lock')
+    (toy.folder / 'top-1.0.eb').write_text(text)
+    output = eb(toy.folder / 'top-1.0.eb', env=toy.online).stdout
+    assert 'WARNING: toy 1.0 has requirement other>=2, but you have other 1.0.\n' in output, output
+    assert 'top 1.0 has requirement' not in output
+
+
+@pytest.mark.slow
 def test_users_python_does_not_enter(eb, toy, lmod, tmp_path):
     """A module of the user's, in $PYTHONPATH or below $HOME, neither shadows nor breaks an installed one."""
     leak = tmp_path / 'leak'
