@@ -407,9 +407,9 @@ class LockedEnvironment(EasyBlock):
         for package in self.cfg['collection_packages']:
             self.install_from_collection(package)
         with progress("compiling to byte code", self.log):
-            # on all cores, but for packages' own tests, a fifth of all; not every file is for this Python
-            ask(self.path('bin', 'python'), '-I', '-m', 'compileall', '-q', '-j', '0', '-x',
-                'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
+            # not packages' own tests; not every file is for this Python. If it is killed, its workers live on: no pipe
+            ask('sh', '-c', 'exec "$@" > /dev/null 2>&1', 'sh', self.path('bin', 'python'), '-I', '-m', 'compileall',
+                '-q', '-j', '0', '-x', 'site-packages/.*/(tests|testing/_internal)/', self.site_packages())
         self.install_scripts()
 
     def install_file(self, path):

@@ -2,6 +2,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 from common import CHECKOUT, clean_environment, slow
 from small_software import VERSION, make_wheel, sha256
+
+from ramgate.processes import descendants, read
 
 
 def store(eb):
@@ -63,6 +66,28 @@ def test_package_for_another_version(eb, toy):
     output = eb(toy.easyconfig, env=toy.online).stdout
     assert 'WARNING: toy 1.0 has requirement other<2, but you have other 2.0.\nIf they fail: ' in output, output
     assert 'absent' not in output
+
+
+@pytest.mark.slow
+def test_killed_while_it_compiles(eb, toy):
+    """As the kernel kills without memory: compileall's workers live on, and kept the pipe open that was read."""
+    with zipfile.ZipFile(toy.wheels[0], 'a') as wheel:
+        for number in range(3000):
+            wheel.writestr('many/m%d.py' % number, 'numbers = [%s]\n' % ', '.join(map(str, range(300))))
+    toy.write()
+    with tempfile.TemporaryFile() as output:
+        call = eb.call([toy.easyconfig], toy.online, toy.folder)
+        process = subprocess.Popen(**dict(call, stdout=output, start_new_session=True))
+        killed = None
+        while process.poll() is None and not killed:
+            for pid in descendants(process.pid):
+                if b'compileall' in read(pid, 'cmdline') and descendants(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    killed = pid
+        try:
+            assert process.wait(timeout=60) == 0 and killed
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
