@@ -136,8 +136,7 @@ def check_host(ecs):
         needs = needs_of(ec)
         # if a wheel was built from this before, probably nothing is compiled
         stores = built_wheels.stores(ec, source_paths())
-        built = any(glob.glob(glob.escape(store) + '/*/*.whl') for store in stores)
-        if not needs.compiles or built:
+        if not needs.compiles or any(glob.glob(glob.escape(store) + '/*/*.whl') for store in stores):
             continue
         reason = unfit_host(ec, needs)
         if reason:
