@@ -217,7 +217,8 @@ class Script:
         lines += ['', self.preparation.format(name=self.name, job=self.words['job'], turn=turn), '']
         if self.options.requeue:
             # also where a user has added `set -e`
-            lines += [self.launcher_words.get('requeue', self.words['before the end']), 'set +e']
+            before = self.words['time limit'] + '\n' + self.parts['before the end']
+            lines += [self.launcher_words.get('requeue', before), 'set +e']
         lines.append(' '.join(map(shlex.quote, self.launch())))
         if followed or self.options.requeue or self.in_a_job or 'own status' in self.launcher_words:
             lines.append(self.parts['status'])

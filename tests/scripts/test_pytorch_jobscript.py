@@ -311,17 +311,22 @@ def test_continued_while_pbs_restarts(jobscript, tmp_path, silent, status):
     assert any(line.startswith('qsub -N mine -P ours -l job_priority=economy') for line in told) == (status == 0), told
 
 
+def lines_before_the_end(lines):
+    """Return the first and the last line of the functions that a script has for mpirun and mpiexec."""
+    return lines.index('time_limit() {'), lines.index('}', lines.index('before_the_end() {'))
+
+
 @pytest.mark.parametrize('walltime, status', [('00:00:04', 128 + signal.SIGUSR1), ('', 7)])
 def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
     """`qsub -l walltime` counts: ranks get their signal before the end of that, as they save."""
     lines = jobscript('derecho', '--requeue', '3', '--time', '60', 'train.py')
-    start = lines.index('before_the_end() {')
+    start, last = lines_before_the_end(lines)
     command = next(line for line in lines if line.startswith('before_the_end ')).split(' mpiexec ')[0]
     assert command == 'before_the_end 3480'
     (tmp_path / 'qstat').write_text('#!/bin/sh\necho "    Resource_List.walltime = %s"\n' % walltime)
     (tmp_path / 'qstat').chmod(0o755)
     program = 'sleep 600' if walltime else "sh -c 'exit 7'"
-    text = '\n'.join(lines[start:lines.index('}', start) + 1] + ['%s %s' % (command, program)])
+    text = '\n'.join(lines[start:last + 1] + ['%s %s' % (command, program)])
     done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'PBS_JOBID': '7.pbs'})
     assert done.returncode == status
 
@@ -331,13 +336,13 @@ def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
 def test_other_time_than_in_the_script_on_slurm(jobscript, tmp_path, environment, known, status):
     """`sbatch --time` or an edit counts where mpirun starts the ranks, too; not in a job that one is in already."""
     lines = jobscript('bede', '--requeue', '3', '--time', '60', 'train.py')
-    start = lines.index('before_the_end() {')
+    start, last = lines_before_the_end(lines)
     end = datetime.datetime.now() + datetime.timedelta(seconds=4)
     end = end.isoformat(timespec='seconds') if known else 'Unknown'
     (tmp_path / 'scontrol').write_text('#!/bin/sh\necho "JobId=7 StartTime=x EndTime=%s Deadline=N/A"\n' % end)
     (tmp_path / 'scontrol').chmod(0o755)
     program = 'sleep 600' if status != 7 else "sh -c 'exit 7'"
-    text = '\n'.join(lines[start:lines.index('}', start) + 1] + ['before_the_end 3480 ' + program])
+    text = '\n'.join(lines[start:last + 1] + ['before_the_end 3480 ' + program])
     done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'job': '7',
                                                      'ENVIRONMENT': environment}, timeout=60)
     assert done.returncode == status
@@ -347,8 +352,7 @@ def test_other_time_than_in_the_script_on_slurm(jobscript, tmp_path, environment
 def test_signal_counts_from_the_start_of_the_job(jobscript, tmp_path, system):
     """What a user has added before the ranks takes time, too; and lines with `timeout` of their own stay."""
     lines = jobscript(system, '--requeue', '3', '--time', '60', 'train.py')
-    start = lines.index('before_the_end() {')
-    end = lines.index('}', start)
+    start, end = lines_before_the_end(lines)
     (tmp_path / 'qstat').write_text('#!/bin/sh\necho "    Resource_List.walltime = 01:00:00"\n')
     (tmp_path / 'qstat').chmod(0o755)
     text = '\n'.join([*lines[start:end + 1], 'timeout 300 echo mine', 'SECONDS=5000', 'before_the_end 3480 sleep 600'])
