@@ -68,6 +68,13 @@ def site_packages_of(prefix):
     return glob.glob(glob.escape(prefix) + '/lib/python3.*/site-packages')
 
 
+def versions_in(directories):
+    """Return {name: version} of installed packages; the first directory counts."""
+    names = [name for path in reversed(directories) for name in os.listdir(path) if name.endswith('.dist-info')]
+    pairs = [name[:-len('.dist-info')].split('-', 1) for name in names]
+    return {normal_name(name): version for name, version in pairs}
+
+
 class LockedEnvironment(EasyBlock):
     """Support for locked packages in a virtual environment; subclasses add own_files and check_before_fetching."""
 
@@ -231,18 +238,14 @@ class LockedEnvironment(EasyBlock):
 
     def check_torch_below(self):
         """Refuse a second PyTorch, or torchvision for another one, which would hide that of the modules below."""
-        modules = [dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['name'] == 'PyTorch']
+        below = {'torch': dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['name'] == 'PyTorch'}
+        below.update(versions_in(self.packages_below()))
         for entry in self.locked('lock_files'):
-            hidden = modules[:1] if entry.name == 'torch' else []
-            for path in self.packages_below() if entry.name in BESIDE_TORCH else ():
-                for found in glob.glob('%s/%s-*.dist-info' % (glob.escape(path), entry.name)):
-                    version = found[len(path + '/-' + entry.name):-len('.dist-info')]
-                    if entry.name == 'torch' or FOR_TORCH.findall(version) != FOR_TORCH.findall(entry.version):
-                        hidden.append(found)
-            if hidden:
-                stop(self, "The lock file has %s %s, which would hide that of %s: leave %s out, with --overrides as in "
-                     "the .in file of Transformers, and make the lock again"
-                     % (entry.name, entry.version, hidden[0], entry.name))
+            there = below.get(entry.name) if entry.name in BESIDE_TORCH else None
+            if there and (entry.name == 'torch' or FOR_TORCH.findall(there) != FOR_TORCH.findall(entry.version)):
+                stop(self, "The lock file has %s %s, which would hide that of the modules below (%s): leave %s out, "
+                     "with --overrides as in the .in file of Transformers, and make the lock again"
+                     % (entry.name, entry.version, there, entry.name))
 
     def check_gcc(self):
         """Refuse a GCC that is too old for PyTorch's headers, of the modules or of the machine."""
@@ -475,11 +478,8 @@ class LockedEnvironment(EasyBlock):
 
     def write_constraints(self):
         """Write constraints.txt, by which pip and uv keep this PyTorch ($PIP_CONSTRAINT, $UV_CONSTRAINT)."""
-        installed = glob.glob(glob.escape(self.site_packages()) + '/*-*.dist-info')
-        stems = sorted(os.path.basename(path)[:-len('.dist-info')] for path in installed)
-        pairs = [stem.split('-', 1) for stem in stems]
-        lines = ['%s==%s\n' % (normal_name(name), version) for name, version in pairs
-                 if CONSTRAINED.match(normal_name(name))]
+        versions = sorted(versions_in([self.site_packages()]).items())
+        lines = ['%s==%s\n' % pair for pair in versions if CONSTRAINED.match(pair[0])]
         if lines:
             write_file(self.path('share', 'constraints.txt'), ''.join(lines))
 
@@ -580,3 +580,9 @@ class LockedEnvironment(EasyBlock):
         unmet = re.findall('.* has requirement .*', done.output)
         if unmet:
             print_warning("%s\nIf they fail: docs/troubleshooting.rst, \"numpy.dtype size changed\"", '\n'.join(unmet))
+        own, below = versions_in([self.site_packages()]), versions_in(self.packages_below())
+        hidden = ['%s %s (%s)' % (name, own[name], below[name]) for name in sorted(own)
+                  if own[name] != below.get(name, own[name])]
+        if hidden:
+            print_warning("It hides other versions, of modules below: %s. To keep those: docs/support.rst, \"Packages "
+                          "of a group as a module\", step 2", ', '.join(hidden))

@@ -104,6 +104,7 @@ def test_package_in_place_of_one_below(eb, toy):
     output = eb(toy.folder / 'top-1.0.eb', env=toy.online).stdout
     assert 'WARNING: toy 1.0 has requirement other>=2, but you have other 1.0.\n' in output, output
     assert 'top 1.0 has requirement' not in output
+    assert 'WARNING: It hides other versions, of modules below: other 1.0 (2.0). To keep those: ' in output, output
 
 
 @pytest.mark.slow
@@ -437,7 +438,7 @@ def test_second_torch(eb, toy):
     module = "dependencies = [('PyTorch', '2.13.0', '-workstation')]\n"
     toy.easyconfig.write_text(toy.easyconfig.read_text() + module)
     output = eb(toy.easyconfig, '-x', '--robot').stdout.partition('Installing would stop:')[2]
-    assert 'has torch 2.15.0, which would hide that of PyTorch/2.13.0-workstation: leave torch out' in output
+    assert 'has torch 2.15.0, which would hide that of the modules below (PyTorch/2.13.0-workstation): ' in output
 
 
 @pytest.mark.slow
@@ -458,8 +459,8 @@ def test_module_on_a_module_on_a_module(eb, toy, lmod):
     top = toy.folder / 'top-1.0.eb'
     top.write_text(top.read_text().replace('import toy, other', 'import toy, other, middle, top'))
     eb(toy.easyconfig, toy.folder / 'middle-1.0.eb', env=toy.online)
-    for more, says in [('torch==2.10.0+rocm7.1', r'torch 2.10.0\+rocm7.1, which would hide .*/torch-2.10.0\+rocm7'),
-                       ('torchvision==0.25.0', r'torchvision 0.25.0, which would hide .*/torchvision-0.25.0\+rocm7'),
+    for more, says in [('torch==2.10.0+rocm7.1', r'torch 2.10.0\+rocm7.1, which would hide .* \(2.10.0\+rocm7'),
+                       ('torchvision==0.25.0', r'torchvision 0.25.0, which would hide .* \(0.25.0\+rocm7'),
                        ('torchvision==0.25.1+rocm7.1', None)]:
         (toy.folder / 'top.lock').write_text('%s\n%s --hash=sha256:%s\n' % (lines[5], more, 'a' * 64))
         stops = eb('-x', top).stdout.partition('Installing would stop:')[2]
