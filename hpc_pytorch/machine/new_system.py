@@ -18,9 +18,9 @@ KINDS = dict(words.split()[::2] for words in DATA['software'].values())
 
 
 def matches_module(pattern):
-    # Red Hat's are called mpi/openmpi-x86_64, others mpi/openmpi-4.1.7-gcc-12.4.0
+    # Red Hat's are called mpi/openmpi-x86_64, others mpi/openmpi-4.1.7-gcc-12.4.0, some have no version
     words = DATA['categories']['pattern'], pattern
-    return re.compile(r'(?:%s)?(?:%s)(?:/|-x86_64|-aarch64|-(?=\d[^/]*$))' % words, re.I).match
+    return re.compile(r'(?:%s)?(?:%s)(?:/|$|-x86_64|-aarch64|-(?=v?\d[^/]*$))' % words, re.I).match
 
 
 # MPIs that are not compiled once for each compiler
@@ -29,7 +29,7 @@ FOR_ANY_COMPILER = matches_module('|'.join(
 MPIS = [pattern for pattern, words in DATA['software'].items() if words.endswith('MPI')]
 MPI_OF_NO_CRAY = matches_module('|'.join(pattern for pattern in MPIS if pattern != 'cray-mpich'))
 LOADED = "loaded here; add those without which others are not found"
-UNKNOWN = "no module of it was recognised; if it has one, add that to the dependencies"
+UNKNOWN = "no module of it was recognised; if your users use it, put its module here, in place of another MPI"
 OTHER_COMPILERS, OTHER_MPIS = DATA['left out']
 # which loaded modules may make room for one of these kinds
 REPLACES = {'environment': bool, 'compiler': matches_module(OTHER_COMPILERS), 'MPI': matches_module(OTHER_MPIS)}
@@ -136,7 +136,7 @@ def python_module(machine):
         return None, str(problem)
     loaded = machine.environ.get('LOADEDMODULES', '').split(':')
     name = next(filter(re.compile(DATA['python']['pattern'], re.I).match, loaded), None)
-    return name, 'loaded here' if name else 'none was loaded here'
+    return name, 'loaded here' if name else 'none with a usual name was loaded here'
 
 
 def system_text(name, values):
@@ -235,8 +235,10 @@ def modules_of(machine):
         left_out.append((' '.join(more), LOADED))
     if not has_mpi(chosen):
         left_out.append(("an MPI", "no module that is called like one can be loaded"))
-        mpicc = machine.which('mpicc')
-        left_out += [(mpicc, UNKNOWN)] if mpicc else []
+    mpicc = machine.which('mpicc')
+    known = has_mpi(chosen) and mpicc == '/usr/bin/mpicc' or has_mpi(one for one in chosen if one[0] in before)
+    if mpicc and not known:
+        left_out.append((mpicc, UNKNOWN))
     return chosen, ["%s: %s" % (name, ' '.join(said.split())[:200]) for name, said in left_out]
 
 

@@ -549,6 +549,11 @@ def test_draft_tries_no_compilers_that_it_does_not_take(cray):
     (['compilers/gcc/14.2.0', 'mpi/gcc/openmpi/5.0.7', 'libs/cuda/12.8.1'], 'OpenMPI'),  # Manchester
     (['comp/gcc/14.1.0', 'lib/openmpi/5.0.4', 'lib/cuda/12.6'], 'OpenMPI'),  # TRUBA
     (['gcc/12.4.0-gcc-8.5.0', 'mpi/openmpi-4.1.7-gcc-12.4.0', 'libs/nvidia-cuda/12.8.0/bin'], 'OpenMPI'),
+    (['gcc', 'intelmpi', 'cuda'], 'impi'),
+    (['gnu/12.3.0', 'mpi/latest', 'cuda/12.4.0'], 'impi'),
+    slow(['gcc/13.2.0', 'mpi/hpcx', 'cuda/12.4.0'], 'HPCX'),
+    slow(['gcc/13.2.0', 'mpi/hpcx-v2.18', 'cuda/12.4.0'], 'HPCX'),
+    slow(['gcc/13.2.0', 'mpi/openmpi', 'cuda/12.4.0'], 'OpenMPI'),
 ])
 def test_draft_knows_names_of_other_sites(cray, modules, mpi):
     needs_program('tclsh')
@@ -736,6 +741,21 @@ def test_draft_without_mpi(cray, place):
     assert '[\n    # %s\n    # %s\n' % (loaded, left_out[-1]) in text
 
 
+def test_draft_beside_an_mpi_that_it_does_not_know(cray, place):
+    """Another MPI, whose module could be loaded, was taken without a word; the distribution's is there everywhere."""
+    needs_program('tclsh')
+    mpicc = place.write('bin/mpicc', '#!/bin/sh\n')
+    mpicc.chmod(0o755)
+    machine = cray(top={'gcc/13': '', 'openmpi/5.0': '', 'openmpi-gpu/5.0': 'prepend-path PATH %s' % mpicc.parent})
+    for loaded, named in (['gcc/13', 'openmpi-gpu/5.0'], True), (['gcc/13', 'openmpi/5.0', 'openmpi-gpu/5.0'], False):
+        shell = machine.modules_shell()
+        assert shell.load(loaded) is None
+        machine.environ = shell.environ
+        chosen, left_out = new_system.modules_of(machine)
+        assert [name for name, _, _ in chosen] == ['gcc/13', 'openmpi/5.0']
+        assert left_out[-1].startswith('%s: no module of it was recognised' % mpicc) is named, left_out
+
+
 def test_draft_of_a_host_in_capitals():
     """Its own pattern fits it."""
     assert systems.host_matches('NODE-01.cluster', new_system.pattern_of('NODE-01.cluster').split())
@@ -763,10 +783,11 @@ def test_draft_names_a_python(tmp_path):
     environ = dict(os.environ, LOADEDMODULES='PrgEnv-gnu/8.5.0:cray-python/3.11.7')
     found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), environ))
     assert found == ('cray-python/3.11.7', 'loaded here')
-    for name in ('Python/3.12.3-GCCcore-13.3.0', 'miniconda3/24.7', 'Anaconda3/2024.02', 'lang/Python/3.11', None):
+    for name in ('Python/3.12.3-GCCcore-13.3.0', 'miniconda3/24.7', 'Anaconda3/2024.02', 'lang/Python/3.11',
+                 'python3.9/3.9.18', 'apps/python', None):
         others = dict(environ, LOADEDMODULES=':'.join(['GCCcore/13.3.0', 'pythia/8', *filter(None, [name])]))
         found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), others))
-        assert found == (name, 'loaded here' if name else 'none was loaded here')
+        assert found == (name, 'loaded here' if name else 'none with a usual name was loaded here')
     python.write_text('#!/bin/sh\necho %s\n' % python)
     found = new_system.python_module(inspection.Machine(systems.load('workstation'), str(tmp_path), environ))
     assert found == (None, 'python3 is new enough')
