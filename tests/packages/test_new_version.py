@@ -319,6 +319,29 @@ def test_yanked(toy, made, capsys):
     assert 'warning: `torch==2.0` is yanked (reason: "broken")\n' in capsys.readouterr().out
 
 
+def test_extra_that_is_gone(toy, made, capsys):
+    """The newer version brings less, as JAX's for GPUs: said, as an installation of the lock cannot say it."""
+    path = toy / 'toy-1.0.in'
+    path.write_text(path.read_text() + 'numbers-of-toys[gpu]\n')
+    assert 'numbers-of-toys==5.1' in made('2.0')[1]['toy-2.0.lock']
+    assert 'warning: The package `numbers-of-toys==5.1` does not have an extra named `gpu`\n' in capsys.readouterr().out
+
+
+def test_second_lock_without_the_version(toy, made):
+    """Its packages stay as they are, also beside a lock that is made anew."""
+    (toy / 'more.in').write_text('#   %smore.in -o more.lock\nnumbers-of-toys\n' % COMMAND)
+    change, files = made('2.0', text=EASYCONFIG.replace(".lock']", ".lock', 'more.lock']"))
+    assert 'toy-2.0.lock' in files and change.to_check[0].startswith('more.lock: no name has 1.0 in it, so the pack')
+
+
+def test_package_that_begins_with_torch(toy, made):
+    """A pin of torch-geometric with the list's own version is its own."""
+    add(toy / 'index', 'torch_toys', '1.0')
+    path = toy / 'toy-1.0.in'
+    path.write_text(path.read_text().replace('torch==1.0\n', 'torch-toys==1.0\n').replace('torchvision==0.1.0\n', ''))
+    assert 'torch-toys==1.0' in made('1.1')[1]['toy-1.1.lock']
+
+
 def test_other_checksums(toy, made):
     """A lock with MD5 would be refused by the installation: it is not written."""
     page = toy / 'index/torch/index.html'
