@@ -94,6 +94,9 @@ class Job:
     def notice(self, text):
         for status in ENDED.findall(text):
             self.status = int(status)
+        # srun says 0 of ranks that were lost with their node, and Slurm starts the job again
+        if self.status == 0 and 'JobState=PENDING' in self.ask():
+            self.status = None
         for number in GOES_ON.findall(text):
             self.follow_next(number.decode())
 
@@ -203,8 +206,9 @@ class Job:
                    "above" % self.number)
         else:
             yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended(status))
-        if status == 85:
-            yield "the program saved its state and stopped: run the same command again to resume"
+        stopped = {85: "the program saved its state and stopped", 138: "SIGUSR1, as before the time limit, ended it"}
+        if status in stopped:
+            yield stopped[status] + ": run the same command again to resume"
         yield from why(self.output, texts)
 
 

@@ -319,6 +319,8 @@ def test_two_nodes(slurm):
     ("raise RuntimeError('HIP out of memory. Tried to allocate')", 1, 'a GPU ran out of memory'),
     ("raise ValueError('no such file: %s' % rank)", 1, 'ValueError: no such file: 1'),
     ("os.kill(os.getpid(), signal.SIGKILL)", 137, None),
+    # of a program that does not save at the signal, as Lightning does not
+    ("os.kill(os.getpid(), signal.SIGUSR1)", 138, None),
 ])
 def test_why_it_failed(slurm, end, status, says):
     """The last lines: the rank that ended first, whichever was killed for that, and why."""
@@ -337,6 +339,7 @@ def test_why_it_failed(slurm, end, status, says):
     assert last[0] == 'pytorch-run: rank 1 on %s failed first, with status %d' % (node, status), output + errors
     # where its own output tells nothing, the job's may
     assert (says or 'a node failed') in last[1]
+    assert ('before the time limit, ended it: run the same command again to resume' in errors) == (status == 138)
     assert re.fullmatch(r'pytorch-run: output of each rank: fail-\d+/rank-\*\.out', last[2])
 
 
@@ -549,6 +552,21 @@ def test_limit_and_lost_node(slurm, tmp_path, monkeypatch):
     slurm.system.output('scontrol', 'update', 'JobId=' + number, 'EndTime=now')
     errors = late.communicate(timeout=900)[1]
     assert 'ended before its program did: it reached its time limit' in errors, errors
+
+
+@pytest.mark.slow
+def test_lost_node_and_started_again(slurm, tmp_path, monkeypatch):
+    """srun often says 0 of ranks that were lost with their node: after that the next start counts."""
+    # which is too seldom with a real loss: a scontrol that says so once, and lets the second start end
+    (tmp_path / 'scontrol').write_text(
+        "#!/bin/sh\nif grep -q 'ended with status 0' train-*.out && [ ! -e %s ]; then\n    touch %s\n"
+        "    for out in train-*.out; do echo 'pytorch-run: the program ended with status 3' >> $out; done\n"
+        "    echo JobState=PENDING Reason=BeginTime\nelse\n    exec %s \"$@\"\nfi\n" % (
+            tmp_path / 'asked', tmp_path / 'asked', shutil.which('scontrol', path=slurm.environment['PATH'])))
+    (tmp_path / 'scontrol').chmod(0o755)
+    monkeypatch.setitem(slurm.environment, 'PATH', '%s:%s' % (tmp_path, slurm.environment['PATH']))
+    status, output, errors = slurm('--time', '5', 'train.py')
+    assert status == 3 and 'pytorch-run: the program ended with status 0\n' in output, output + errors
 
 
 @pytest.mark.slow
