@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpc_pytorch import UsersProblem, VERSION, parse, say
 from hpc_pytorch.machine import batch_systems, new_system, systems
-from hpc_pytorch.machine.collection_files import external_modules
+from hpc_pytorch.machine.collection_files import easyconfig_path, external_modules
 from hpc_pytorch.machine.inspection import JOB, LOGIN, Machine, NotAsked, PROBES, easyconfigs_of
 from hpc_pytorch.machine.modules import first_that_fails
 from ramgate.limits import human
@@ -95,6 +95,10 @@ def about_easyconfigs(machine):
             findings = [one._replace(result=NOTED) if one.result == DIFFERS else one for one in findings]
         for finding in findings:
             files.setdefault(finding, []).append(os.path.basename(path))
+    today = Path(machine.system.directory, 'easystack.yaml')
+    for name in re.findall(r'^ *- ([\w.+-]+\.eb)\b', today.read_text() if today.exists() else '', re.M):
+        if not easyconfig_path(name):
+            yield Finding('easystack.yaml', DIFFERS, "there is no such easyconfig", name)
     for finding, names in files.items():
         if finding.name.endswith(' of'):
             finding = finding._replace(name='%s %s' % (finding.name, ', '.join(names)))

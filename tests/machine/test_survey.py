@@ -246,6 +246,14 @@ def test_compilers_of_a_retired_easyconfig(place, monkeypatch):
     assert place.survey(False, monkeypatch, only='commands')[0] == []
 
 
+def test_easystack_that_was_forgotten(place, monkeypatch):
+    """An easyconfig was renamed: what the easystack does not name is retired, and its modules may be gone unseen."""
+    monkeypatch.setattr(survey, 'easyconfig_path', lambda name: (place.top / 'easyconfigs/t/Test' / name).exists())
+    place.write('systems/test/easystack.yaml', 'easyconfigs:\n  - Test-1.0-Surveyed.eb\n  - Test-0.9-Surveyed.eb:\n')
+    differ, findings = place.survey(False, monkeypatch, 'modules of both')
+    assert differ == ['easystack.yaml'] and 'Test-0.9-Surveyed.eb' in [one.expected for one in findings]
+
+
 @pytest.mark.parametrize('name', ['', '../x', 'My System', 'j\xfcrgen', 'x\n', 'a' * 300])
 def test_odd_name_of_a_new_system(name):
     with pytest.raises(UsersProblem, match='requires a name of up to 100 lower-case letters'):
