@@ -163,6 +163,12 @@ class LockedEnvironment(EasyBlock):
 
     def find_python(self):
         versions = self.cfg['python_versions']
+        for path in self.packages_below():
+            below = re.search(r'/python([\d.]+)/', path).group(1)
+            if below not in versions:
+                stop(self, "The module below has Python %s (%s), and %s is for Python %s: take an older version of it, "
+                     "or install that module with one of these first" % (below, path, self.name, ' or '.join(versions)))
+            versions = [below]
         root = get_software_root('Python')
         programs = [os.path.join(root, 'bin', 'python3')] if root else pythons(versions)
         modules = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
@@ -574,10 +580,11 @@ class LockedEnvironment(EasyBlock):
         return done.output.strip() if done.exit_code else None
 
     def warn_of_other_versions(self):
-        """Name packages that are for others than are there, which --overrides allows: they may fail only when used."""
+        """Name packages that are for others than are there, or lack one, as --overrides allows: they may fail later."""
         path = os.pathsep.join([self.site_packages(), *self.packages_below()])
         done = self.pip()('check', environment={'PYTHONPATH': path})
-        unmet = re.findall('.* has requirement .*', done.output)
+        # vLLM's wheel for processors does without torchvision and others
+        unmet = re.findall('.* has requirement .*|.* requires (?!torch|triton).*, which is not installed', done.output)
         if unmet:
             print_warning("%s\nIf they fail: docs/troubleshooting.rst, \"numpy.dtype size changed\"", '\n'.join(unmet))
         own, below = versions_in([self.site_packages()]), versions_in(self.packages_below())

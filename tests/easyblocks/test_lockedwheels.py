@@ -60,12 +60,13 @@ def test_install_use_and_reinstall_without_network(eb, toy, modules_tool):
 
 @pytest.mark.slow
 def test_package_for_another_version(eb, toy):
-    """--overrides allows it, and importing it shows nothing; what is not there at all is left out on purpose."""
-    toy.wheels[0] = make_wheel(toy.index, 'toy', requires=['other<2', 'absent'])
+    """--overrides allows it, and importing it shows nothing, as if a package is not there; vLLM's are on purpose."""
+    toy.wheels[0] = make_wheel(toy.index, 'toy', requires=['other<2', 'absent', 'torchcodec'])
     toy.write()
     output = eb(toy.easyconfig, env=toy.online).stdout
-    assert 'WARNING: toy 1.0 has requirement other<2, but you have other 2.0.\nIf they fail: ' in output, output
-    assert 'absent' not in output
+    assert re.search(r'WARNING: toy 1.0 requires absent, which is not installed\n'
+                     r'toy 1.0 has requirement other<2, but you have other 2.0.\nIf they fail: ', output), output
+    assert 'torchcodec' not in output
 
 
 @pytest.mark.slow
@@ -100,6 +101,9 @@ def test_package_in_place_of_one_below(eb, toy):
     toy.wheels = [make_wheel(toy.index, 'top', requires=['other<2']), make_wheel(toy.index, 'other', '1.0')]
     toy.write()
     (toy.folder / 'toy.lock').rename(toy.folder / 'top.lock')
+    (toy.folder / 'top-1.0.eb').write_text(re.sub("'%s'" % VERSION, "'3.99'", text))
+    refused = eb(toy.folder / 'top-1.0.eb', env=toy.online, status=1).stdout
+    assert 'The module below has Python %s (' % VERSION in refused and 'and top is for Python 3.99' in refused, refused
     (toy.folder / 'top-1.0.eb').write_text(text)
     output = eb(toy.folder / 'top-1.0.eb', env=toy.online).stdout
     assert 'WARNING: toy 1.0 has requirement other>=2, but you have other 1.0.\n' in output, output

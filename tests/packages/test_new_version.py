@@ -342,6 +342,25 @@ def test_package_that_begins_with_torch(toy, made):
     assert 'torch-toys==1.0' in made('1.1')[1]['toy-1.1.lock']
 
 
+def test_version_that_is_one_number(toy, made, capsys):
+    """Lists may be counted; numbers in names of packages and options are none of theirs, and the list is shown."""
+    add(toy / 'index', 'sam2', '2')
+    text = '#   uv pip compile --python-version 3.9 --generate-hashes --overrides <(echo jinja2) %s\nsam2==2\n'
+    (toy / 'toy-2.in').write_text(text % 'toy-2.in -o toy-2.lock')
+    change, files = made('3', 'toy-2.eb', EASYCONFIG.replace('1.0', '2'))
+    assert files['toy-3.in'] == text % 'toy-3.in -o toy-3.lock' and 'sam2==2 ' in files['toy-3.lock']
+    assert any('toy-2.in -o toy-2.lock\n+' in line for line in change.differences(change.make()))
+
+
+def test_pytorch_beside_packages_of_that_version(toy, made):
+    """A PyTorch of one's own has PyTorch's version, whatever pytorch-lightning's is."""
+    add(toy / 'index', 'pytorch_lightning', '1.0')
+    path = toy / 'toy-1.0.in'
+    path.write_text(path.read_text().replace('torch==1.0\n', 'pytorch-lightning==1.0\ntorch==1.0\n', 1))
+    _, files = made('2.0', text=EASYCONFIG.replace("name = 'toy'", "name = 'PyTorch'"))
+    assert 'pytorch-lightning==1.0\ntorch==2.0\n' in files['toy-2.0.in']
+
+
 def test_other_checksums(toy, made):
     """A lock with MD5 would be refused by the installation: it is not written."""
     page = toy / 'index/torch/index.html'
