@@ -10,11 +10,9 @@ import sys
 class _Hook:
     """Stands before the other finders until the module has been imported."""
 
-    name = "torch.distributed"
-
     def find_spec(self, name, path=None, target=None):
         """Let the others find it, then do something after it has been executed."""
-        if name != self.name:
+        if name != "torch.distributed":
             return None
         sys.meta_path.remove(self)
         from importlib.util import find_spec

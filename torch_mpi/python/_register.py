@@ -7,6 +7,7 @@ place for this very backend, ``distributed_c10d.ProcessGroupMPI``, which a build
 import functools
 import os
 import sys
+import traceback
 import warnings
 
 from ._process import MPIUnavailable, load, start, state
@@ -143,12 +144,10 @@ class ProcessGroupMPI:
 def arguments_of(function):
     """Return the local variables of a function of torch.distributed among the callers: torch does not pass them on."""
     # the names and arguments of the two functions that are looked for are the same from 2.1 to 2.15
-    frame = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
         module = frame.f_globals.get("__name__")
         if frame.f_code.co_name == function and module == "torch.distributed.distributed_c10d":
             return frame.f_locals
-        frame = frame.f_back
     return {}
 
 
