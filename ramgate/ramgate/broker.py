@@ -37,10 +37,7 @@ WAYS = {b'c': LAUNCHER, b's': SYMLINK}
 class Broker:
     """Answers the compilers of the build that began in `top`; `watchers` get (event, compilation, schedule)."""
 
-    def __init__(self, listener, control, limits, schedule, top, tree, watchers=()):
-        self.listener = listener
-        # a pipe from `ramgate run`, which writes k to kill the build and f when it has ended
-        self.control = control
+    def __init__(self, limits, schedule, top, tree, watchers=()):
         self.limits = limits
         self.schedule = schedule
         self.top = top
@@ -57,10 +54,11 @@ class Broker:
         # (CPU seconds, compilations that have ended) when compilers last worked, and the time
         self.work = ((0.0, 0), time.monotonic())
 
-    def serve(self):
-        self.listener.setblocking(False)
-        self.selector.register(self.listener, selectors.EVENT_READ, self.accept)
-        self.selector.register(self.control, selectors.EVENT_READ, self.controlled)
+    def serve(self, listener, control):
+        listener.setblocking(False)
+        self.selector.register(listener, selectors.EVENT_READ, self.accept)
+        # a pipe from `ramgate run`, which writes k to kill the build and f when it has ended
+        self.selector.register(control, selectors.EVENT_READ, self.controlled)
         # what wrappers have said before the build ended is still to be heard
         while not self.finished or self.selector.select(0):
             for key, _ in self.selector.select(self.pause()):

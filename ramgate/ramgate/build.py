@@ -178,7 +178,7 @@ class Build:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
             schedule = Schedule(self.knowledge, self.cores, self.limits.tightest(0))
             tree = Tree(top, directory)
-            Broker(listener, reader, self.limits, schedule, os.getcwd(), tree, self.watchers).serve()
+            Broker(self.limits, schedule, os.getcwd(), tree, self.watchers).serve(listener, reader)
             if self.profile:
                 self.knowledge.save(self.profile)
             status = 0

@@ -67,10 +67,10 @@ class Forecast:
         self.load = [0.0] * STEPS
 
     def steps(self, curve, seconds, age=0.0, slowness=1.0):
-        """Return the memory of one compilation in each step: it is `age` old now."""
+        """Return the memory of one compilation in each step: it is `age` old now, by the same clock as `seconds`."""
         last = len(curve) - 1
         found = []
-        for since, first, end in ranges(self.horizon, age, slowness):
+        for since, first, end in ranges(self.horizon, age / slowness, slowness):
             if since >= seconds and found:
                 break
             found.append(max(curve[min(first, last):end]))

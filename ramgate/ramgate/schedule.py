@@ -362,8 +362,7 @@ class Schedule:
         longest = max((estimate.seconds for estimate in estimates.values()), default=0.0)
         forecast = self.forecast(alive, longest, now)
         for compilation in frozen:
-            curve, seconds, age, slow = self.future(compilation, now)
-            steps = forecast.steps(curve, seconds, age / slow, slowness=slow)
+            steps = forecast.steps(*self.future(compilation, now))
             has = compilation.memory / MB
             forecast.add([max(0.0, step - has) for step in steps])
             full = working >= self.cores or max(forecast.load) > room - squares ** 0.5
@@ -383,12 +382,12 @@ class Schedule:
         remaining = [seconds - age for _, seconds, age, _ in futures.values()]
         power = math.log(max([1.0, longest] + remaining), HORIZON_STEP)
         forecast = curves.Forecast(HORIZON_STEP ** math.ceil(power))
-        for compilation, (curve, seconds, age, slow) in futures.items():
+        for compilation, future in futures.items():
             has = compilation.memory / MB
             if compilation.state == FROZEN:
                 forecast.add([has] * curves.STEPS)
             else:
-                steps = forecast.steps(curve, seconds, age / slow, slowness=slow)
+                steps = forecast.steps(*future)
                 steps[0] = max(steps[0], has)
                 forecast.add(steps)
         return forecast

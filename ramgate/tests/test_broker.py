@@ -72,7 +72,7 @@ def test_a_compiler_that_becomes_another_program(tmp_path, monkeypatch, eventual
     monkeypatch.setattr('ramgate.broker.command_line', lambda *_: [], raising=False)
     try:
         tree = Tree(process.pid, '/nowhere')
-        broker = Broker(None, None, limits, Schedule(Knowledge(), 1, limits.tightest(0)), '/', tree)
+        broker = Broker(limits, Schedule(Knowledge(), 1, limits.tightest(0)), '/', tree)
         while not os.waitpid(process.pid, os.WUNTRACED | os.WNOHANG)[0]:
             broker.watch()
         broker.plan()
@@ -106,7 +106,7 @@ def test_what_a_wrapper_said_before_the_build_ended_is_heard(tmp_path, monkeypat
         for message in (b'c/\0gcc\0', b'p0', b'e0 1000\n'):
             wrapper.send(message)
         os.write(writer, b'f')
-        Broker(listener, reader, limits, schedule, '/', Tree(os.getpid(), '/')).serve()
+        Broker(limits, schedule, '/', Tree(os.getpid(), '/')).serve(listener, reader)
     assert schedule.done == 1
     os.close(reader)
     os.close(writer)
