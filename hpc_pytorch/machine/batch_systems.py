@@ -56,8 +56,6 @@ class BatchSystem(object):
 
     def __init__(self):
         self.words = words = WORDS[self.kind]
-        self.job_id = re.compile(words['job_id'])
-        self.cleared = re.compile(words['cleared'])
         self.not_reached = re.compile(words['not_reached'], re.I)
         self.uncertain = re.compile(words['uncertain'], re.I)
         states = (WAITING, RUNNING, DONE, CANCELLED, UNKNOWN)
@@ -66,7 +64,7 @@ class BatchSystem(object):
     def environment(self):
         """Return the user's environment without what would change what the commands do or print."""
         kept = self.words['kept'].split()
-        cleared = [name for name in os.environ if self.cleared.match(name) and name not in kept]
+        cleared = [name for name in os.environ if re.match(self.words['cleared'], name) and name not in kept]
         return {name: value for name, value in dict(os.environ, **self.added).items() if name not in cleared}
 
     def ask(self, command, seconds=PATIENCE):
@@ -96,7 +94,7 @@ class BatchSystem(object):
                 status, output = self.ask(command + [script], seconds=120)
             except NoAnswer as problem:
                 raise Uncertain(str(problem))
-            found = self.job_id.match(output.split('\n')[-1])
+            found = re.match(self.words['job_id'], output.split('\n')[-1])
             if status == 0 and found:
                 return found.group()
             if status == 0 or self.uncertain.search(output):

@@ -5,13 +5,13 @@ import re
 from itertools import takewhile
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, collection_path, parse, write_atomically
+from hpc_pytorch import HERE, UsersProblem, collection_path, parse, write_atomically
 from hpc_pytorch.machine import systems
 from hpc_pytorch.machine.inspection import NotAsked
 from hpc_pytorch.machine.python_module import PROBE
 from hpc_pytorch.machine.versions import release
 
-DATA = parse(os.path.join(systems.HERE, 'new_system.cfg'))
+DATA = parse(HERE + '/machine/new_system.cfg')
 EASYCONFIG = 'PyTorch-2.13.0-ARCHER2-whl.eb'
 # {EasyBuild's name of the software: what it is}; of each kind, one module is loaded
 KINDS = dict(words.split()[::2] for words in DATA['software'].values())
@@ -301,7 +301,7 @@ def drafts(name, machine):
     for module, software, part in modules:
         metadata += '\n[%s]\nname = %s\nversion = %s\n' % (module, software, software_version(module))
         stand_in += '\n[module %s]\npart = %s\n' % (module, part)
-    configuration = Path(systems.HERE, 'new_easybuild.cfg').read_text(encoding='utf-8').format(name=name)
+    configuration = Path(HERE, 'machine', 'new_easybuild.cfg').read_text(encoding='utf-8').format(name=name)
     if kind in DATA['backends']:
         configuration += '\n[config]\njob-backend = %s\n' % DATA['backends'][kind]
     text = easyconfig_text(name, modules, kind, values, left_out)

@@ -15,16 +15,15 @@ import socket
 import types
 from pathlib import Path
 
-from hpc_pytorch import UsersProblem, collection_path, parse
+from hpc_pytorch import HERE, UsersProblem, collection_path, parse
 from hpc_pytorch.machine.versions import CONDITION, holds
 
 DEFAULT = 'workstation'
-HERE = os.path.dirname(os.path.abspath(__file__))
 # the options of the commands that start ranks
-LAUNCHERS = os.path.join(HERE, 'launchers.cfg')
+LAUNCHERS = HERE + '/machine/launchers.cfg'
 # what programs that submit jobs read, beside a system's own file
 FOR_JOBS = [LAUNCHERS, os.path.join(collection_path('ramgate'), 'ramgate/limits.py')]
-FOR_JOBS += sorted(glob.glob(os.path.join(os.path.dirname(HERE), 'share/*.*')))
+FOR_JOBS += sorted(glob.glob(os.path.join(HERE, 'share/*.*')))
 VARIABLE_SECTION = re.compile(r'(?P<kind>setting|advice) (?P<name>[A-Za-z_]\w*)(?: \((?P<variant>[^()]+)\))?$')
 
 
@@ -82,7 +81,7 @@ def key_of(words):
     return Key(TYPES[kind], bool(required), meaning)
 
 
-_parser = parse(os.path.join(HERE, 'system_schema.cfg'))
+_parser = parse(HERE + '/machine/system_schema.cfg')
 FEATURES = dict(_parser['features'])
 TYPES = {name: Type(name, *words.split(': ', 1)) for name, words in _parser['types'].items()}
 SCHEMA = {section: {key: key_of(words) for key, words in _parser[section].items()}

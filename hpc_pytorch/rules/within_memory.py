@@ -1,6 +1,7 @@
 """Keep what any easyblock compiles within the memory: ``ramgate = True`` in an easyconfig, or a site's hook that calls
 ``watch``. Links to compilers come first in $PATH, and ask a ramgate that ends with the installation.
 """
+import itertools
 import os
 import subprocess
 
@@ -29,12 +30,8 @@ def watch(easyblock):
     command = ramgate_command(easyblock, profile_to_keep(easyblock.cfg)) + ['--'] + BUILD
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-    variables = {}
-    for line in iter(process.stdout.readline, b''):
-        name, _, value = os.fsdecode(line).rstrip('\n').partition('=')
-        if not name:
-            break
-        variables[name] = value
+    lines = map(os.fsdecode, itertools.takewhile(b'\n'.__ne__, process.stdout))
+    variables = dict(line.rstrip('\n').split('=', 1) for line in lines)
     if 'RAMGATE_SOCKET' not in variables:
         raise EasyBuildError("ramgate could not start:\n%s", read_file(log.name))
     directory = os.path.dirname(variables['RAMGATE_SOCKET'])

@@ -7,6 +7,7 @@ import glob
 import os
 import re
 from collections import namedtuple
+from pathlib import Path
 
 from hpc_pytorch import UsersProblem
 
@@ -177,11 +178,8 @@ def compare_paths(options, cache):
 
 def inside(path, directory):
     """True if a path is this directory or in it, whatever links lead there."""
-    for see in (str, os.path.realpath):
-        top = see(directory).rstrip(os.sep) + os.sep
-        if (see(path) + os.sep).startswith(top):
-            return True
-    return False
+    pairs = (path, directory), (os.path.realpath(path), os.path.realpath(directory))
+    return any(Path(top) in [Path(place), *Path(place).parents] for place, top in pairs)
 
 
 def check(tree, output, asked, named):
