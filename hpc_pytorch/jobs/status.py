@@ -170,7 +170,6 @@ def show_jobs(easyconfigs):
         print(describe(record, look, states))
     if not records:
         print("No jobs were submitted in %s" % ' for '.join([install_path('software')] + easyconfigs))
-    return 0
 
 
 def main(arguments):

@@ -98,10 +98,8 @@ def read_cache(path):
 
 def read_summary(text):
     """Return the decisions that CMake prints, `--   USE_MPI   : OFF`."""
-    start = text.rfind('******** Summary ********')
-    found = {}
-    if start >= 0:
-        found.update(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', text[start:], re.M))
+    _, title, summary = text.rpartition('******** Summary ********')
+    found = dict(re.findall(r'^--\s+(\w[\w ]*?)\s*:[ \t]*(.*?)\s*$', summary, re.M)) if title else {}
     flags = re.findall(r'Added CUDA NVCC flags for: *(.*)', text)
     if flags:
         found['TORCH_CUDA_ARCH_LIST'] = architectures_of_flags(flags[-1])
