@@ -46,9 +46,8 @@ def patched(text):
 
 def identity():
     """Return what of this goes into a wheel, for the wheel's identity."""
-    digest = hashlib.sha256(''.join(place.replacement for place in PLACES).encode())
-    digest.update(Path(DECISION_PATH).read_bytes())
-    return digest.hexdigest()
+    replacements = ''.join(place.replacement for place in PLACES).encode()
+    return hashlib.sha256(replacements + Path(DECISION_PATH).read_bytes()).hexdigest()
 
 
 def apply(tree):

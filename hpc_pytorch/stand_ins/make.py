@@ -106,11 +106,9 @@ def choose(system, easyconfigs):
 def fingerprint(part):
     """Hash what a part depends on: its description and the files that it names."""
     description = ['%s=%s\n' % (key, part.get(key)) for key in MADE_FROM]
-    digest = hashlib.sha256(''.join(description).encode())
     files = [source for _, source in pairs(part.get('scripts'))] + part.get('pypi', '').split()
-    for name in files:
-        digest.update((HERE / name).read_bytes())
-    return digest.hexdigest()
+    contents = [''.join(description).encode()] + [(HERE / name).read_bytes() for name in files]
+    return hashlib.sha256(b''.join(contents)).hexdigest()
 
 
 def is_complete(prefix, part):
