@@ -199,10 +199,9 @@ class WorksCheck(ModuleCheck):
     def changed_module(self):
         note = Path(INSTALLED[self.module], 'easybuild/provenance/module.json')
         noted = json.loads(note.read_text()) if note.exists() else {}
-        for path, digest in noted.items():
-            if not os.path.exists(path) or hashlib.sha256(Path(path).read_bytes()).hexdigest() != digest:
-                return ["%s is not as it was written (to write it alone: --module-only --force)" % path]
-        return []
+        return ["%s is not as it was written (to write it alone: --module-only --force)" % path
+                for path, digest in noted.items()
+                if not os.path.exists(path) or hashlib.sha256(Path(path).read_bytes()).hexdigest() != digest]
 
     def other_build(self):
         """Return the options that a wheel was built with, and PyTorch lacks."""
