@@ -237,8 +237,7 @@ def modules_of(machine):
         left_out.append(("an MPI", "no module that is called like one can be loaded"))
     mpicc = machine.which('mpicc')
     known = has_mpi(chosen) and mpicc == '/usr/bin/mpicc' or has_mpi(one for one in chosen if one[0] in before)
-    if mpicc and not known:
-        left_out.append((mpicc, UNKNOWN))
+    left_out += [(mpicc, UNKNOWN)] if mpicc and not known else []
     return chosen, ["%s: %s" % (name, ' '.join(said.split())[:200]) for name, said in left_out]
 
 

@@ -51,9 +51,7 @@ PARAMETERS = {
 }
 # packages of which a program can have only one version: PyTorch's, and what is compiled for it or for the MPI
 CONSTRAINED = re.compile(r'(torch|triton|pytorch-triton|nvidia-|cuda-|mpi4py|horovod)')
-# PyTorch, and what is compiled for one version of it
-BESIDE_TORCH = ('torch', 'torchvision', 'torchaudio')
-# which: 0.25 and +rocm7.1 of torchvision 0.25.0+rocm7.1
+# which PyTorch a package is compiled for: 0.25 and +rocm7.1 of torchvision 0.25.0+rocm7.1
 FOR_TORCH = re.compile(r'^\d+\.\d+|\+.*')
 # the name in an easyconfig's list; others that look like it are no modules of packages
 DEPENDENCY = re.compile(r"""\(\s*['"]([\w.+-]+)['"],""")
@@ -164,11 +162,11 @@ class LockedEnvironment(EasyBlock):
     def find_python(self):
         versions = self.cfg['python_versions']
         for path in self.packages_below():
-            below = re.search(r'/python([\d.]+)/', path).group(1)
-            if below not in versions:
-                stop(self, "The module below has Python %s (%s), and %s is for Python %s: take an older version of it, "
-                     "or install that module with one of these first" % (below, path, self.name, ' or '.join(versions)))
-            versions = [below]
+            versions = [version for version in versions if '/python%s/' % version in path]
+            if not versions:
+                stop(self, "The module below has its packages in %s, and %s is for Python %s: take an older version of "
+                     "it, or install that module with one of these first"
+                     % (path, self.name, ' or '.join(self.cfg['python_versions'])))
         root = get_software_root('Python')
         programs = [os.path.join(root, 'bin', 'python3')] if root else pythons(versions)
         modules = [dep['full_mod_name'] for dep in self.cfg.dependencies()]
@@ -247,7 +245,7 @@ class LockedEnvironment(EasyBlock):
         below = {'torch': dep['full_mod_name'] for dep in self.cfg.dependencies() if dep['name'] == 'PyTorch'}
         below.update(versions_in(self.packages_below()))
         for entry in self.locked('lock_files'):
-            there = below.get(entry.name) if entry.name in BESIDE_TORCH else None
+            there = below.get(entry.name) if entry.name in ('torch', 'torchvision', 'torchaudio') else None
             if there and (entry.name == 'torch' or FOR_TORCH.findall(there) != FOR_TORCH.findall(entry.version)):
                 stop(self, "The lock file has %s %s, which would hide that of the modules below (%s): leave %s out, "
                      "with --overrides as in the .in file of Transformers, and make the lock again"

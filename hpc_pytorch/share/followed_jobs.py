@@ -206,9 +206,8 @@ class Job:
                    "above" % self.number)
         else:
             yield "job %s ended before its program did: %s" % (self.number, self.how_it_ended(status))
-        stopped = {85: "the program saved its state and stopped", 138: "SIGUSR1, as before the time limit, ended it"}
-        if status in stopped:
-            yield stopped[status] + ": run the same command again to resume"
+        if status == 85:
+            yield "the program saved its state and stopped: run the same command again to resume"
         yield from why(self.output, texts)
 
 

@@ -183,8 +183,7 @@ def remove(path):
 def module_text(name, module, part, prefix, opened):
     """Write a module file; `opened` is the directory of modules that it makes visible, if it does."""
     # Core/gcc of Core/gcc/12.2.0, gcc of gcc/latest
-    base = re.match(r'[^/]+(/[^/\d][^/]*(?=/))*', name).group()
-    version = name[len(base) + 1:]
+    base, version = re.match(r'([^/]+(?:/[^/\d][^/]*(?=/))*)/?(.*)', name).groups()
     text = MODULE.format(about=module.get('about') or part.get('about', base), base=base)
     if 'family' in module:
         text += 'family %s\n' % module['family']
