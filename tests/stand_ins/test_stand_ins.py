@@ -452,6 +452,15 @@ def test_script_makes_what_is_described(small, tmp_path, lmod):
     assert again.returncode == 0 and again.stderr == ''
 
 
+def test_modules_in_one_category(small, tmp_path):
+    """Environment Modules took `conflict Core` for all modules below Core."""
+    (small.parents[2] / 'systems/here/stand_in.cfg').write_text(
+        '[module Core/tool/1]\npart = tool\nset =\n    VERSION {version}\n[module Core/other/latest]\npart = other\n')
+    assert make('here', '--into', tmp_path / 'into', script=small).returncode == 0
+    tool, other = [(tmp_path / 'into/modules/Core' / name).read_text() for name in ('tool/1', 'other/latest')]
+    assert '\nconflict Core/tool\n' in tool and 'setenv VERSION {1}' in tool and '\nconflict Core/other\n' in other
+
+
 def test_script_follows_its_description(small, tmp_path):
     """A changed part, a changed script and a vanished link are made again; a module that is not described goes."""
     into = tmp_path / 'into'
