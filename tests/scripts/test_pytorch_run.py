@@ -791,9 +791,16 @@ def test_profile_that_changes_the_directory(slurm):
     profile.write_text('cd "%s"\n' % elsewhere)
     try:
         status, output, errors = slurm('train.py', 'status', '3')
+        script = slurm('--dry-run', 'train.py', 'status', '4')[1]
+        in_a_job = 'bash -l <("%s" -I "%s" --dry-run train.py status 4)' % (sys.executable, slurm.program)
+        others = [subprocess.run(command, input=script, text=True, env=slurm.environment, cwd=place, timeout=600)
+                  for place, command in ((slurm.directory, ['sbatch', '--wait']),
+                                         ('/', ['sbatch', '--wait', '--chdir=%s' % slurm.directory]),
+                                         (slurm.directory, ['salloc', '--exclusive', 'bash', '-c', in_a_job]))]
     finally:
         profile.unlink()
     assert status == 3 and 'another' not in output and 'output of each rank' in errors, output + errors
+    assert [done.returncode for done in others] == [4, 4, 4]
 
 
 @pytest.mark.slow

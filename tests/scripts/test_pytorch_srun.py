@@ -294,6 +294,15 @@ def test_one_fails(script, environment, tmp_path, program, status):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('program', ['mpiexec.mpich', 'mpiexec.openmpi'])
+def test_ranks_that_read_the_input(script, environment, program):
+    """As a forgotten input() does: with MPICH's Hydra all but the first waited for ever."""
+    done = subprocess.run([program, '-n', '2', script, '-c', 'import sys; print("read", repr(sys.stdin.read()))'],
+                          env=environment, input='for the first', stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0 and sorted(re.findall('read (.*)', done.stdout)) == ["''", "'for the first'"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('program', ['mpiexec.mpich', 'mpiexec.openmpi'])
 def test_real_launchers(script, environment, program):
     """Four real ranks."""
     # one write for each line, as ranks share the output
