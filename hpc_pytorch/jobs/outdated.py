@@ -15,7 +15,6 @@ from hpc_pytorch.packages.images import images_in
 from hpc_pytorch.packages.lock_files import older, parse_lock, read_lock
 from hpc_pytorch.packages.new_version import Change, as_typed, in_collection, named_file, plain_values, read
 
-HALF_A_YEAR = datetime.timedelta(days=183)
 # documents of a generation that is kept as it was
 RETIRED = re.compile(r'-\d{4}$')
 # of an image's release, in its name
@@ -106,7 +105,7 @@ def about_rebuilding(installed, values, here):
 
 def about_facts(path):
     """Report documents behind a file's settings or versions that were read more than six months ago."""
-    limit = (datetime.date.today() - HALF_A_YEAR).isoformat()
+    limit = (datetime.date.today() - datetime.timedelta(days=183)).isoformat()
     for section, row in parse(path).items():
         dated = row if section == 'sources' else {section: row.get('date', '9')}
         for name, words in dated.items():

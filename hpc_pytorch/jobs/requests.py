@@ -10,8 +10,6 @@ from hpc_pytorch.rules.resource_needs import fitted
 from hpc_pytorch.share.batch_scripts import minutes
 from ramgate.limits import Problem, size
 
-# where a system.cfg has no default
-DEFAULT_WALLTIME = '04:00:00'
 # what --job-target-resource can name, and what reads its value
 RESOURCES = {
     'account': str,
@@ -51,7 +49,7 @@ def request_for(system, needs, hours=None):
         cores = system.usable_cores or cores
         memory = None
         gpus = system.node['gpus'] or 0
-    usual = minutes(settings['walltime'] or DEFAULT_WALLTIME)
+    usual = minutes(settings['walltime'] or '04:00:00')
     needed = max(needed or usual, 60 * (hours or 0))
     # what somebody has written down is not cut
     most = max(60 * build_option('job_max_walltime'), usual)

@@ -56,7 +56,8 @@ def usage(ec, commands):
         lines.append("pytorch-serve DIRECTORY")
     if 'pytorch-check' in commands:
         # no comment behind it: zsh and tcsh, typed to, would take that for arguments
-        lines.append("pytorch-check")
+        below = {dep['name'] for dep in ec.dependencies() if not dep['external_module']} - {'Python'}
+        lines.append("pytorch-check" if below or ec.name == 'PyTorch' else "pytorch-check packages")
     return list(filter(None, lines))
 
 

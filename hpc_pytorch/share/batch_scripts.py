@@ -202,10 +202,9 @@ class Script:
         lines.append('')
         if followed:
             lines.append(self.words['output'].format(name=self.name))
-        lines.append(self.words['begin'])
+        lines += filter(None, [self.words['directory'], self.words['begin']])
         if self.in_a_job and not followed:
-            # a login shell may have changed it
-            lines.append('cd %s || exit' % shlex.quote(os.getcwd()))
+            lines.append('cd %s || exit' % shlex.quote(os.getcwd()))  # a login shell may have changed it
         # below srun --pty, whose step has all cores of the job
         if 'SLURM_STEP_ID' in os.environ:
             lines.append('export SLURM_OVERLAP=1')

@@ -130,9 +130,10 @@ def test_users_python_does_not_enter(eb, toy, lmod, tmp_path):
 
 @pytest.mark.slow
 def test_jobs_without_features(eb, toy):
-    """pytorch-run needs the description of the system, whatever the module uses."""
-    toy.easyconfig.write_text(toy.easyconfig.read_text() + "scripts = ['pytorch-run']\n")
-    eb(toy.easyconfig, env=toy.online)
+    """pytorch-run needs the description of the system, whatever the module uses; no PyTorch, no check of it."""
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "scripts = ['pytorch-run', 'pytorch-check']\n")
+    output = eb(toy.easyconfig, env=toy.online).stdout
+    assert re.search(r'module load toy/1.0\n +pytorch-check packages\n', output), output
     subprocess.run([next(eb.prefix.glob('software/toy/1.0/bin/pytorch-run')), '--help'], check=True,
                    stdout=subprocess.DEVNULL)
 
