@@ -219,14 +219,14 @@ class SystemJobs:
         cancelled = list(numbers)
         for record in read_records():
             if set(cancelled) & set(record['after']) and state_of(record).state in ALIVE:
-                print_msg("%s, job %s, waits for it, and is cancelled, too", record['module'], record['job'],
+                print_msg("%s, job %s, waits for it, and is to be cancelled, too", record['module'], record['job'],
                           log=self.log)
                 cancelled.append(record['job'])
         try:
             self.scheduler.cancel(cancelled)
         except Refused as problem:
-            raise EasyBuildError("%s is not built again, and nothing was submitted: job %s is somebody else's (%s). "
-                                 "They can cancel it", job.name, ' '.join(numbers), problem)
+            raise EasyBuildError("%s is not built again, and nothing was submitted: job %s, or one that waits for it, "
+                                 "is somebody else's (%s). They can cancel it", job.name, ' '.join(numbers), problem)
         print_msg("%s is built again, because of --force or --rebuild: cancelling job %s", job.module,
                   ' '.join(numbers), log=self.log)
         for number in cancelled:

@@ -110,6 +110,11 @@ class BatchSystem(object):
         if self.away(output):
             raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
 
+    def cancel(self, jobs):
+        """The last first: none becomes ready in between, and one that is somebody else's keeps what it waits for."""
+        for job in reversed(jobs):
+            self.end(self.words['cancel'].split() + [job])
+
     def wait_for_end(self, job, seconds=120):
         """Wait until a job that was cancelled has ended: its processes may take a while."""
         deadline = time.time() + seconds
@@ -143,10 +148,6 @@ class Slurm(BatchSystem):
             command.append(request.gpus_option + str(request.gpus))
         command += [word for word in request.options if not word.startswith(('--export', '--mem'))]
         return [word for word in command if not word.startswith(tuple(request.refused))]
-
-    def cancel(self, jobs):
-        for job in jobs:
-            self.end(['scancel', '--quiet', job])
 
     def find(self, name, mark):
         """Return the living jobs of this name that carry this mark: [(id, the mark with its token)]."""
@@ -218,10 +219,6 @@ class Pbs(BatchSystem):
         if after:
             command += ['-W', 'depend=afterok:' + ':'.join(after)]
         return command + list(request.options)
-
-    def cancel(self, jobs):
-        # the last first, so that none becomes ready in between
-        self.end(['qdel'] + list(jobs)[::-1])
 
     def find(self, name, mark):
         found = []

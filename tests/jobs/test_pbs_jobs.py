@@ -398,7 +398,7 @@ def test_force_is_for_what_is_named(toys, pbs):
     assert toys.submit(top) == ['1.pbs', '2.pbs']
     assert toys.submit(top, '--force') == ['1.pbs', '3.pbs']
     output = toys.run(base, '--job', '--rebuild')
-    assert 'top/1.0-Derecho, job 3.pbs, waits for it, and is cancelled, too' in output, output
+    assert 'top/1.0-Derecho, job 3.pbs, waits for it, and is to be cancelled, too' in output, output
     # both are named
     assert toys.submit(top) == ['4.pbs', '5.pbs']
     output = toys.run(base, top, '--robot=%s' % toys.directory, '--job', '--force')

@@ -118,12 +118,12 @@ def test_the_others_job(both):
     """It can be seen and not replaced; when it has failed, the other one submits again and builds."""
     ann, ben = both
     go = ann.directory / 'go'
-    job, _ = ann.submit(chain(ann, [WAIT.format(file=go), 'false']), *SHARED)
+    _, job = ann.submit(chain(ann, [WAIT.format(file=go), 'false']), *SHARED)
     top = chain(ben)
     wait_for((ann.eb.prefix / 'builders').exists, "start of the job", 240)
     assert '  running' in ben.status()['base/1.0-ARCHER2']
     refused = ben.refused(top, '--force', *SHARED)
-    assert "job %s is somebody else's" % job in refused, refused
+    assert "job %s, or one that waits for it, is somebody else's" % job in refused, refused
     assert '  running' in ann.status()['base/1.0-ARCHER2']
     go.touch()
     assert '  failed' in ann.wait_for_end()['base/1.0-ARCHER2']
@@ -132,6 +132,21 @@ def test_the_others_job(both):
         ended = toys.wait_for_end()
         assert all('  done (COMPLETED' in text for text in ended.values()), ended
     assert (ann.eb.prefix / 'builders').read_text().split() == ['hpc-tests-ann', 'hpc-tests-ben']
+
+
+def test_job_that_the_others_waits_for(both):
+    """Ann's own was cancelled, and said to be somebody else's, as one of Ben's waits for it: it goes on."""
+    ann, ben = both
+    go = ann.directory / 'go'
+    chain(ann, [WAIT.format(file=go)])
+    base = ann.directory / 'base-1.0-ARCHER2.eb'
+    job, = ann.submit(base, *SHARED)
+    assert ben.submit(chain(ben, [WAIT.format(file=go)]), *SHARED)[0] == job
+    refused = ann.refused(base, '--force', *SHARED)
+    assert "job %s, or one that waits for it, is somebody else's" % job in refused, refused
+    assert not go.exists() and 'cancelled' not in ann.status()['base/1.0-ARCHER2']
+    go.touch()
+    assert '  done (COMPLETED' in ben.wait_for_end()['top/1.0-ARCHER2']
 
 
 def test_not_for_the_group(both):
