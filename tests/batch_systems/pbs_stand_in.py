@@ -488,7 +488,7 @@ class Job:
         # [host:]path (qsub(1B), -o)
         if not output:
             return os.path.join(self.request['directory'], '%s.o%d' % (self.request['name'], self.number))
-        return output.partition(':')[2] or output
+        return os.path.join(self.request['directory'], output.partition(':')[2] or output)
 
     def start(self, node):
         """Run the script in a login shell, in a session of its own."""

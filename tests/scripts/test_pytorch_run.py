@@ -852,6 +852,17 @@ def test_requeued_on_pbs(pbs, tmp_path):
 
 
 @pytest.mark.slow
+def test_users_own_script_on_pbs(pbs):
+    """PBS brought what it has to say into train.pbs, as many call the job script that they wrote themselves."""
+    own = pbs.directory / 'train.pbs'
+    own.write_text('mine')
+    status, output, errors = pbs('--time', '5', 'train.py')
+    assert status == 0, output + errors
+    patiently((pbs.directory / 'train.job.pbs').exists, "PBS's own output")
+    assert own.read_text() == 'mine'
+
+
+@pytest.mark.slow
 def test_followed_on_pbs(pbs):
     """The job that a job submits to continue, at most once; whatever the launcher makes of the ranks' status."""
     launcher = pbs.program.parent / 'mpirun'
