@@ -68,9 +68,9 @@ def site_packages_of(prefix):
 
 def versions_in(directories):
     """Return {name: version} of installed packages; the first directory counts."""
-    names = [name for path in reversed(directories) for name in os.listdir(path) if name.endswith('.dist-info')]
-    pairs = [name[:-len('.dist-info')].split('-', 1) for name in names]
-    return {normal_name(name): version for name, version in pairs}
+    names = [name for path in reversed(directories) for name in os.listdir(path)]
+    found = filter(None, map(re.compile(r'(.+?)-(.+)\.dist-info$').match, names))
+    return {normal_name(one.group(1)): one.group(2) for one in found}
 
 
 class LockedEnvironment(EasyBlock):

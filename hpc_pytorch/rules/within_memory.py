@@ -31,7 +31,7 @@ def watch(easyblock):
     with open(os.path.join(easyblock.builddir, 'ramgate.log'), 'wb') as log:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
     lines = map(os.fsdecode, itertools.takewhile(b'\n'.__ne__, process.stdout))
-    variables = dict(line.rstrip('\n').split('=', 1) for line in lines)
+    variables = dict(line.rstrip('\n').partition('=')[::2] for line in lines)
     if 'RAMGATE_SOCKET' not in variables:
         raise EasyBuildError("ramgate could not start:\n%s", read_file(log.name))
     directory = os.path.dirname(variables['RAMGATE_SOCKET'])

@@ -105,6 +105,8 @@ def test_package_in_place_of_one_below(eb, toy):
     refused = eb(toy.folder / 'top-1.0.eb', env=toy.online, status=1).stdout
     assert re.search('below has its packages in .*/python%s/.*, and top is for Python 3.99' % VERSION, refused), refused
     (toy.folder / 'top-1.0.eb').write_text(text)
+    # the rest of a package that somebody has removed
+    (next(eb.prefix.glob('software/toy/1.0/lib/python3*/site-packages')) / 'left.dist-info').mkdir()
     output = eb(toy.folder / 'top-1.0.eb', env=toy.online).stdout
     assert 'WARNING: toy 1.0 has requirement other>=2, but you have other 1.0.\n' in output, output
     assert 'top 1.0 has requirement' not in output

@@ -274,8 +274,9 @@ sys.exit(85)"""
     for rank in '01':
         (tmp_path / ('.ended-' + rank)).write_text('')
     (tmp_path / 'rank-1.out').write_text('')
+    # and a variable of the user's is none of ours
     done = subprocess.run([program, '-n', '2', script, '-c', save, tmp_path / 'rank-1.out'], stdin=subprocess.DEVNULL,
-                          env=dict(environment, HPC_RANK_OUTPUTS=str(tmp_path)), timeout=120)
+                          env=dict(environment, HPC_RANK_OUTPUTS=str(tmp_path), last='1'), timeout=120)
     assert done.returncode == 85
     assert re.search(r'rank 0 has saved\n.* ended with status 85 at ', (tmp_path / 'rank-0.out').read_text())
 
