@@ -8,17 +8,17 @@ import re
 
 ERRORS = configparser.ConfigParser(interpolation=None)
 ERRORS.read(os.path.join(os.path.dirname(os.path.realpath(__file__)), 'rank_errors.cfg'), encoding='utf-8')
-# what pytorch-srun says of a rank that failed
-RANK = re.compile(r'^\S+: rank (\d+) on (\S+) ended with status (\d+) at (\S*)$', re.M)
+# what pytorch-srun says of a rank that failed, perhaps behind a progress bar that has ended no line, as all of these
+RANK = re.compile(r': rank (\d+) on (\S+) ended with status (\d+) at (\S*)$', re.M)
 # what pytorch-srun says, while the job runs, of a rank that does not move
-STANDS = re.compile(r'^\S+: (rank \d+ on \S+ makes no progress: .*)', re.M)
+STANDS = re.compile(r': (rank \d+ on \S+ makes no progress: .*)', re.M)
 # what srun says of a rank that is killed with its pytorch-srun, which can say nothing then
-KILLED = re.compile(r'^srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed$', re.M)
+KILLED = re.compile(r'srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed$', re.M)
 # statuses of ranks that have not failed
 WELL = ('0', '85')
 # the end of a traceback, whatever the exception's name, or a line with a usual name
-EXCEPTION = (r'^(?:\[rank{0}\]: ?)?(?:Traceback .*\n(?:(?:\[rank{0}\]: )? .*\n)+(?:\[rank{0}\]: )?([\w.]+(?::.*)?)|'
-             r'([\w.]+(?:Error|Exception|Interrupt)\b.*))$')
+EXCEPTION = (r'(?:\[rank{0}\]: ?)?Traceback .*\n(?:(?:\[rank{0}\]: )? .*\n)+(?:\[rank{0}\]: )?([\w.]+(?::.*)?)$|'
+             r'^(?:\[rank{0}\]: ?)?([\w.]+(?:Error|Exception|Interrupt)\b.*)$')
 # what a rank raises that has lost another; it may end before that one, whose connections close first
 LOST = re.compile(r'closed by (remote )?peer|reset by peer|Broken pipe|remote process exit')
 # bytes at the end of the output in which they are looked for; a rank's own last line is shorter

@@ -18,8 +18,8 @@ ENDED = re.compile(rb'pytorch-run: the program ended with status (\d+)\n')
 # what the job script says where it has put another job into the queue
 GOES_ON = re.compile(rb'pytorch-run: the program continues in job (\S+)\n')
 # what the job script says at its start, if Slurm has started it before
-AGAIN = '\npytorch-run: started again ('
-NO_MODULE = re.compile(r'^pytorch-run: the module or the virtual environment cannot be loaded$', re.M)
+AGAIN = 'pytorch-run: started again ('
+NO_MODULE = re.compile(r'pytorch-run: the module or the virtual environment cannot be loaded$', re.M)
 PR_SET_PDEATHSIG = 1
 # seconds that the last lines of the output may take to arrive on a shared file system, and a batch system to answer
 LATE = 10

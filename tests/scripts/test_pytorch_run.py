@@ -342,6 +342,19 @@ def test_why_it_failed(slurm, end, status, says):
     assert re.fullmatch(r'pytorch-run: output of each rank: fail-\d+/rank-\*\.out', last[2])
 
 
+@pytest.mark.slow
+def test_one_saves_and_others_leave(slurm, tmp_path):
+    """Told to stop with scancel, without --requeue: srun ended the rank that was still saving."""
+    (slurm.directory / 'save.py').write_text(PROGRAM.replace(' else 2)', ' else 4)\n    print("saved", flush=True)'))
+    called = slurm.start('--nodes', '2', '--time', '5', 'save.py', 'until', str(tmp_path / 'saved'))
+    number = called.stderr.readline().split()[2]
+    assert {called.stdout.readline().split()[0] for _ in range(2)} == {'rank'}
+    subprocess.run(['scancel', '--signal=USR1', number], env=slurm.environment, check=True)
+    output, errors = called.communicate(timeout=900)
+    assert called.returncode == 85 and output.splitlines().count('saved') == 2, output + errors
+    assert 'saved its state and stopped' in errors and 'failed first' not in errors, errors
+
+
 @pytest.mark.parametrize('lines, says', [
     (['srun: error: nid2: task 1: Killed', '*** STEP 1.0 ON nid1 CANCELLED AT T ***'],
      'rank 1 on nid2 failed first, with status 137'),
@@ -383,13 +396,21 @@ def test_mpirun_that_knows_no_nodes(tmp_path):
        '[rank0]: zipfile.BadZipFile: File is not a zip file', 1, '05:01')], ['status 1', 'zipfile.BadZipFile: File']),
     ([('Traceback (most recent call last):\n  File "a.py", line 1\n    next(x)\nStopIteration', 1, '05:01')],
      ['status 1', 'StopIteration']),
+    # behind a progress bar, which does not end its line
+    ([('\r 50%|####    | 20/40 [00:01<00:02, 3.1it/s]', 137, '05:01'),
+      ('[rank1]: RuntimeError: [gloo/pair.cc:553] Connection closed by peer [10.0.0.1]:5030.', 1, '05:02')],
+     ['rank 0 on n0 failed first, with status 137']),
+    ([('\r 50%|####    | 20/40 [00:01<00:02, 3.1it/s][rank0]: Traceback (most recent call last):\n'
+       '[rank0]:   File "a.py", line 1\n[rank0]:     next(x)\n[rank0]: StopIteration\n 50%|##', 1, '05:01')],
+     ['status 1', 'StopIteration']),
 ])
 def test_loses_another(tmp_path, outputs, says):
     """A rank that fails as it has lost another, and ends before that one, is not named for it."""
     (tmp_path / 'train-7').mkdir()
     for rank, output in enumerate(outputs):
         (tmp_path / ('train-7/rank-%d.out' % rank)).write_text(
-            '%s\npytorch-srun: rank %d on n%d ended with status %d at %s\n' % (output[0], rank, rank, *output[1:]))
+            '%s%spytorch-srun: rank %d on n%d ended with status %d at %s\n' % (
+                output[0], '' if '%|' in output[0] else '\n', rank, rank, *output[1:]))
     why = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['why']
     lines = list(why(str(tmp_path / 'train-7.out'), ['']))
     assert len(lines) == len(says) + 1 and all(map(str.__contains__, lines, says)), lines
