@@ -642,15 +642,16 @@ def test_interactive(slurm):
 
 
 @pytest.mark.slow
-def test_check_in_a_step(slurm):
-    """The step of srun --pty has all cores of the job: pytorch-check's two ranks share them."""
+@pytest.mark.parametrize('cores', ['-c2', '-c1'])
+def test_check_in_a_step(slurm, cores):
+    """The step of srun --pty has all cores of the job, perhaps one: pytorch-check's two ranks share them."""
     check = """import runpy, sys
 check = runpy.run_path(%r)['under_launcher']
 check.__globals__.update(SECONDS=20, find_launcher=lambda: 'srun --nodes=1 --ntasks=2 --cpus-per-task=1'.split())
 sys.executable = 'echo'
 print(check('mpi'))
 """ % str(CHECKOUT / 'hpc_pytorch/scripts/pytorch-check')
-    done = subprocess.run(['srun', '-n1', '-c2', '-t5', sys.executable, '-c', check], env=slurm.environment, text=True,
+    done = subprocess.run(['srun', '-n1', cores, '-t5', sys.executable, '-c', check], env=slurm.environment, text=True,
                           timeout=300, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert 'all_reduce over 2 ranks' in done.stdout, done.stdout
 
