@@ -103,9 +103,8 @@ class ModulesShell(object):
 
     def available(self, *names):
         """List what can be loaded now and begins with one of these names; without names: everything."""
-        said = self.call('--terse', 'avail', *names)[1]
         # without marks of defaults and properties
-        lines = re.sub(r'\(.*\)|<.*>', '', said).splitlines()
+        lines = re.sub(r'\(.*\)|<.*>', '', self.call('--terse', 'avail', *names)[1]).splitlines()
         # Lmod lists directories, too
         return [line.strip() for line in lines if not line.endswith('/')]
 

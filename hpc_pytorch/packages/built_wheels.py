@@ -22,8 +22,7 @@ def stores(ec, source_paths, kind='built'):
 
 def identity(facts):
     """Return a short name for everything that makes a wheel what it is."""
-    text = json.dumps(facts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(facts, others):

@@ -14,8 +14,7 @@ def read_needs():
     table = parse(HERE + '/rules/needs.cfg')
     needs = {}
     for section in table.sections():
-        given = dict(table['others'], **table[section])
-        values = {key: json.loads(value) for key, value in given.items()}
+        values = {key: json.loads(value) for key, value in dict(table['others'], **table[section]).items()}
         for key in ('memory', 'largest'):
             if values[key]:
                 values[key] *= 2 ** 30

@@ -90,7 +90,6 @@ class Script:
         self.name = re.sub(r'[^\w.+-]+', '_', name, flags=re.ASCII).lstrip('.-') or 'job'
         self.account = options.account or os.environ.get(self.scheduler.get('account_variable', ''))
         self.partition = options.partition or self.scheduler.get('partition')
-        self.batch_options = self.scheduler.get('options', '')
         # a partition that the user names may be another than the system's
         self.shared = options.partition or self.scheduler.get('nodes_exclusive') != 'yes'
         self.all_gpus = int(self.node.get('gpus', 0))
@@ -146,7 +145,7 @@ class Script:
             # mpirun's ranks are no step of Slurm's
             if self.launcher['command'] == 'srun':
                 lines.append('--signal=USR1@%d' % self.lead)
-        lines += self.batch_options.split()
+        lines += self.scheduler.get('options', '').split()
         if self.options.stage and 'local_storage_option' in self.node:
             lines.append(self.node['local_storage_option'])
         return lines
@@ -166,7 +165,7 @@ class Script:
             # PBS's default, free, gives one node to all chunks that fit on it
             lines.append('-l place=scatter' + ('' if self.shared else ':excl'))
         lines += ['-l walltime=' + self.clock, '-j oe']
-        optional = (('-q ', self.partition), ('-A ', self.account), ('', self.batch_options))
+        optional = (('-q ', self.partition), ('-A ', self.account), ('', self.scheduler.get('options')))
         return lines + [option + value for option, value in optional if value]
 
     def head(self, followed=False):

@@ -14,6 +14,8 @@ RANK = re.compile(r': rank (\d+) on (\S+) ended with status (\d+) at (\S*)$', re
 STANDS = re.compile(r': (rank \d+ on \S+ makes no progress: .*)', re.M)
 # what srun says of a rank that is killed with its pytorch-srun, which can say nothing then
 KILLED = re.compile(r'srun: error: (\S+): tasks? (\d+)[\d,-]*: Killed$', re.M)
+# what Slurm says itself, such as that memory has run out: it counts more than what a rank raises for it, or has caught
+SLURM = re.compile(r'(?:slurmstepd\S*|srun): error: .*')
 # statuses of ranks that have not failed
 WELL = ('0', '85')
 # the end of a traceback, whatever the exception's name, or a line with a usual name
@@ -48,11 +50,10 @@ def read_recorders(directory):
     """Read the flight recorders of ranks: {rank: (status of groups, entries)}."""
     dumps = {}
     for path in glob.glob(os.path.join(glob.escape(directory), 'nccl-trace-*')):
-        rank = path.rpartition('-')[2]
         # who was killed may have written half of it, and an old PyTorch writes no status
         with contextlib.suppress(Exception), open(path, 'rb') as handle:
             dump = PlainUnpickler(handle).load()
-            dumps[int(rank)] = dump['pg_status'], dump['entries']
+            dumps[int(path.rpartition('-')[2])] = dump['pg_status'], dump['entries']
     return dumps
 
 
@@ -135,7 +136,7 @@ def why(output, texts):
             texts = [read_tail(own)] + texts
     for text in texts:
         yield from dict.fromkeys(STANDS.findall(text))
-    yield from find_reasons(texts, rank)
+    yield from find_reasons(['\n'.join(SLURM.findall(''.join(texts)))] + texts, rank)
     yield from missed_collectives(directory)
     if files:
         yield "output of each rank: %s" % os.path.join(directory, 'rank-*.out')

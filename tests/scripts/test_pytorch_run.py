@@ -416,6 +416,18 @@ def test_loses_another(tmp_path, outputs, says):
     assert len(lines) == len(says) + 1 and all(map(str.__contains__, lines, says)), lines
 
 
+@pytest.mark.parametrize('raised', ['DataLoader worker (pid(s) 258) exited unexpectedly', '[Errno 104] Reset by peer'])
+def test_memory_of_a_worker(tmp_path, raised):
+    """Slurm says in the job's output that memory has run out; the rank itself raises something for that, or nothing."""
+    (tmp_path / 'train-7').mkdir()
+    (tmp_path / 'train-7/rank-0.out').write_text(
+        'RuntimeError: %s\npytorch-srun: rank 0 on n0 ended with status 1 at 05:01\n' % raised)
+    why = runpy.run_path(str(CHECKOUT / 'hpc_pytorch/share/endings.py'))['why']
+    said = ' 45%|###  |slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=47.0. Some of your processes ...\n'
+    failed, reason, _ = why(str(tmp_path / 'train-7.out'), [said])
+    assert failed.startswith('rank 0 on n0 failed first') and reason.startswith('a node ran out of memory: '), reason
+
+
 @pytest.mark.parametrize('words, says', [
     ('    Exit_status = 265\n', 'it was killed: for the memory'),
     ('    Exit_status = 271\n', 'it was deleted, or reached its time limit'),

@@ -171,6 +171,15 @@ def test_first_rank_elsewhere(script):
     assert ranks(script, **dict(variables, SLURMD_NODENAME='nid012'))['MASTER_ADDR'] == 'nid012'
 
 
+@pytest.mark.parametrize('first, warned', [('nid012', True), ('nid013.cluster', False)])
+def test_host_file(script, tmp_path, first, warned):
+    """With a host file rank 0 may not be on the job's first node, where the others wait for it."""
+    (tmp_path / 'hosts').write_text('%s\nnid014\n' % first)
+    told = dict(PALS, PALS_RANKID='0', PALS_LOCAL_RANKID='0', PBS_NODEFILE=str(tmp_path / 'hosts'))
+    errors = run(script, '-c', '', SLURMD_NODENAME='nid013', **told)[1]
+    assert ('rank 0 runs on nid013: if all wait, export MASTER_ADDR=nid013\n' in errors) == warned, errors
+
+
 @pytest.mark.slow
 def test_signal_at_the_end(script):
     """One that arrives as Python ends does not cost its status: bash 5.2's `wait` lost it in two of three tries."""
@@ -279,6 +288,17 @@ sys.exit(85)"""
                           env=dict(environment, HPC_RANK_OUTPUTS=str(tmp_path), last='1'), timeout=120)
     assert done.returncode == 85
     assert re.search(r'rank 0 has saved\n.* ended with status 85 at ', (tmp_path / 'rank-0.out').read_text())
+
+
+@pytest.mark.slow
+def test_runs_at_once(script, environment):
+    """On the same nodes of one job: the ranks of MPICH's runs met those of others, at one port."""
+    command = ['mpiexec.mpich', '-launcher', 'fork', '-hosts', 'n1,n2', '-n', '2', '-ppn', '1', script, '-c',
+               'import os; print(os.environ["MASTER_PORT"])']
+    told = dict(environment, PBS_JOBID='7', MASTER_ADDR='n1')
+    ports = [subprocess.run(command, env=told, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.split()
+             for _ in range(3)]
+    assert [len(each) for each in ports] == [2, 2, 2] and len({port for each in ports for port in each}) == 3, ports
 
 
 @pytest.mark.slow
