@@ -6,9 +6,10 @@ import shlex
 import signal
 import sys
 
-from easybuild.framework.easyconfig.easyconfig import ActiveMNS, process_easyconfig
+from easybuild.framework.easyconfig.easyconfig import ActiveMNS, process_easyconfig, robot_find_easyconfig
 from easybuild.tools.build_log import EasyBuildError, print_msg
 from easybuild.tools.config import build_option, build_path, install_path, source_paths
+from easybuild.tools.module_naming_scheme.utilities import det_full_ec_version
 from easybuild.tools.modules import modules_tool
 
 from hpc_pytorch import HERE, UsersProblem
@@ -36,9 +37,14 @@ class Job:
         self.module = None
         self.jobid = None
         self.after = []
+        self.below = set(modules_below(self.easyconfig()))
 
     def ids_before(self):
-        return [job.jobid for job in self.after if job.jobid]
+        found = [job.jobid for job in self.after if job.jobid]
+        # those of an earlier call, such as another entry of an easystack, that build anew what is there
+        needed = self.below.difference(*(job.below | {job.module} for job in self.after))
+        return found + [record['job'] for record in read_records()
+                        if record['module'] in map(name_to_load, needed) and state_of(record).state in ALIVE]
 
     def describe(self, already):
         if not self.jobid:
@@ -51,6 +57,15 @@ class Job:
     def easyconfig(self):
         path = next(word for word in shlex.split(self.command) if word.endswith('.eb'))
         return process_easyconfig(path)[0]['ec']
+
+
+def modules_below(ec):
+    """Yield the modules that an easyconfig depends on, itself or through others."""
+    for dependency in ec.all_dependencies:
+        if not dependency['external_module']:
+            yield ActiveMNS().det_full_module_name(dependency)
+            path = robot_find_easyconfig(dependency['name'], det_full_ec_version(dependency))
+            yield from modules_below(process_easyconfig(path)[0]['ec']) if path else ()
 
 
 class SystemJobs:
@@ -135,11 +150,15 @@ class SystemJobs:
 
     def queue(self, job, dependencies=frozenset()):
         """Remember it; all sources are fetched before the first is submitted."""
-        job.after = list(dependencies)
         self.jobs.append(job)
 
     def complete(self):
         job, already = None, []
+        # EasyBuild sorts them with --robot only
+        self.jobs.sort(key=lambda job: len(job.below))
+        for job in self.jobs:
+            job.after = [other for other in self.jobs if other.module in job.below]
+            job.after = [other for other in job.after if not any(other.module in third.below for third in job.after)]
         try:
             for job in self.jobs:
                 if self.submitted_before(job):

@@ -28,6 +28,16 @@ def test_have_all(name):
     assert len(found) == len(set(found)) and set(found) == expected
 
 
+@pytest.mark.parametrize('path', EASYSTACKS, ids=str)
+def test_order(path):
+    """With --rebuild --job, only what is listed later waits for the job of what it depends on."""
+    names = listed(path)
+    for place, name in enumerate(names):
+        text = next(CHECKOUT.glob('easyconfigs/*/*/' + name)).read_text()
+        needed = ['%s-%s%s.eb' % found for found in re.findall(r"\('([\w.+-]+)', '([^']+)'(?:, '([^']*)')?\),", text)]
+        assert not set(needed) & set(names[place:]), name
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('path', [path if path.stem == 'easystack' else nightly(path) for path in EASYSTACKS],
                          ids=lambda path: '%s-%s' % (path.parent.name, path.stem))

@@ -405,6 +405,30 @@ def test_force_is_for_what_is_named(toys, pbs):
     assert 'top/1.0-Derecho is job 7.pbs, after 6.pbs' in output, output
 
 
+def test_what_is_below_is_rebuilt(toys):
+    """Its job is waited for, whoever submitted it: the base's module goes, or stays the old one, until it has ended."""
+    go = toys.directory / 'go'
+    go.touch()
+    base = toys.write('base', commands=[WAIT.format(file=go)])
+    middle = toys.write('middle', after=['base'])
+    assert len(toys.submit(middle)) == 2
+    toys.wait_for_end()
+    go.unlink()
+    toys.run(base, '--job', '--rebuild')
+    output = toys.run(toys.write('top', after=['middle']), '--robot=%s' % toys.directory, '--job')
+    assert 'top/1.0-Derecho is job 4.pbs, after 3.pbs' in output, output
+    # in one call EasyBuild sorts them with --robot only; each entry of an easystack is a call of its own
+    output = toys.run(middle, base, '--job', '--rebuild')
+    assert re.search(r'middle/1.0-Derecho is job (\d+).pbs, after (?!\1)\d+.pbs\n', output), output
+    stack = toys.directory / 'both.yaml'
+    stack.write_text('easyconfigs:\n  - %s\n  - %s\n' % (base.name, middle.name))
+    output = toys.run('--easystack=%s' % stack, '--robot=%s' % toys.directory, '--job', '--rebuild')
+    assert re.search(r'middle/1.0-Derecho is job \d+.pbs, after \d+.pbs\n', output), output
+    go.touch()
+    found = toys.wait_for_end()
+    assert 'done' in found['middle/1.0-Derecho'] and toys.module('middle').exists(), found
+
+
 def test_after_qdel(eb, tmp_path):
     """A job that was deleted runs until its shell has ended: that is waited for, and another job does the same."""
     with Pbs(tmp_path / 'pbs', kill_delay=10) as pbs:
