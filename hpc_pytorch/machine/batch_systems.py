@@ -103,17 +103,15 @@ class BatchSystem(object):
                 raise Refused(output or "%s ended with exit status %d" % (command[0], status))
         raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
 
-    def end(self, command):
-        output = self.ask(command)[1]
-        if re.search('denied|unauthorized', output, re.I):
-            raise Refused(output.replace('\n', ' '))
-        if self.away(output):
-            raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
-
     def cancel(self, jobs):
         """The last first: none becomes ready in between, and one that is somebody else's keeps what it waits for."""
         for job in reversed(jobs):
-            self.end(self.words['cancel'].split() + [job])
+            command = self.words['cancel'].split() + [job]
+            output = self.ask(command)[1]
+            if re.search('denied|unauthorized', output, re.I):
+                raise Refused(output.replace('\n', ' '))
+            if self.away(output):
+                raise NoAnswer("%s: %s" % (command[0], output.replace('\n', ' ')))
 
     def wait_for_end(self, job, seconds=120):
         """Wait until a job that was cancelled has ended: its processes may take a while."""

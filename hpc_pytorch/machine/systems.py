@@ -87,7 +87,6 @@ TYPES = {name: Type(name, *words.split(': ', 1)) for name, words in _parser['typ
 SCHEMA = {section: {key: key_of(words) for key, words in _parser[section].items()}
           for section in _parser.sections() if section not in ('features', 'types')}
 VARIABLE_SCHEMA = SCHEMA.pop('setting NAME')
-decision = TYPES['decision']
 
 
 def read_section(path, section, given, schema):

@@ -104,10 +104,6 @@ class ModuleCheck(rfm.RunOnlyRegressionTest):
             raise SanityError("nothing like %r in: %s\n%s" % (pattern, text[-2000:], ends))
         return found
 
-    def values(self):
-        """Return what was measured: {name: (value, unit)}."""
-        return {}
-
     @run_before('performance')
     def compare(self):
         """Compare with the references, within the margins; less is worse, but for seconds."""
@@ -165,6 +161,7 @@ class WorksCheck(ModuleCheck):
         return True
 
     def values(self):
+        """Return what was measured: {name: (value, unit)}."""
         found = {}
         for first, speed in self.printed(r'first token after (\S+) s, then (\S+) tokens/s'):
             found = {'first_token': (float(first), 's'), 'tokens': (float(speed), 'tokens/s')}

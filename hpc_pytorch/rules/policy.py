@@ -8,14 +8,14 @@ from easybuild.tools.build_log import print_warning
 from easybuild.tools.config import build_option
 
 from hpc_pytorch import UsersProblem
-from hpc_pytorch.machine.systems import Key, decision, nearest, parse, read_section
+from hpc_pytorch.machine.systems import key_of, nearest, parse, read_section
 from hpc_pytorch.packages.easybuild_errors import refuse
 
 POLICIES = {
-    'login_node': Key(decision, False, "a long build on a login node, or with too little memory"),
-    'free_space': Key(decision, False, "a file system, or a quota, has less room than is needed"),
-    'install_path': Key(decision, False, "a prefix that system.cfg calls unfit"),
-    'pairs': Key(decision, False, "versions that are known to be incompatible (hpc_pytorch/machine/pairs.cfg)"),
+    'login_node': key_of("decision: a long build on a login node, or with too little memory"),
+    'free_space': key_of("decision: a file system, or a quota, has less room than is needed"),
+    'install_path': key_of("decision: a prefix that system.cfg calls unfit"),
+    'pairs': key_of("decision: versions that are known to be incompatible (hpc_pytorch/machine/pairs.cfg)"),
 }
 DEFAULTS = {'login_node': 'refuse', 'free_space': 'refuse', 'pairs': 'warn'}
 

@@ -119,16 +119,6 @@ def architectures(asked):
     return ';'.join(sorted(words | {word.replace('+PTX', '') for word in words}))
 
 
-def decided(option, cache, summary):
-    # the summary has the last word: a cache entry may be shadowed by an ordinary variable
-    value = summary.get(option, cache.get(option))
-    if value is None:
-        return None
-    if option == 'BLAS':
-        value = BLAS_NAMES.get(value, value)
-    return plain(value)
-
-
 def compare(options, cache, summary, named=()):
     """Return all differences between options and CMake's decisions; those in `named` need not be in the table."""
     differences = []
@@ -147,14 +137,19 @@ def other_switches(named):
 
 
 def compare_switch(term, asked, cache, summary):
-    asked, found = plain(asked), decided(term.option, cache, summary)
+    asked = plain(asked)
     if term.option == 'TORCH_CUDA_ARCH_LIST':
         asked = architectures(asked)
+    # the summary has the last word: a cache entry may be shadowed by an ordinary variable
+    found = summary.get(term.option, cache.get(term.option))
+    if term.option == 'BLAS':
+        found = BLAS_NAMES.get(found, found)
     # settings of setup.py are in no cache, and what this version does not know and was not wanted is no difference
     if found is None and (term.option not in KNOWN or asked == 'OFF'):
         return []
+    found = '' if found is None else plain(found)
     # names of libraries come in any case
-    if asked.lower() == (found or '').lower():
+    if asked.lower() == found.lower():
         return []
     places = ['%s=%s' % (name, cache[name]) for name in term.places if name in cache]
     return [Difference(term.option, asked, found or 'nothing', places, term.reason)]
