@@ -125,15 +125,12 @@ def compare(options, cache, summary, named=()):
     if 'BLAS' in options:
         # upstream asks for BLAS=Eigen, and with WITH_BLAS for what is linked
         options = dict(options, BLAS=BLAS_NAMES.get(options.get('WITH_BLAS'), options['BLAS']))
-    for term in TERMS + other_switches(dict(named)):
+    others = tuple(Term(name, (), REASONS.get(name, OTHERWISE)) for name in sorted(named)
+                   if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'))
+    for term in TERMS + others:
         if term.option in options:
             differences += compare_switch(term, options[term.option], cache, summary)
     return differences + compare_paths(options, cache)
-
-
-def other_switches(named):
-    return tuple(Term(name, (), REASONS.get(name, OTHERWISE)) for name in sorted(named)
-                 if is_switch(name) and name not in KNOWN and plain(named[name]) in ('ON', 'OFF'))
 
 
 def compare_switch(term, asked, cache, summary):

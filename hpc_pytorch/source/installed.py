@@ -26,18 +26,13 @@ print(json.dumps({
 """ % list(BACKENDS.values())
 
 
-def ask(python):
-    """Ask this Python's torch about itself: show, directory, backends."""
+def ask_installed(python, options, build_directory=os.devnull):
+    """Return all differences between what was asked for and what this Python imports; and what ldd says of it."""
     # where Python finds nothing besides what is installed
     probe = run([python, '-c', PROBE], cwd=os.path.dirname(python), stderr=subprocess.PIPE)
     if probe.returncode:
         raise UsersProblem("PyTorch cannot be imported:\n%s" % excerpt(probe.stderr))
-    return json.loads(probe.stdout.splitlines()[-1])
-
-
-def ask_installed(python, options, build_directory=os.devnull):
-    """Return all differences between what was asked for and what this Python imports; and what ldd says of it."""
-    found = ask(python)
+    found = json.loads(probe.stdout.splitlines()[-1])
     paths = libraries.find(found['directory'])
     ldd = libraries.ldd(paths, os.path.dirname(python))
     differences = compare_installed(options, found['show'], found['backends'], ldd)
