@@ -215,7 +215,12 @@ class Broker:
         else:
             self.selector.unregister(connection)
             connection.close()
-            self.disconnected(self.asking.pop(connection, None))
+            compilation = self.asking.pop(connection, None)
+            if compilation and compilation.state != ENDED:
+                # the compiler of a wrapper that is gone is killed, and its memory released
+                self.signal(compilation, signal.SIGKILL)
+                self.schedule.close(compilation, -1, time.monotonic())
+                self.notify(DONE, compilation)
 
     def asked(self, connection, data, way):
         directory, *arguments = [os.fsdecode(word) for word in data.split(b'\0')[:-1]]
@@ -231,13 +236,6 @@ class Broker:
         lacking = ran_out_of_memory(status, output.decode(errors='replace'), kernel_killed)
         self.carry_out(self.schedule.ended(compilation, status, resident * 1024, lacking, kernel_killed,
                                            time.monotonic()))
-
-    def disconnected(self, compilation):
-        """Kill the compiler of a wrapper that is gone, and release its memory."""
-        if compilation and compilation.state != ENDED:
-            self.signal(compilation, signal.SIGKILL)
-            self.schedule.close(compilation, -1, time.monotonic())
-            self.notify(DONE, compilation)
 
 
 def listen(directory):
