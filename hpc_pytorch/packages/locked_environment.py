@@ -575,7 +575,7 @@ class LockedEnvironment(EasyBlock):
         if 'pytorch-check' not in self.cfg['scripts']:
             return None
         done = ask(self.path('bin', 'python'), self.path('bin', 'pytorch-check'), 'packages')
-        return done.output.strip() if done.exit_code else None
+        return (done.output.strip() or "the import of its packages was killed") if done.exit_code else None
 
     def warn_of_other_versions(self):
         """Name packages that are for others than are there, or lack one, as --overrides allows: they may fail later."""

@@ -114,6 +114,19 @@ def test_package_in_place_of_one_below(eb, toy):
 
 
 @pytest.mark.slow
+def test_check_is_killed(eb, toy):
+    """As the kernel kills without memory: a check that could say nothing had passed."""
+    toy.wheels[0] = make_wheel(toy.index, 'toy', text="""import os, signal
+if b'pytorch-check' in open('/proc/%d/cmdline' % os.getppid(), 'rb').read():
+    os.kill(os.getppid(), signal.SIGKILL)
+""")
+    toy.write()
+    toy.easyconfig.write_text(toy.easyconfig.read_text() + "scripts = ['pytorch-check']\n")
+    output = eb(toy.easyconfig, env=toy.online, status=None).stdout
+    assert 'the import of its packages was killed' in output, output
+
+
+@pytest.mark.slow
 def test_users_python_does_not_enter(eb, toy, lmod, tmp_path):
     """A module of the user's, in $PYTHONPATH or below $HOME, neither shadows nor breaks an installed one."""
     leak = tmp_path / 'leak'
