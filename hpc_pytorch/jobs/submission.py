@@ -50,8 +50,9 @@ class Job:
         if not self.jobid:
             return "is installed by now"
         text = "is job %s%s" % (self.jobid, " already" if already else "")
-        if self.ids_before():
-            text += ", after %s" % ', '.join(self.ids_before())
+        before = self.ids_before()
+        if before:
+            text += ", after %s" % ', '.join(before)
         return text
 
     def easyconfig(self):
@@ -291,7 +292,7 @@ class SystemJobs:
         log, own_log = record['log'], ''
         if not self.scheduler.opens_log:
             log, own_log = files_of(record) + '.out', log
-        command = self.scheduler.command(self.request(job), job.name, mark, log, job.ids_before())
+        command = self.scheduler.command(self.request(job), job.name, mark, log, record['after'])
         try:
             script = write_script(record, job.command, own_log)
             write_record(record)
