@@ -49,11 +49,9 @@ class Job:
     def describe(self, already):
         if not self.jobid:
             return "is installed by now"
-        text = "is job %s%s" % (self.jobid, " already" if already else "")
         before = self.ids_before()
-        if before:
-            text += ", after %s" % ', '.join(before)
-        return text
+        after = ", after %s" % ', '.join(before) if before else ""
+        return "is job %s%s%s" % (self.jobid, " already" if already else "", after)
 
     def easyconfig(self):
         path = next(word for word in shlex.split(self.command) if word.endswith('.eb'))
