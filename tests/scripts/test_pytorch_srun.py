@@ -154,7 +154,7 @@ def test_flight_recorder(script, tmp_path, version, names):
 @pytest.mark.parametrize('launcher', LAUNCHERS.values(), ids=LAUNCHERS)
 def test_users_variables(script, launcher):
     """A sweep's own, with names like the script's: the program had the script's values."""
-    theirs = {name: 'a b\n$x' for name in ('run', 'nodes', 'cores', 'launcher', 'node', 'last', 'command', 'name')}
+    theirs = {name: 'a b\n$x' for name in ('run', 'nodes', 'cores', 'mine', 'node', 'last', 'python', 'name')}
     show = 'import os, sys; print(*(name for name in sys.argv[1:] if os.environ.get(name) != "a b\\n$x"))'
     assert run(script, '-c', show, *theirs, MASTER_ADDR='nid012', **launcher, **theirs)[0].split() == []
 
