@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 
 from easybuild.framework.easyblock import EasyBlock
 from easybuild.framework.easyconfig import CUSTOM, MANDATORY
@@ -532,9 +532,8 @@ class LockedEnvironment(EasyBlock):
             'files': ['bin/' + program for program in programs],
             'dirs': [os.path.relpath(self.site_packages(), self.path())],
         }
-        with ExitStack() as stack:
-            if not self.dry_run:
-                stack.enter_context(progress("importing every package, and running what the easyconfig asks", self.log))
+        what = "importing every package, and running what the easyconfig asks"
+        with suppress() if self.dry_run else progress(what, self.log):
             try:
                 super().sanity_check_step(*args, **kwargs)
             except EasyBuildError as error:

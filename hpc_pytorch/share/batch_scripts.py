@@ -107,8 +107,7 @@ class Script:
     def usable_cores(self):
         """Count the cores of a node that jobs get: those named beside GPUs; others may be the operating system's."""
         near_gpus = 0
-        for part in self.node.get('gpu_cores', '').replace(',', ' ').split():
-            first, _, last = part.partition('-')
+        for first, last in re.findall(r'(\d+)(?:-(\d+))?', self.node.get('gpu_cores', '')):
             near_gpus += int(last or first) - int(first) + 1
         return near_gpus or self.all_cores
 

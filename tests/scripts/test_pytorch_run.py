@@ -38,7 +38,7 @@ def leave(*_):
     open(sys.argv[2], 'w').close()
     sys.exit(85)
 signal.signal(signal.SIGUSR1, leave)
-print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:], flush=True)
+print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:], os.environ.get('job'), flush=True)
 while sys.argv[1:2] == ['until'] and not os.path.exists(sys.argv[2]):
     time.sleep(0.1)
 sys.exit(int(sys.argv[-1]) if sys.argv[-1].isdigit() else 0)
@@ -843,6 +843,8 @@ def test_requeued(slurm, tmp_path, monkeypatch):
     done = tmp_path / 'done'
     # as in the shell of a job that was requeued
     monkeypatch.setitem(slurm.environment, 'SLURM_RESTART_COUNT', '1')
+    # the job script had a variable of this name
+    monkeypatch.setitem(slurm.environment, 'job', "one of a user's")
     settings = slurm.system.directory / 'slurm.conf'
     before = settings.read_text()
     # as at some sites: who still saves would be killed
@@ -851,6 +853,7 @@ def test_requeued(slurm, tmp_path, monkeypatch):
     settings.write_text(before)
     # it has begun twice, in one job with one output, and has ended once
     assert status == 85 and output.count('rank 0 of 2') == 2, output + errors
+    assert output.count(" one of a user's\n") == 4, output
     assert output.count('the program ended with status') == 1 and errors.count('; output: ') == 1, output + errors
     assert output.count('pytorch-run: started again (1)\n') == 1, output
     number = errors.split()[2].rstrip(',')

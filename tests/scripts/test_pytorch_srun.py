@@ -439,7 +439,7 @@ def test_cost(script):
 def torchrun(tmp_path, status, **variables):
     """Our torchrun with an interpreter that only shows its arguments."""
     shutil.copy(SCRIPTS / 'torchrun', tmp_path)
-    (tmp_path / 'python').write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / 'python').write_text('#!/bin/sh\necho "$@" $here $tasks\n')
     (tmp_path / 'python').chmod(0o755)
     return run(tmp_path / 'torchrun', '--nnodes=2', 'train.py', '-x', status=status, **variables)
 
@@ -453,6 +453,7 @@ def test_torchrun(tmp_path):
     output, error = torchrun(tmp_path, 2, SLURM_STEP_NUM_NODES='2', **SRUN)
     assert output == '' and 'srun <options of srun> pytorch-srun PROGRAM' in error
     assert torchrun(tmp_path, 0, **dict(SRUN, SLURM_STEP_NUM_TASKS='2', SLURM_STEP_NUM_NODES='2')) == (plain, '')
+    assert torchrun(tmp_path, 0, here='a', tasks='b') == (plain[:-1] + ' a b\n', ''), "a user's own variables"
 
 
 def test_on_every_system():
