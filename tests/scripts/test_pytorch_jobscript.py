@@ -204,7 +204,7 @@ def test_requeue(jobscript):
     """How each batch system tells the program before its time is up, and what the script does when it has left."""
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
     assert {'#SBATCH --requeue', '#SBATCH --open-mode=append', '#SBATCH --signal=USR1@120'} <= set(lines)
-    assert 'scontrol requeue "$job" && exit' in lines
+    assert 'scontrol requeue "$_job" && exit' in lines
     # mpirun's ranks are no step of Slurm's
     for system, time, seconds in (('bede', '60', 3480), ('derecho', '1', 45)):
         text = '\n'.join(jobscript(system, '--requeue', '3', '--time', time, 'train.py'))
@@ -262,7 +262,7 @@ def queued_again(jobscript, directory, ended, **variables):
 
 # PBS's commands: what qstat -f says of a job is in a file of its name; what the others are told is kept
 PBS_COMMAND = """#!/bin/bash
-[ "${0##*/}" != qsub ] || pwd > "${0%/*}/where"
+[ "${0##*/}" != qsub ] || { pwd; printenv name account; } > "${0%/*}/where"
 cd "${0%/*}"
 [ "${0##*/}" != qstat ] || exec cat "${2%%@*}"
 echo "${0##*/}" "$@" >> told
@@ -297,7 +297,7 @@ def continued_on_pbs(jobscript, directory, first='', array='', command=PBS_COMMA
                           env={'PATH': '%s:/usr/bin:/bin' % directory, 'PBS_JOBID': '7.pbs', 'PBS_O_QUEUE': 'short',
                                'PBS_O_WORKDIR': str(directory),
                                'PBS_ARRAY_ID': array, 'PBS_ARRAY_INDEX': '4' if array else '', 'LR': '3',
-                               'LONG': '5', 'PBS_JOBNAME': 'mine'})
+                               'LONG': '5', 'PBS_JOBNAME': 'mine', 'name': "a user's", 'account': 'own'})
     return done, (directory / 'told').read_text().splitlines()
 
 
@@ -343,7 +343,7 @@ def test_other_time_than_in_the_script_on_slurm(jobscript, tmp_path, environment
     (tmp_path / 'scontrol').chmod(0o755)
     program = 'sleep 600' if status != 7 else "sh -c 'exit 7'"
     text = '\n'.join(lines[start:last + 1] + ['before_the_end 3480 ' + program])
-    done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, 'job': '7',
+    done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, '_job': '7',
                                                      'ENVIRONMENT': environment}, timeout=60)
     assert done.returncode == status
 
@@ -368,8 +368,8 @@ def test_continued_on_pbs(jobscript, tmp_path, first, option, names, array):
     """The next job gets what the user gave to qsub, and who waits for this job's end waits for that one's, too."""
     done, told = continued_on_pbs(jobscript, tmp_path, first, array)
     assert done.returncode == 0 and 'the program continues in job 9.pbs\n' in done.stdout, done.stdout
-    # also where the user has added a `cd` to the script
-    assert (tmp_path / 'where').read_text() == '%s\n' % tmp_path
+    # also where the user has added a `cd` to the script; with -V the next job has all that is exported
+    assert (tmp_path / 'where').read_text() == "%s\na user's\nown\n" % tmp_path
     given = '-N mine -P ours -l job_priority=economy -lwalltime=2:00:00 -W group_list=us'
     # of an array only this part, though the script may have all of it: #PBS -J
     index = '-J 4-5:2 ' if array else ''
@@ -390,7 +390,7 @@ def test_node_that_mpirun_has_lost(jobscript, tmp_path, status, again):
     (tmp_path / 'scontrol').chmod(0o755)
     text = '\n'.join(['(exit %d)' % status] + lines[lines.index('status=$?'):])
     done = subprocess.run(['bash', '-c', text], text=True, stdout=subprocess.PIPE,
-                          env={'HPC_RANK_OUTPUTS': str(tmp_path), 'job': '7', 'PATH': '%s:/usr/bin:/bin' % tmp_path})
+                          env={'HPC_RANK_OUTPUTS': str(tmp_path), '_job': '7', 'PATH': '%s:/usr/bin:/bin' % tmp_path})
     assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
 
@@ -471,7 +471,7 @@ def test_ranks_that_are_left(jobscript, tmp_path, ended, says, status, again):
         # of a run before this one
         print('srun: error: n1: task 0: Exited with exit code 85', file=errors, flush=True)
         done = subprocess.run(['bash', '-c', '\n'.join(lines[start:])], text=True, stderr=errors,
-                              stdout=subprocess.PIPE, env={'HPC_RANK_OUTPUTS': str(tmp_path), 'job': '7',
+                              stdout=subprocess.PIPE, env={'HPC_RANK_OUTPUTS': str(tmp_path), '_job': '7',
                                                            'PATH': '%s/bin:/usr/bin:/bin' % tmp_path})
     assert (done.stdout, done.returncode) == (('requeue 7\n', 0) if again else ('', status))
 
