@@ -250,7 +250,7 @@ def main():
         if problem.errno not in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT):
             raise
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Make room, or choose another place" if full else "Choose another place, or clone the collection again"
+        advice = "Make room, or choose another place" if full else "Type this in a directory of yours, or clone anew"
         # of a full disk, Python does not say which file it was
         name = re.sub(r'\.%d$' % os.getpid(), '', str(problem.filename or "A file"))
         print("ERROR: %s cannot be written: %s. %s" % (name, problem.strerror, advice), file=sys.stderr)

@@ -55,6 +55,9 @@ class Job:
 
     def easyconfig(self):
         path = next(word for word in shlex.split(self.command) if word.endswith('.eb'))
+        if shlex.quote(path) != path or not os.path.exists(path):
+            raise EasyBuildError("Jobs need easyconfigs whose path has only ASCII letters, digits and @+=:,./-_, found "
+                                 "%s. Nothing was submitted; rename its directory", path)
         return process_easyconfig(path)[0]['ec']
 
 
@@ -220,7 +223,7 @@ class SystemJobs:
         elif living:
             self.adopt(job, record, living)
             return True
-        if not look or look.state != DONE or again:
+        if not look or look.state != DONE or again or build_option('sanity_check_only'):
             return False
         return modules_tool().exist([job.module])[0]
 

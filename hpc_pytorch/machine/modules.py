@@ -61,8 +61,8 @@ class ModulesShell(object):
         if self.hanging & {words, *words}:
             return False, HANGS
         try:
-            # Environment Modules list directories alone, where a site or a user wants that
-            environ = dict(self.environ, MODULES_AVAIL_INDEPTH='1')
+            # Environment Modules list directories alone, where a site or a user wants that; Lmod fails of a warning
+            environ = dict(self.environ, MODULES_AVAIL_INDEPTH='1', LMOD_QUIET='1')
             done = run([self.program, 'python', *words], env=environ, stderr=subprocess.PIPE, timeout=SECONDS)
             self.environ = changed(self.environ, done.stdout) if words[0] == 'load' else self.environ
         except subprocess.TimeoutExpired:

@@ -141,6 +141,8 @@ class Change:
         self.system = named[0] if named else systems.current()
         # old words and what takes their place; what a person has to add, or only to check
         self.words = {}
+        # lists that were there already: {path: text}
+        self.lists = {}
         self.by_hand = []
         self.to_check = []
         self.renewed = version is None
@@ -425,11 +427,13 @@ class Change:
         for path in self.inputs:
             source = self.place(path)
             lock = os.path.splitext(source)[0] + '.lock'
-            if not self.renewed and os.path.exists(source):
+            if os.path.exists(source):
+                self.lists[source] = read(source)
+            if not self.renewed and source in self.lists:
                 # another easyconfig of the new version has the same build tools, unless they are for newer Pythons
                 locked = os.path.exists(lock)
-                if not locked or release(option(read(source), '--python-version') or '0') <= release(self.least):
-                    made[source] = read(source)
+                if not locked or release(option(self.lists[source], '--python-version') or '0') <= release(self.least):
+                    made[source] = self.lists[source]
                     if LISTED.findall(made[source]) != LISTED.findall(self.new_input(read(path))):
                         self.to_check.append("%s: check its list: it existed already, and differs from %s; after a "
                                              "change: ./eb --renew %s" % (source, path, as_typed(self.target)))
@@ -591,6 +595,9 @@ def write(given, names):
                       % (names[0], change.old, change.least, system, as_typed(change.easyconfig)))
                 return 0
             made = change.make()
+            for path, text in change.lists.items():
+                if read(path) != text:
+                    raise UsersProblem("%s was changed meanwhile: type the same again" % path)
     except UsersProblem as problem:
         raise UsersProblem("%s: %s; nothing was written" % (names[0], problem))
     lines = list(change.differences(made))

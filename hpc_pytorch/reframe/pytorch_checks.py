@@ -281,7 +281,7 @@ class SpeedCheck(ModuleCheck):
         if slow:
             all_speeds = ' '.join('%.0f' % speed for speed in speeds)
             raise SanityError("slow by itself: %s; samples/s of all: %s" % (', '.join(slow), all_speeds))
-        if 'batch' in self.current_partition.features:
+        if 'batch' in self.current_partition.features and 'bind-to none' not in self.facts['binding']:
             self.check_cores(ranks)
 
     def check_cores(self, ranks):

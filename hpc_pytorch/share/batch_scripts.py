@@ -287,7 +287,8 @@ def load_module(otherwise):
              if name.split('/')[0] in MODULES or os.path.exists(root_of(name) + '/pyvenv.cfg')]
     if not names:
         raise Problem("load the PyTorch module first: the job loads the same one")
-    lines = ['module load %s || %s' % (' '.join(map(shlex.quote, names)), otherwise)]
+    # a warning, as that a module is to be removed, is a failure for Lmod otherwise
+    lines = ['LMOD_QUIET=1 module load %s || %s' % (' '.join(map(shlex.quote, names)), otherwise)]
     for path in filter(None, os.environ.get('MODULEPATH', '').split(':')):
         files = [os.path.join(path, name) for name in names]
         if any(os.path.exists(file) or os.path.exists(file + '.lua') for file in files):

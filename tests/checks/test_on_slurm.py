@@ -42,7 +42,7 @@ def cluster():
     """The module on a Slurm whose nodes say that they are ARCHER2's, or Frontier's."""
     needs_root()
     with small_module() as module, Slurm(module.directory / 'slurm', cpus=128, memory=64 << 10, gpus=8,
-                                         partitions=('standard', 'batch')) as slurm:
+                                         partitions=('standard', 'batch', 'gh')) as slurm:
         module.env = dict(slurm.environment, HPC_SYSTEM='archer2')
         module.slurm = slurm
         yield module
@@ -216,6 +216,15 @@ TWO = ['train.*nodes=1', '-SSpeedCheck.ranks_per_node=2', '-SSpeedCheck.slowest_
 def test_wrong_binding(cluster):
     """Ranks that share cores."""
     assert 'share cores: [0' in cluster.reasons(*TWO)
+
+
+def test_ranks_that_are_not_bound(cluster, tmp_path):
+    """As our own scripts start them with mpirun."""
+    (tmp_path / 'output').write_text(train([57, 58], 99.0))
+    words = ['-SSpeedCheck.ranks_per_node=1', '-SSpeedCheck.executable=sh -c "cat %s" sh' % (tmp_path / 'output')]
+    cluster.check('--name=train.*nodes=1', *words, env={
+        'HPC_SYSTEM': 'bede', 'SBATCH_ACCOUNT': 'root', 'OMPI_ALLOW_RUN_AS_ROOT': '1',
+        'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'})
 
 
 @pytest.mark.nightly

@@ -391,6 +391,15 @@ def test_force_replaces(toys, pbs):
     assert 'done' not in toys.status()['toy/1.0-Derecho']
 
 
+def test_check_of_what_is_there(toys):
+    """On a node, of what a job has installed: nothing was done, with status 0."""
+    easyconfig = toys.write('toy')
+    assert toys.submit(easyconfig) == ['1.pbs']
+    toys.wait_for_end()
+    assert toys.submit(easyconfig, '--sanity-check-only') == ['2.pbs']
+    assert 'done' in toys.wait_for_end()['toy/1.0-Derecho']
+
+
 def test_force_is_for_what_is_named(toys, pbs):
     """What others need is not begun again while it is built; and who waits for what is begun again is told."""
     base = toys.write('base', commands=[WAIT.format(file=toys.directory / 'go')])
@@ -532,6 +541,13 @@ def test_awkward_names(toys, pbs, eb):
         toys.directory.mkdir()
         found = 'only ASCII letters, digits and @+=:,./-_, found %s' % toys.directory
         assert found in toys.refused(toys.write('toy'))
+    # of the easyconfig alone, whose path EasyBuild writes into the job
+    for name in ('R&D', 'a b'):
+        toys.directory = directory / name
+        toys.directory.mkdir()
+        easyconfig = toys.write('toy')
+        toys.directory = directory
+        assert 'Nothing was submitted; rename its directory' in toys.refused(easyconfig)
     toys.directory = directory / 'a:b'
     toys.directory.mkdir()
     output = toys.run(toys.write('toy'), '--robot=%s' % toys.directory.as_posix(), '--job')

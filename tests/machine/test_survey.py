@@ -15,7 +15,7 @@ import pytest
 from common import CHECKOUT, clean_environment, needs_program, slow
 from hpc_pytorch import UsersProblem
 from hpc_pytorch.machine import batch_systems, commands, inspection, new_system, survey, systems
-from hpc_pytorch.machine.modules import ModulesShell
+from hpc_pytorch.machine.modules import ModulesShell, candidates
 from ramgate import processes
 
 SYSTEM = """[system]
@@ -857,6 +857,16 @@ def test_broken_module(place, monkeypatch):
     place.write('systems/test/easystack.yaml', 'easyconfigs:\n  - Test-2.0-Surveyed.eb\n')
     differ, findings = place.survey(False, monkeypatch, name)
     assert name not in differ and [one for one in findings if one.name == name][0].found == said
+
+
+def test_module_that_warns(tmp_path):
+    """As one that is to be removed: Lmod loads it, and says that it failed."""
+    (tmp_path / 'gcc').mkdir()
+    (tmp_path / 'gcc/12.lua').write_text('LmodWarning("it is to be removed in May")\n')
+    program = next(tool.program for tool in candidates() if tool.name == 'Lmod')
+    shell = ModulesShell(program, dict(clean_environment(), MODULEPATH=str(tmp_path)))
+    assert shell.load(['gcc/12']) is None and shell.loaded == ['gcc/12']
+    assert shell.load(['gcc/13']) is not None
 
 
 @pytest.mark.parametrize('cuda, module, version, there, absent', [

@@ -756,6 +756,17 @@ def test_list_that_was_written_first(toy, made):
     assert [line for line in change.to_check if 'toy-2.0.in: check its list: it existed already' in line]
 
 
+@pytest.mark.parametrize('name, options', [('toy-1.0', ['--renew']), ('toy-2.0', ['--new-version', '2.0'])])
+def test_list_that_is_changed_meanwhile(toy, call, monkeypatch, name, options):
+    """What a user saves while uv runs stays: the list as it had been was written over it."""
+    monkeypatch.setenv('THE_LIST', str(toy / (name + '.in')))
+    command = COMMAND + '--overrides <(echo numbers-of-toys >> "$THE_LIST") {0}.in -o {0}.lock\n'.format(name)
+    (toy / (name + '.in')).write_text('#   %storch==%s\n' % (command, name[4:]))
+    output = call(*options, status=1)
+    assert name + '.in was changed meanwhile: type the same again; nothing was written' in output
+    assert (toy / (name + '.in')).read_text().endswith('\nnumbers-of-toys\n') and not (toy / (name + '.lock')).exists()
+
+
 @pytest.mark.parametrize('name, to_check', [
     ('numbers-of-toys', ['numbers-of-toys==1.0: check whether it still fits: it has the older version']),
     ('torchmetrics', []),

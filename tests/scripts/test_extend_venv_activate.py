@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from common import SCRIPTS, clean_environment, program_of_shell, slow
+from common import ModulesTool, SCRIPTS, clean_environment, program_of_shell, slow
 
 
 def test_same_modules_as_jobs():
@@ -50,6 +50,23 @@ def test_one_of_two_modules_is_loaded(tmp_path):
         output = subprocess.run(['bash', '--norc', '-c', typed], stdout=subprocess.PIPE, text=True, check=True,
                                 env=dict(clean_environment(), LOADEDMODULES=before)).stdout
         assert re.findall('load (.*)', output) == [says] * 2 if says else not output
+
+
+def test_module_that_warns(tmp_path):
+    """As one that is to be removed: it is loaded, though Lmod says that it failed."""
+    for name in ('PyTorch/1.0', 'mine'):
+        (tmp_path / name / 'bin').mkdir(parents=True)
+        (tmp_path / name / 'bin/python').symlink_to(Path(sys.executable).resolve())
+    (tmp_path / 'mine/bin/activate').write_text('deactivate() { :; }\n')
+    (tmp_path / 'mine/pyvenv.cfg').touch()
+    (tmp_path / 'modules/PyTorch').mkdir(parents=True)
+    (tmp_path / 'modules/PyTorch/1.0.lua').write_text(
+        'setenv("EBROOTPYTORCH", "%s/PyTorch/1.0")\nLmodWarning("it is to be removed in May")\n' % tmp_path)
+    typed = """
+        module use %s; module load PyTorch; %s mine
+        module unload PyTorch; VIRTUAL_ENV=; . mine/bin/activate && echo "active with $LOADEDMODULES"
+    """ % (tmp_path / 'modules', SCRIPTS / 'extend-venv-activate')
+    assert 'active with PyTorch/1.0\n' in ModulesTool('Lmod').run(typed, cwd=tmp_path)
 
 
 @pytest.mark.parametrize('shell', [('bash', '--norc'), slow(('zsh', '-f'))])

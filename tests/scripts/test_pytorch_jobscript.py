@@ -51,7 +51,7 @@ def test_frontier(jobscript, tmp_path):
     lines = jobscript('frontier', '--nodes', '2', '--time', '10', 'train.py', '--epochs', '3', 'a b')
     for line in ('#SBATCH --nodes=2', '#SBATCH --time=00:10:00', '#SBATCH --account=project1',
                  '#SBATCH --partition=batch', '#SBATCH --gpus-per-node=8', '#SBATCH --export=NONE',
-                 'unset SLURM_EXPORT_ENV', 'module load PyTorch/1.0-here || exit'):
+                 'unset SLURM_EXPORT_ENV', 'LMOD_QUIET=1 module load PyTorch/1.0-here || exit'):
         assert line in lines
     assert lines[-1] == ("srun --nodes=2 --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --cpus-per-task=7 "
                          "--gpus-per-node=8 --gpu-bind=none pytorch-srun train.py --epochs 3 'a b'")
@@ -63,13 +63,13 @@ def test_frontier(jobscript, tmp_path):
     (tmp_path / 'my venv/bin/python').symlink_to(sys.executable)
     path = '%s/my venv/bin:/usr/bin:/bin' % tmp_path
     active = jobscript('frontier', 'train.py', VIRTUAL_ENV=str(tmp_path / 'my venv'), PATH=path)
-    place = active.index('module load PyTorch/1.0-here || exit')
+    place = active.index('LMOD_QUIET=1 module load PyTorch/1.0-here || exit')
     assert active[place + 1] == "source '%s/my venv/bin/activate' || exit" % tmp_path
     assert not [line for line in jobscript('frontier', 'train.py', VIRTUAL_ENV=str(tmp_path / 'my venv'))
                 if line.startswith('source')]
     # what is on top of PyTorch, and both
     on_top = jobscript('frontier', 'train.py', LOADEDMODULES='PyTorch/1.0:gcc/12:torch_mpi/2.0:other/1')
-    assert 'module load PyTorch/1.0 torch_mpi/2.0 || exit' in on_top
+    assert 'LMOD_QUIET=1 module load PyTorch/1.0 torch_mpi/2.0 || exit' in on_top
     # other partitions may share their nodes
     shared = jobscript('frontier', '--partition', 'extended', 'train.py')
     assert '#SBATCH --ntasks-per-node=8' in shared and '#SBATCH --cpus-per-task=7' in shared
@@ -85,7 +85,7 @@ def test_added_to_python_path(jobscript, added):
     path = ':'.join(added[:1] + ['/home/me/mine/lib/python3.12/site-packages'] + theirs + [''] + added[1:])
     lines = jobscript('isambard-ai', '--stage', 'train.py', PYTHONPATH=path, **module)
     line, = [line for line in lines if 'PYTHONPATH' in line]
-    load = lines.index('module load PyTorch/1.0 flash-attn/2 || exit')
+    load = lines.index('LMOD_QUIET=1 module load PyTorch/1.0 flash-attn/2 || exit')
     assert load < lines.index(line) < lines.index('eval "$staged"')
     for before, after in ((theirs[0], theirs[:1]), ('', [])):
         done = subprocess.run(['bash', '-c', line + '; printenv PYTHONPATH'], env={'PYTHONPATH': before},
@@ -101,7 +101,7 @@ def test_own_module_on_top(jobscript, tmp_path):
     lines = jobscript('isambard-ai', 'train.py', LOADEDMODULES='gcc/12:PyTorch/1.0:geo-tools/2026.11:other/1',
                       EBROOTPYTORCH='/sw/PyTorch/1.0', EBROOTGEOMINUSTOOLS=str(tmp_path), EBROOTOTHER='/sw/other/1',
                       PYTHONPATH='%s/lib/python3.12/site-packages:/sw/PyTorch/1.0/lib/python3.12' % tmp_path)
-    assert 'module load PyTorch/1.0 geo-tools/2026.11 || exit' in lines
+    assert 'LMOD_QUIET=1 module load PyTorch/1.0 geo-tools/2026.11 || exit' in lines
     assert not [line for line in lines if 'PYTHONPATH' in line]
 
 
@@ -250,7 +250,7 @@ def test_queued_again_in_an_array(jobscript, tmp_path, array, queued):
 def queued_again(jobscript, directory, ended, **variables):
     """Run what the script does after its ranks have ended with this status: what scontrol was told, and the status."""
     lines = jobscript('frontier', '--requeue', '3', 'train.py')
-    begin = lines.index('module load PyTorch/1.0-here || exit') + 1
+    begin = lines.index('LMOD_QUIET=1 module load PyTorch/1.0-here || exit') + 1
     end = lines.index('export SLURM_RESTART_COUNT')
     scontrol = 'scontrol() { [ "$1" = requeue ] && echo "$@" || echo "JobId=$4 Restarts=0 "; }'
     text = '\n'.join([scontrol] + lines[begin:end + 1] + ['(exit %d)' % ended] + lines[lines.index('status=$?'):])
@@ -407,7 +407,7 @@ def test_restarts_of_another_job(jobscript):
 def test_variables_of_another_srun(jobscript):
     """What is set in the user's shell for srun does not change what the job's starts; what sbatch has set stays."""
     lines = jobscript('archer2', 'train.py')
-    start, end = lines.index('unset SLURM_EXPORT_ENV'), lines.index('module load PyTorch/1.0-here || exit')
+    start, end = lines.index('unset SLURM_EXPORT_ENV'), lines.index('LMOD_QUIET=1 module load PyTorch/1.0-here || exit')
     stays = {'SLURM_HINT': 'nomultithread', 'SLURM_JOB_ID': '7'}
     done = subprocess.run(['bash', '-c', '\n'.join(lines[start:end] + ['env'])], stdout=subprocess.PIPE, text=True,
                           check=True, env=dict(stays, SLURM_CONSTRAINT='x', SLURM_TIMELIMIT='1', SLURM_LABELIO='1',
@@ -427,7 +427,7 @@ def test_variables_of_another_srun(jobscript):
 def test_submitted_by_a_rank(jobscript, submitter, stays):
     """A program that submits the next job does not tell its ranks who they are, nor where the first one is."""
     lines = jobscript('lumi', 'train.py')
-    start, end = lines.index('unset SLURM_EXPORT_ENV'), lines.index('module load PyTorch/1.0-here || exit')
+    start, end = lines.index('unset SLURM_EXPORT_ENV'), lines.index('LMOD_QUIET=1 module load PyTorch/1.0-here || exit')
     done = subprocess.run(['bash', '-c', '\n'.join(lines[start:end] + ['env'])], stdout=subprocess.PIPE, text=True,
                           check=True, env=submitter)
     assert {line.split('=')[0] for line in done.stdout.splitlines()} & set(submitter) == stays

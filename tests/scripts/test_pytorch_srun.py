@@ -85,6 +85,9 @@ def test_ranks_that_nobody_bound(script, tmp_path):
     assert 'pytorch-jobscript shows how to bind them' in run(script, '-c', '', **told)[1]
     output = ''.join(run(script, '-c', '', HPC_RANK_OUTPUTS=str(tmp_path), **told))
     assert 'does not bind them' in output and 'pytorch-jobscript' not in output
+    # as our scripts start it
+    told = dict(OPEN_MPI, OMPI_COMM_WORLD_RANK='0', OMPI_COMM_WORLD_LOCAL_RANK='0', HPC_NODE_CPUS='1', MASTER_ADDR='a')
+    assert 'share all' not in ''.join(run(script, '-c', '', HPC_RANK_OUTPUTS=str(tmp_path), **told))
 
 
 @pytest.mark.slow
