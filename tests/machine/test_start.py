@@ -379,8 +379,8 @@ def test_interrupted_first_call(tmp_path, small_lock, parts):
 
 
 @pytest.mark.parametrize('number, name, advice', [
-    (errno.ENOSPC, None, 'Make room, or choose another'), (errno.EACCES, '/a/b', 'Choose another place, or clone'),
-    (errno.EROFS, '/a/b', 'Choose another place, or clone'),
+    (errno.ENOSPC, None, 'Make room, or choose another'), (errno.EACCES, '/a/b', 'Type this in a directory of yours'),
+    (errno.EROFS, '/a/b', 'Type this in a directory of yours'),
 ])
 def test_no_room(monkeypatch, capsys, number, name, advice):
     """A full disk, or a checkout of somebody else's, is one line; other errors are ours, and shown whole."""
