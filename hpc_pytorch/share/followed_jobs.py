@@ -140,7 +140,7 @@ class Job:
                 # a second one must not stop what cancels the job
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 if not self.cancel():
-                    say("job %s continues; its output: tail -f %s; to cancel it: %s %s" % (
+                    say("job %s continues; its output: tail -F %s; to cancel it: %s %s" % (
                         self.number, self.output, self.words['cancel'], self.number))
                     # it only waits for the job, and would keep our output open
                     self.waiting.kill()

@@ -701,7 +701,7 @@ def test_ctrl_c(slurm, tmp_path):
     called.send_signal(signal.SIGINT)
     errors = called.communicate(timeout=900)[1]
     assert called.returncode == 130, errors
-    assert 'continues; its output: tail -f train-' in errors and 'to cancel it: scancel ' in errors, errors
+    assert 'continues; its output: tail -F train-' in errors and 'to cancel it: scancel ' in errors, errors
     job = errors.split()[2].rstrip(',')
 
     def state():
@@ -722,7 +722,7 @@ def test_nobody_reads(slurm, tmp_path):
             called.stdout = None
         errors = called.communicate(timeout=900)[1]
         assert called.returncode == 130 and 'Traceback' not in errors and 'Exception' not in errors, errors
-        assert 'cannot be shown any more: %s' % says in errors and 'continues; its output: tail -f' in errors, errors
+        assert 'cannot be shown any more: %s' % says in errors and 'continues; its output: tail -F' in errors, errors
 
 
 @pytest.mark.slow
