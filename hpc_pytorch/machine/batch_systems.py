@@ -167,9 +167,8 @@ class Slurm(BatchSystem):
     def accounted(self, job):
         command = ['sacct', '--noheader', '--parsable2', '--allocations', '--format=State', '--jobs=' + job]
         with contextlib.suppress(NoAnswer):
-            status, output = self.ask(command)
-            word = re.match('[A-Z_]+', output)
-            if word and not status:
+            word = re.match('[A-Z_]+', self.demand(command))
+            if word:
                 return {'JobState': word.group()}
         return {}
 

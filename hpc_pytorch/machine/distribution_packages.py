@@ -77,12 +77,8 @@ def run(command, cwd=None):
     return commands.run(command, env=dict(os.environ, **ENVIRONMENT), cwd=cwd)
 
 
-def main(names):
+if __name__ == '__main__':
     try:
-        install(names)
+        install(sys.argv[1:])
     except UsersProblem as problem:
         sys.exit(str(problem))
-
-
-if __name__ == '__main__':
-    main(sys.argv[1:])

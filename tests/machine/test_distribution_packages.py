@@ -26,7 +26,7 @@ def test_command_of_each_manager(tmp_path, monkeypatch, manager, command):
 
 def test_what_to_type(tmp_path):
     """Without being root: the command, and no traceback; nothing at all where everything is there."""
-    distribution_packages.main(['bash'])
+    distribution_packages.install(['bash'])
     done = subprocess.run([sys.executable, '-I', str(CHECKOUT / 'hpc_pytorch/machine/distribution_packages.py'), 'x-y'],
                           env={'PATH': str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 1 and 'none of the package managers' in done.stdout and 'x-y' in done.stdout, done.stdout

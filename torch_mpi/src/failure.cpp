@@ -316,8 +316,7 @@ static void finalise(int status) {
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
   std::thread([status] {
     std::this_thread::sleep_for(kOthersEnd);
-    int finalised = 0;
-    if (MPI_Finalized(&finalised), finalised)
+    if (!gpu_aware_mpi_running())
       return;
     std::fflush(nullptr);
     _exit(status);
@@ -327,8 +326,7 @@ static void finalise(int status) {
 
 // After Python, when the C library ends the process: only now is the exit status known.
 void Runtime::end_process(int status) {
-  int finalised = 0;
-  if (!started_ || forked_ || !initialised_here_ || control_ == MPI_COMM_NULL || (MPI_Finalized(&finalised), finalised))
+  if (!started_ || forked_ || !initialised_here_ || control_ == MPI_COMM_NULL || !gpu_aware_mpi_running())
     return;
   stop(false);
   if (!clean_)
