@@ -42,20 +42,17 @@ def visible(name):
     return name.replace('/.', '/')
 
 
-def used_by(record):
-    """List the modules that a job installs, and those that its easyconfig depends on, as if none were hidden."""
-    path = record['easyconfig']
-    text = read(path) if os.path.exists(path) else ''
-    return [visible(record['module'])] + ['%s/%s%s' % dependency for dependency in DEPENDENCY.findall(text)]
-
-
 def check_unused(name, files):
     """Stop if another module loads this one, or a job installs it or something on top of it."""
     users = [other for other, path in files.items() if other != name and name in LOADED.findall(read(path))]
     if users:
         raise EasyBuildError("%s is needed by %s: uninstall that first", name, ' '.join(users))
     for record in read_records():
-        if visible(name) in used_by(record) and state_of(record).state in ALIVE + (UNKNOWN,):
+        path = record['easyconfig']
+        text = read(path) if os.path.exists(path) else ''
+        # as if none were hidden: what the job installs, and what its easyconfig depends on
+        used = [visible(record['module'])] + ['%s/%s%s' % dependency for dependency in DEPENDENCY.findall(text)]
+        if visible(name) in used and state_of(record).state in ALIVE + (UNKNOWN,):
             raise EasyBuildError("%s is needed by job %s, which installs %s: cancel that first",
                                  name, record['job'], record['module'])
 

@@ -86,15 +86,12 @@ class Command:
         # what an interrupted compiler may leave half written
         self.partial = os.path.join(directory, output) if output else ''
         file = output or (sources or [os.path.basename(arguments[0])])[-1]
-        self.name = short_name(os.path.normpath(os.path.join(directory, file)), top)
+        path = os.path.normpath(os.path.join(directory, file))
+        # elsewhere than below the build's first directory the last parts, as pip's names are random
+        self.name = os.path.join(*path.split('/')[-4:])
+        if path.startswith(top.rstrip('/') + '/'):
+            self.name = os.path.relpath(path, top)
 
 
 def extension_of(path):
     return os.path.splitext(path)[1]
-
-
-def short_name(path, top):
-    """Return the path below the build's first directory; elsewhere its last parts, as pip's names are random."""
-    if path.startswith(top.rstrip('/') + '/'):
-        return os.path.relpath(path, top)
-    return os.path.join(*path.split('/')[-4:])

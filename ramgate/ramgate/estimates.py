@@ -216,14 +216,6 @@ class Knowledge:
         text = json.dumps({'version': VERSION, 'files': files}, separators=(',', ':'), sort_keys=True)
         write_whole(path, text + '\n')
 
-    def save_meanwhile(self):
-        if not self.profile or time.monotonic() < self.saved + SAVE_EVERY:
-            return
-        # a failure is reported when the build ends
-        with contextlib.suppress(OSError, Problem):
-            self.save(self.profile)
-        self.saved = time.monotonic()
-
     def learn_spans(self, compilation):
         curve = compilation.recorder.curve
         while compilation.learnt < len(curve) - 1:
@@ -244,7 +236,11 @@ class Knowledge:
         for earlier in self.earlier:
             earlier.compare(name, language, seconds, max(curve))
         self.measured[name] = {'seconds': round(seconds, 2), 'curve': curve, 'language': language}
-        self.save_meanwhile()
+        if self.profile and time.monotonic() >= self.saved + SAVE_EVERY:
+            # a failure is reported when the build ends
+            with contextlib.suppress(OSError, Problem):
+                self.save(self.profile)
+            self.saved = time.monotonic()
 
     def estimate(self, name, language):
         for earlier in self.earlier:
