@@ -36,6 +36,11 @@ MESSAGES = (
      "SLURM_MPI_TYPE=pmix"),
     ("mpi  FAILS: started as 1 process(es), not as 2: the launcher belongs to another MPI than torch_mpi's (MPICH)",
      "SLURM_MPI_TYPE=pmi2"),
+    # of lists, which have no lock file for building
+    ("pyfiglet cannot be imported: ModuleNotFoundError: No module named 'pkg_resources'", "setuptools<81"),
+    ("sklearn_pandas cannot be imported: ModuleNotFoundError: No module named 'six'", "list that one"),
+    ("toy cannot be imported: ModuleNotFoundError: No module named 'distutils'", "list that one"),
+    ("pandas cannot be imported: ValueError: numpy.dtype size changed, may indicate", "list numpy<2"),
     ("ProcessGroupMPI.hpp:19:10: fatal error: mpi.h: No such file or directory", "MPI's module"),
 )
 
