@@ -202,6 +202,7 @@ def test_users_environment(toys, slurm):
     """What the user has set for other jobs, and limits of the login node, do not get into these."""
     toys.eb.command = ['prlimit', '--nofile=777:777', '--core=0:0'] + toys.eb.command
     easyconfig = toys.write('toy', commands=['ulimit -n > %s' % (toys.directory / 'limit'),
+                                             'echo "$HOME" > %s' % (toys.directory / 'home'),
                                              WAIT.format(file=toys.directory / 'go')])
     ours = []
     changing = re.compile('Time|JobId|Std|Node|BatchHost|Command|Comment|State|Priority|Reason|Sched')
@@ -212,9 +213,12 @@ def test_users_environment(toys, slurm):
         slurm.output('scancel', job)
         wait_for(lambda: not slurm.output('squeue', '-h'), "end of the job")
     assert ours[0] == ours[1]
-    job, = toys.submit(easyconfig, '--job-target-resource=walltime=26:00:00')
+    home = str(toys.directory)
+    job, = toys.submit(easyconfig, '--job-target-resource=walltime=26:00:00', env={'HOME': home})
     assert facts(slurm, job)['TimeLimit'] == '1-02:00:00'
-    wait_for((toys.directory / 'limit').exists, "start of the job", 120)
+    wait_for((toys.directory / 'home').exists, "start of the job", 120)
+    # below which EasyBuild installs, unless told otherwise
+    assert (toys.directory / 'home').read_text().strip() == home
     assert (toys.directory / 'limit').read_text().strip() != '777'
     output = toys.run(easyconfig, '--job', '--force', '--job-target-resource=walltime=0:33:00')
     assert 'toy/1.0-ARCHER2 is job' in output and 'is job %s' % job not in output
