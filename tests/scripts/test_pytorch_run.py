@@ -38,7 +38,8 @@ def leave(*_):
     open(sys.argv[2], 'w').close()
     sys.exit(85)
 signal.signal(signal.SIGUSR1, leave)
-print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:], os.environ.get('job'), flush=True)
+users = [os.environ['job']] if 'job' in os.environ else []
+print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], *sys.argv[1:], *users, flush=True)
 while sys.argv[1:2] == ['until'] and not os.path.exists(sys.argv[2]):
     time.sleep(0.1)
 sys.exit(int(sys.argv[-1]) if sys.argv[-1].isdigit() else 0)
