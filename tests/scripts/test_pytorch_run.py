@@ -608,11 +608,17 @@ def test_lost_node_and_started_again(slurm, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_groups_of_ranks(slurm):
     """Nodes with unequal numbers of ranks, and a heterogeneous job: what torchrun calls groups are nodes."""
-    show = "import os; print(' '.join(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE')))"
+    names = ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'GROUP_RANK', 'GROUP_WORLD_SIZE')
+    show = "import os; print(' '.join(os.environ[name] for name in %r))" % (names,)
     environment = dict(slurm.environment, PATH='%s:%s' % (slurm.program.parent, slurm.environment['PATH']))
+    first, second = slurm.system.nodes
     program = [slurm.program.with_name('pytorch-srun'), '-c', show]
     for options, groups in ((['-N2', '-n4', '-m', 'plane=3'], '0001'),
-                            (['-N1', '-n1', ':', '-N1', '-n2'], '011')):
+                            (['-N1', '-n1', ':', '-N1', '-n2'], '011'),
+                            # Slurm numbers its nodes by component, and lists their tasks by name
+                            (['-N1', '-n1', '-w', second, ':', '-N1', '-n2', '-w', first], '011')):
+        if second in options:
+            environment['MASTER_ADDR'] = second
         if ':' in options:
             place = options.index(':')
             command = ['srun', '-t5', *options[:place], *program, ':', '-t5', *options[place + 1:], *program]
@@ -620,7 +626,8 @@ def test_groups_of_ranks(slurm):
             command = ['srun', '-t5', *options, *program]
         done = subprocess.run(command, env=environment, cwd=slurm.directory, text=True, timeout=900,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        expected = ['%d %d %s 2' % (rank, len(groups), group) for rank, group in enumerate(groups)]
+        expected = ['%d %d %d %s 2' % (rank, len(groups), groups.count(group), group)
+                    for rank, group in enumerate(groups)]
         assert sorted(done.stdout.splitlines()) == expected, done.stdout + done.stderr
 
 

@@ -5,6 +5,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 import sys
 from pathlib import Path
 
@@ -193,17 +194,20 @@ def test_host_file(script, tmp_path, first, warned):
 
 @pytest.mark.slow
 def test_signal_at_the_end(script):
-    """One that arrives as Python ends does not cost its status: bash 5.2's `wait` lost it in two of three tries."""
+    """Those that arrive as Python ends do not cost its status: bash 5.2's `wait` lost it, and $() ended the script."""
     (script.parent / 'python').unlink()
     (script.parent / 'python').write_text('#!/bin/sh\necho $$\nexec sleep 60\n')
     (script.parent / 'python').chmod(0o755)
     environment = {'PATH': '%s:/usr/bin:/bin' % script.parent, 'MASTER_ADDR': 'here', **OPEN_MPI}
-    for _ in range(20):
+    for _ in range(150):
         rank = subprocess.Popen([script, 'x'], env=environment, stdout=subprocess.PIPE, text=True)
         os.kill(int(rank.stdout.readline()), signal.SIGTERM)
-        os.kill(rank.pid, signal.SIGUSR2)
+        for _ in range(12):
+            os.kill(rank.pid, signal.SIGUSR2)
+            time.sleep(0.0004)
         try:
-            assert rank.wait(60) == -signal.SIGTERM
+            # the second is handed on, and may be the first that Python sees
+            assert rank.wait(60) in (-signal.SIGTERM, -signal.SIGUSR2)
         finally:
             rank.kill()
             rank.stdout.close()
