@@ -33,13 +33,18 @@ def test_own_module_on_top(tmp_path, path, loads):
     assert done.stdout.endswith('now loads %s\n' % loads)
 
 
+def module_and_environment(place):
+    """Make PyTorch's directory, and an environment that was not extended yet."""
+    for name in ('PyTorch', 'mine'):
+        (place / name / 'bin').mkdir(parents=True)
+        (place / name / 'bin/python').symlink_to(Path(sys.executable).resolve())
+    (place / 'mine/bin/activate').write_text('deactivate() { :; }\n')
+    (place / 'mine/pyvenv.cfg').touch()
+
+
 def test_one_of_two_modules_is_loaded(tmp_path):
     """Activating loads the other one, too, and deactivating unloads that alone."""
-    for name in ('PyTorch', 'mine'):
-        (tmp_path / name / 'bin').mkdir(parents=True)
-        (tmp_path / name / 'bin/python').symlink_to(Path(sys.executable).resolve())
-    (tmp_path / 'mine/bin/activate').write_text('deactivate() { :; }\n')
-    (tmp_path / 'mine/pyvenv.cfg').touch()
+    module_and_environment(tmp_path)
     loaded = {'EBROOTPYTORCH': str(tmp_path / 'PyTorch'), 'LOADEDMODULES': 'torch_mpi/2:Transformers/5',
               '_LMFILES_': '/m/torch_mpi/2.lua:/m/Transformers/5.lua'}
     subprocess.run([SCRIPTS / 'extend-venv-activate', tmp_path / 'mine'], env=dict(clean_environment(), **loaded),
@@ -54,14 +59,10 @@ def test_one_of_two_modules_is_loaded(tmp_path):
 
 def test_module_that_warns(tmp_path):
     """As one that is to be removed: it is loaded, though Lmod says that it failed."""
-    for name in ('PyTorch/1.0', 'mine'):
-        (tmp_path / name / 'bin').mkdir(parents=True)
-        (tmp_path / name / 'bin/python').symlink_to(Path(sys.executable).resolve())
-    (tmp_path / 'mine/bin/activate').write_text('deactivate() { :; }\n')
-    (tmp_path / 'mine/pyvenv.cfg').touch()
+    module_and_environment(tmp_path)
     (tmp_path / 'modules/PyTorch').mkdir(parents=True)
     (tmp_path / 'modules/PyTorch/1.0.lua').write_text(
-        'setenv("EBROOTPYTORCH", "%s/PyTorch/1.0")\nLmodWarning("it is to be removed in May")\n' % tmp_path)
+        'setenv("EBROOTPYTORCH", "%s/PyTorch")\nLmodWarning("it is to be removed in May")\n' % tmp_path)
     typed = """
         module use %s; module load PyTorch; %s mine
         module unload PyTorch; VIRTUAL_ENV=; . mine/bin/activate && echo "active with $LOADEDMODULES"
