@@ -332,19 +332,21 @@ def test_other_time_than_in_the_script(jobscript, tmp_path, walltime, status):
 
 
 @pytest.mark.parametrize('environment, known, status', [
-    ('BATCH', True, 128 + signal.SIGUSR1), ('', True, 7), ('BATCH', False, 7)])
+    ('BATCH', 4, 128 + signal.SIGUSR1), ('', 4, 7), ('BATCH', None, 7), ('BATCH', 3600, 7)])
 def test_other_time_than_in_the_script_on_slurm(jobscript, tmp_path, environment, known, status):
     """`sbatch --time` or an edit counts where mpirun starts the ranks, too; not in a job that one is in already."""
     lines = jobscript('bede', '--requeue', '3', '--time', '60', 'train.py')
     start, last = lines_before_the_end(lines)
-    end = datetime.datetime.now() + datetime.timedelta(seconds=4)
+    end = datetime.datetime.now() + datetime.timedelta(seconds=known or 0)
     end = end.isoformat(timespec='seconds') if known else 'Unknown'
-    (tmp_path / 'scontrol').write_text('#!/bin/sh\necho "JobId=7 StartTime=x EndTime=%s Deadline=N/A"\n' % end)
+    # as Slurm, in the format that the user has set
+    (tmp_path / 'scontrol').write_text('#!/bin/sh\nend=%s\n[ "$SLURM_TIME_FORMAT" = standard ] || end=1790000000\n'
+                                       'echo "JobId=7 StartTime=x EndTime=$end Deadline=N/A"\n' % end)
     (tmp_path / 'scontrol').chmod(0o755)
-    program = 'sleep 600' if status != 7 else "sh -c 'exit 7'"
+    program = 'sleep 600' if status != 7 else "sh -c 'sleep 2; exit 7'"
     text = '\n'.join(lines[start:last + 1] + ['before_the_end 3480 ' + program])
     done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, '_job': '7',
-                                                     'ENVIRONMENT': environment}, timeout=60)
+                                                     'ENVIRONMENT': environment, 'SLURM_TIME_FORMAT': '%s'}, timeout=60)
     assert done.returncode == status
 
 
