@@ -321,12 +321,14 @@ def test_in_a_container_with_nothing_but_coreutils(place):
         inside make-squashfs; inside run-in-container true; inside start-shell -c 'echo "shell in $0"'
         start-shell -c 'echo "shell from $0"' 2> /dev/null
         export image=cat.png module=last scripts=mine; run-in-container env | sort
+        start-shell -c 'echo "a shell with $scripts"' 2> /dev/null
     ''', 'Tool', env=dict(TMPDIR=str(place.home)))
     assert 'nid003\n' in output and '0xfe\n' in output
     assert 'no launcher started this' in output and 'status 1\n' in output
     assert 'python: not found' in output and 'status 127' in output
     assert 'make-squashfs: run this outside' in output and 'works outside only: in the container' in output
     assert 'shell in ' in output and 'shell from ' in output
+    assert 'a shell with mine\n' in output
     assert re.search('\nimage=cat.png\n(.*\n)*module=last\n(.*\n)*scripts=mine\n', output), "a user's own variables"
     assert not list(place.home.glob('conda-python*'))
 

@@ -343,10 +343,11 @@ def test_other_time_than_in_the_script_on_slurm(jobscript, tmp_path, environment
     (tmp_path / 'scontrol').write_text('#!/bin/sh\nend=%s\n[ "$SLURM_TIME_FORMAT" = standard ] || end=1790000000\n'
                                        'echo "JobId=7 StartTime=x EndTime=$end Deadline=N/A"\n' % end)
     (tmp_path / 'scontrol').chmod(0o755)
-    program = 'sleep 600' if status != 7 else "sh -c 'sleep 2; exit 7'"
+    program = 'sleep 600' if status != 7 else "sh -c 'sleep 2; [ $before$limit = ab ] && exit 7'"
     text = '\n'.join(lines[start:last + 1] + ['before_the_end 3480 ' + program])
     done = subprocess.run(['bash', '-c', text], env={'PATH': '%s:/usr/bin:/bin' % tmp_path, '_job': '7',
-                                                     'ENVIRONMENT': environment, 'SLURM_TIME_FORMAT': '%s'}, timeout=60)
+                                                     'ENVIRONMENT': environment, 'SLURM_TIME_FORMAT': '%s',
+                                                     'before': 'a', 'limit': 'b'}, timeout=60)
     assert done.returncode == status
 
 

@@ -353,6 +353,12 @@ def test_values_are_not_run(tmp_path, script, name):
     assert not mark.exists(), done.stdout
 
 
+def test_users_variable():
+    """One that is called as the script's own was."""
+    show = 'import os; print(os.environ["scripts"])'
+    assert run('conda-python-distributed', '-c', show, scripts='mine', **SRUN)[0] == 'mine\n'
+
+
 def test_more_ranks_than_gpus():
     """Two ranks would share a GPU, and NCCL refuses that late and in other words."""
     eight = dict(SRUN, SLURM_STEP_NUM_TASKS='16', SLURM_STEP_TASKS_PER_NODE='8(x2)', ROCR_VISIBLE_DEVICES='0,1,2,3')
